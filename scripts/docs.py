@@ -23,9 +23,9 @@ DOCS = ROOT / "docs"
 STAGE = ROOT / "target" / "docs"
 SOURCE = STAGE / "src"
 SITE = STAGE / "html"
-# What mdBook reads beside the source.
+# The configuration files of mdBook.
 SETTINGS = ("book.toml", "site.css")
-# Where pages and files from outside docs/ go.
+# The destination of pages and files from outside docs/.
 OUTSIDE = "repository"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
@@ -59,18 +59,18 @@ def listed_pages() -> set[pathlib.Path]:
 
 
 def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
-    """Where a file of the repository is below the source of the site."""
+    """The path of a file of the repository below the source of the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     relative = OUTSIDE / path.relative_to(ROOT)
-    # mdBook copies no Markdown that is not a page; as text, browsers show it.
+    # mdBook does not copy Markdown files that are not pages; browsers display them as text.
     if path.suffix == ".md" and path not in pages:
         relative = relative.with_suffix(".txt")
     return relative
 
 
 def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
-    """Copies a file, and rewrites the links of a page to where their targets are copied."""
+    """Copies a file, and rewrites the links of a page to the copies of their targets."""
     target = SOURCE / staged(path, pages)
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".md" or (path not in pages and path.name != "SUMMARY.md"):
@@ -94,7 +94,7 @@ def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
         # The index of a folder is named README.md in the repository and index.html in the site.
         if path.name != "SUMMARY.md":
             relative = re.sub(r"(^|/)README\.md$", r"\1index.md", relative)
-        # A copy that is no page has no anchors.
+        # A copy that is not a page has no anchors.
         suffix = f"#{anchor}" if anchor and linked in pages else ""
         return f"{match[1]}{relative}{suffix}{match[3]}"
 
@@ -125,11 +125,11 @@ class Page(html.parser.HTMLParser):
 
 
 def check(site: pathlib.Path) -> list[str]:
-    """The links of a site that lead to no file or to no anchor of it."""
+    """The links of a site to files or anchors that do not exist."""
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     problems = []
     for path, page in pages.items():
-        # The page for missing pages has absolute links, and toc.html is shown in a frame of each page.
+        # 404.html has absolute links, and toc.html is displayed in a frame of each page.
         if path.name in ("404.html", "toc.html", "print.html"):
             continue
         for link in sorted(page.links):
@@ -141,9 +141,9 @@ def check(site: pathlib.Path) -> list[str]:
             if target.is_dir():
                 target /= "index.html"
             if not target.is_file():
-                problems.append(f"{where}: link to {link}: no such file")
+                problems.append(f"{where}: link to {link}: the file does not exist")
             elif url.fragment and target in pages and urllib.parse.unquote(url.fragment) not in pages[target].anchors:
-                problems.append(f"{where}: link to {link}: no such anchor")
+                problems.append(f"{where}: link to {link}: the anchor does not exist")
     return problems
 
 

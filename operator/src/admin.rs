@@ -1,4 +1,4 @@
-//! For who looks after the operator: probes and metrics.
+//! The HTTP server for probes and metrics.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,41 +8,40 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::runtime::reflector::Store;
-use operator_api::LlmDeployment;
+use operator_api::{LlmDeployment, LlmDeploymentStatus};
 
-use crate::controller::{count, count_releases};
 use crate::metrics::Metrics;
 
-/// What the pages tell. Clones are of the same.
+/// The state of the HTTP server for probes and metrics. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Admin(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     metrics: Metrics,
-    /// Why the operator is of no use yet.
+    /// What the operator waits for before it is ready.
     waits_for: Mutex<Option<&'static str>>,
     stores: Mutex<Vec<Store<LlmDeployment>>>,
 }
 
 impl Admin {
-    /// Pages that tell `metrics`.
+    /// Creates a server that serves `metrics`.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
         Self(Arc::new(Inner { metrics, ..Inner::default() }))
     }
 
-    /// The operator waits for something, or does not any more.
-    pub fn waits_for(&self, what: Option<&'static str>) {
-        *self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    /// Sets what the operator waits for before it is ready; `None` if it is ready.
+    pub fn set_waits_for(&self, subject: Option<&'static str>) {
+        *self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = subject;
     }
 
-    /// Resources that are counted.
-    pub fn knows(&self, store: Store<LlmDeployment>) {
+    /// Adds a store whose resources the metrics count.
+    pub fn add_store(&self, store: Store<LlmDeployment>) {
         self.0.stores.lock().unwrap_or_else(PoisonError::into_inner).push(store);
     }
 
-    /// The pages.
+    /// Returns the routes of the server.
     pub fn router(self) -> Router {
         Router::new()
             .route("/healthz", get(|| async { "ok" }))
@@ -50,20 +49,30 @@ impl Admin {
             .route("/metrics", get(metrics))
             .with_state(self)
     }
+
+    fn count(&self, matches: impl Fn(Option<&LlmDeploymentStatus>) -> bool) -> usize {
+        let stores = self.0.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.iter().flat_map(Store::state).filter(|object| matches(object.status.as_ref())).count()
+    }
 }
 
-/// Standing by for a leader is readiness, too: it is for the cluster that a second operator is there.
+/// A standby operator is ready too: the probe says that it can take over.
 async fn ready(State(admin): State<Admin>) -> Response {
     match *admin.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner) {
         None => "ok".into_response(),
-        Some(what) => (StatusCode::SERVICE_UNAVAILABLE, format!("waits for {what}")).into_response(),
+        Some(subject) => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {subject}")).into_response(),
     }
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let stores = admin.0.stores.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    admin.0.metrics.phases(|phase| count(&stores, phase));
-    admin.0.metrics.releases(|state| count_releases(&stores, state));
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], admin.0.metrics.scrape()).into_response()
+    let metrics = &admin.0.metrics;
+    metrics.set_deployments(|phase| {
+        admin.count(|status| status.map(|status| status.phase).unwrap_or_default() == phase)
+    });
+    metrics.set_releases(|state| {
+        let release = |status: Option<&LlmDeploymentStatus>| status?.release.clone();
+        admin.count(|status| release(status).is_some_and(|release| release.state == state))
+    });
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.scrape()).into_response()
 }

@@ -1,11 +1,12 @@
-//! Making it so: objects are applied server-side under one field manager, what is not wanted any more is deleted, and
-//! gates are turned. It touches the cluster and decides nothing but the order. An object that is already as it should
-//! be costs no call.
+//! Applies the desired state: it applies objects with server-side apply, deletes objects that are no longer desired,
+//! and changes readiness gates. This is the only module that writes to the cluster, except for statuses, events and
+//! the Lease. An object that already has its desired state is not sent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{
     Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
     ValidationDirective,
@@ -13,70 +14,67 @@ use kube::api::{
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::desired::Resources;
-use crate::desired::names::{APPLIED, ROUTABLE};
-use crate::gate;
+use crate::desired::DesiredState;
+use crate::gate::{GateChange, gate_changes};
 use crate::manifest::{Kind, Manifest, covers};
 use crate::metrics::Metrics;
-use crate::observe::Observed;
-use crate::validate::ValidDeployment;
+use crate::names::{APPLIED, FIELD_MANAGER, ROUTABLE};
+use crate::observe::ObservedState;
+use crate::valid_deployment::ValidDeployment;
 use crate::watch::Stores;
 
 mod replica_token;
 
 pub use replica_token::ReplicaTokens;
 
-/// Under which name fields are owned.
-pub const FIELD_MANAGER: &str = "ovfleet-operator";
-
-/// What was made so.
+/// The result of applying the desired state of a resource.
 #[derive(Debug)]
-pub struct Applied {
-    /// What was to be made so.
+pub struct ApplyResult {
+    /// The resource after its validation.
     pub valid: ValidDeployment,
-    /// Which objects that meant.
-    pub resources: Resources,
-    /// The objects as they are now.
+    /// The desired state that was applied.
+    pub desired: DesiredState,
+    /// The objects that exist after the apply.
     pub objects: BTreeMap<(Kind, String), Arc<DynamicObject>>,
-    /// What was seen before.
-    pub observed: Observed,
-    /// What could not be made so.
-    pub failures: Vec<Failure>,
+    /// The state that was observed before the apply.
+    pub observed: ObservedState,
+    /// The objects that could not be applied or deleted.
+    pub failures: Vec<ApplyFailure>,
 }
 
-/// An object that could not be made as it should be.
+/// An object that could not be applied or deleted.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {kind} {name}")]
-pub struct Failure {
-    /// What was tried.
+pub struct ApplyFailure {
+    /// The operation that failed.
     pub verb: &'static str,
-    /// The object's kind.
+    /// The kind of the object.
     pub kind: &'static str,
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// Why.
+    /// The cause of the failure.
     #[source]
     pub source: FailureCause,
 }
 
-/// Why an object could not be made as it should be.
+/// The cause for which an object could not be applied or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum FailureCause {
-    /// It is somebody else's.
-    #[error("it exists and does not belong to this LLMDeployment")]
+    /// The object belongs to another owner.
+    #[error("the object exists and does not belong to this LLMDeployment")]
     NameTaken,
-    /// The API server said no, or nothing.
+    /// The API server has rejected the request, or did not respond.
     #[error(transparent)]
     Api(#[from] kube::Error),
 }
 
 impl FailureCause {
-    /// Whether only whoever wrote the resource can do something about it.
+    /// Whether retrying is useless until the user changes the resource or the cluster.
     #[must_use]
-    pub fn is_final(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         match self {
             Self::NameTaken => true,
-            // An unknown field or a wrong type in what the user laid over a pod is an internal error to the API server.
+            // The API server reports an unknown field or a wrong type in a podTemplate as an internal error.
             Self::Api(kube::Error::Api(status)) => {
                 matches!(status.code, 400 | 422)
                     || status.message.starts_with("failed to create typed patch object")
@@ -85,7 +83,7 @@ impl FailureCause {
         }
     }
 
-    /// In the API server's words.
+    /// Returns the message of the API server.
     #[must_use]
     pub fn message(&self) -> String {
         match self {
@@ -95,47 +93,52 @@ impl FailureCause {
     }
 }
 
-/// Somebody who makes it so.
+/// Applies the desired states of resources.
 #[derive(Clone)]
 pub struct Applier {
-    /// By whom.
+    /// The client for the API server.
     pub client: Client,
-    /// What is known, and learns what was made.
+    /// The caches of the watches, which receive the applied objects.
     pub stores: Arc<Stores>,
-    /// What was done.
+    /// The metrics that count requests.
     pub metrics: Metrics,
-    /// Which Secrets with a replica token exist.
+    /// The known Secrets with replica tokens.
     pub replica_tokens: ReplicaTokens,
 }
 
 impl Applier {
-    /// Makes it so. It goes on after a failure, so that one object that cannot be does not keep the others from being.
-    pub async fn apply(&self, valid: ValidDeployment, resources: Resources, observed: Observed) -> Applied {
+    /// Applies the desired state. It continues after a failure, so that an invalid object does not block the others.
+    pub async fn apply(
+        &self,
+        valid: ValidDeployment,
+        desired: DesiredState,
+        observed: ObservedState,
+    ) -> ApplyResult {
         let namespace = valid.owner.namespace.clone();
         let mut failures = Vec::new();
         let mut objects = observed.owned.clone();
-        let token = self.ensure_replica_token(&valid, &resources, &observed).await;
-        for manifest in &resources.manifests {
-            // Pods could not start without the token.
+        let token = self.ensure_replica_token(&valid, &desired, &observed).await;
+        for manifest in &desired.manifests {
+            // Pods cannot start without the token.
             if manifest.kind == Kind::Deployment && token.is_err() {
                 continue;
             }
-            match self.make(&valid, manifest, &observed).await {
+            match self.apply_object(&valid, manifest, &observed).await {
                 Ok(Some(object)) => drop(objects.insert((manifest.kind, manifest.name.clone()), object)),
                 Ok(None) => {}
                 Err(source) => failures.push(failure("apply", manifest.kind, &manifest.name, source)),
             }
         }
         failures.extend(token.err());
-        for key in unwanted(&resources, &observed) {
+        for key in undesired(&desired, &observed) {
             match self.delete(&namespace, key.0, &observed.owned[&key]).await {
                 Ok(()) => drop(objects.remove(&key)),
                 Err(source) => failures.push(failure("delete", key.0, &key.1, source.into())),
             }
         }
-        for (pod, turn) in gate::turns(&observed.pods, &observed.pod_reports.admitted) {
-            if let Err(source) = self.turn(&namespace, pod, turn).await {
-                failures.push(Failure {
+        for (pod, change) in gate_changes(&observed.pods, &observed.pod_reports.admitted) {
+            if let Err(source) = self.change_gate(&namespace, pod, change).await {
+                failures.push(ApplyFailure {
                     verb: "patch",
                     kind: "Pod",
                     name: pod.to_owned(),
@@ -143,52 +146,47 @@ impl Applier {
                 });
             }
         }
-        Applied { valid, resources, objects, observed, failures }
+        ApplyResult { valid, desired, objects, observed, failures }
     }
 
-    /// Creates the Secret with the replica token unless it is known to exist. If pods wait for their volumes, it may have
-    /// been deleted.
+    /// Creates the Secret with the replica token unless it is known to exist. While pods wait for their volumes it
+    /// may have been deleted, so the operator tries to create it again.
     async fn ensure_replica_token(
         &self,
         valid: &ValidDeployment,
-        resources: &Resources,
-        observed: &Observed,
-    ) -> Result<(), Failure> {
-        let Some(secret) = &resources.replica_token else { return Ok(()) };
+        desired: &DesiredState,
+        observed: &ObservedState,
+    ) -> Result<(), ApplyFailure> {
+        let Some(secret) = &desired.replica_token else { return Ok(()) };
         let is_awaited = observed.pods.iter().any(|pod| pod.awaits.is_some());
-        if self.replica_tokens.exists(&valid.owner.uid) && !is_awaited {
+        if self.replica_tokens.contains(&valid.owner.uid) && !is_awaited {
             return Ok(());
         }
-        self.metrics.call("create", secret.kind.name());
+        self.metrics.record_api_call("create", secret.kind.name());
         let created = replica_token::create(&self.client, &valid.owner.namespace, secret).await;
         created.map_err(|source| failure("create", secret.kind, &secret.name, source.into()))?;
         self.replica_tokens.insert(&valid.owner.uid);
         Ok(())
     }
 
-    /// Makes one object so; gives it if that took a call.
-    async fn make(
+    /// Applies an object. Returns the applied object, or `None` if it already had the desired state.
+    async fn apply_object(
         &self,
         valid: &ValidDeployment,
         manifest: &Manifest,
-        observed: &Observed,
+        observed: &ObservedState,
     ) -> Result<Option<Arc<DynamicObject>>, FailureCause> {
         let key = (manifest.kind, manifest.name.clone());
         let api = self.api(&valid.owner.namespace, manifest.kind);
         match observed.owned.get(&key) {
-            Some(live) if is_as_wanted(live, manifest) => return Ok(None),
+            Some(live) if has_desired_state(live, manifest) => return Ok(None),
             Some(_) => {}
             None => {
-                // It may be there nevertheless, unseen as it is somebody else's.
-                self.metrics.call("get", manifest.kind.name());
+                // The watches select by labels and owner, so they do not report an object of another owner.
+                self.metrics.record_api_call("get", manifest.kind.name());
                 let present = api.get_metadata_opt(&manifest.name).await?;
-                let is_owned = |owners: &[_]| {
-                    owners.iter().any(
-                        |owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| {
-                            owner.uid == valid.owner.uid
-                        },
-                    )
-                };
+                let is_owned =
+                    |owners: &[OwnerReference]| owners.iter().any(|owner| owner.uid == valid.owner.uid);
                 if present.is_some_and(|present| !is_owned(present.owner_references())) {
                     return Err(FailureCause::NameTaken);
                 }
@@ -200,7 +198,7 @@ impl Applier {
             force: true,
             ..PatchParams::default()
         };
-        self.metrics.call("apply", manifest.kind.name());
+        self.metrics.record_api_call("apply", manifest.kind.name());
         let mut object = api.patch(&manifest.name, &parameters, &Patch::Apply(&manifest.body)).await?;
         tracing::debug!(kind = manifest.kind.name(), name = manifest.name, "applied");
         object.managed_fields_mut().clear();
@@ -212,70 +210,70 @@ impl Applier {
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        // A Job that is there may write to its volume, so it is there until its pods have gone.
+        // The pods of a Job may write to its volume, so the Job must exist until its pods are deleted.
         let propagation =
             if kind == Kind::Job { PropagationPolicy::Foreground } else { PropagationPolicy::Background };
         let parameters = DeleteParams {
-            // This very object: by now there might be another one of its name.
+            // By now another object may have this name.
             preconditions: Some(Preconditions { uid: object.uid(), resource_version: None }),
             propagation_policy: Some(propagation),
             ..DeleteParams::default()
         };
         let name = object.name_any();
-        self.metrics.call("delete", kind.name());
+        self.metrics.record_api_call("delete", kind.name());
         match self.api(namespace, kind).delete(&name, &parameters).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             result => drop(result?),
         }
-        tracing::info!(kind = kind.name(), name, "deleted what is not wanted any more");
+        tracing::info!(kind = kind.name(), name, "deleted an object that is no longer desired");
         Ok(())
     }
 
-    async fn turn(&self, namespace: &str, pod: &str, turn: gate::Turn) -> kube::Result<()> {
-        let (status, reason, message) = turn.condition();
+    async fn change_gate(&self, namespace: &str, pod: &str, change: GateChange) -> kube::Result<()> {
+        let (status, reason) = (change.status(), change.reason());
         let condition = json!({
             "type": ROUTABLE,
             "status": status,
             "reason": reason,
-            "message": message,
+            "message": change.message(),
             "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         });
         let patch = json!({"apiVersion": "v1", "kind": "Pod", "status": {"conditions": [condition]}});
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        self.metrics.call("patch_status", "Pod");
+        self.metrics.record_api_call("patch_status", "Pod");
         match pods.patch_status(pod, &PatchParams::default(), &Patch::Strategic(patch)).await {
-            // It has gone.
+            // The pod was deleted.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            result => result.map(|_| tracing::info!(pod, status, reason, "turned the gate")),
+            result => result.map(|_| tracing::info!(pod, status, reason, "changed the readiness gate")),
         }
     }
 
     fn api(&self, namespace: &str, kind: Kind) -> Api<DynamicObject> {
-        Api::namespaced_with(self.client.clone(), namespace, &kind.resource())
+        Api::namespaced_with(self.client.clone(), namespace, &kind.api_resource())
     }
 }
 
-fn failure(verb: &'static str, kind: Kind, name: &str, source: FailureCause) -> Failure {
-    Failure { verb, kind: kind.name(), name: name.to_owned(), source }
+fn failure(verb: &'static str, kind: Kind, name: &str, source: FailureCause) -> ApplyFailure {
+    ApplyFailure { verb, kind: kind.name(), name: name.to_owned(), source }
 }
 
-/// The objects that exist but are not in `resources`.
-fn unwanted(resources: &Resources, observed: &Observed) -> Vec<(Kind, String)> {
-    let is_wanted = |key: &(Kind, String)| {
-        resources.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)
+/// The objects that exist but are not desired.
+fn undesired(desired: &DesiredState, observed: &ObservedState) -> Vec<(Kind, String)> {
+    let is_desired = |key: &(Kind, String)| {
+        desired.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)
     };
-    observed.owned.keys().filter(|key| !is_wanted(key)).cloned().collect()
+    observed.owned.keys().filter(|key| !is_desired(key)).cloned().collect()
 }
 
-/// Whether an object was applied as it should be and nobody has changed that since.
-fn is_as_wanted(live: &DynamicObject, manifest: &Manifest) -> bool {
+/// Whether `manifest` was applied and its fields have not been changed since.
+fn has_desired_state(live: &DynamicObject, manifest: &Manifest) -> bool {
     let digest =
         manifest.body.pointer("/metadata/annotations").and_then(|annotations| annotations.get(APPLIED));
     if live.annotations().get(APPLIED).map(String::as_str) != digest.and_then(Value::as_str) {
         return false;
     }
     let Ok(mut live) = serde_json::to_value(live) else { return false };
-    // A watch leaves these out of the objects of a list.
+    // The objects of a list do not have these fields.
     live["apiVersion"] = manifest.body["apiVersion"].clone();
     live["kind"] = manifest.body["kind"].clone();
     covers(&live, &manifest.body)

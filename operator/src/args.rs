@@ -1,5 +1,5 @@
-//! The command line, which is also where the environment is read. The comments on the fields are the help text and the
-//! reference in the documentation.
+//! The command line and the environment variables. The doc comments of the fields are the help text and the reference in
+//! the documentation.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,49 +8,50 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use operator_api::Period;
+pub use process::logs::LogFormat;
 
-/// Look after LLMDeployments: on a Kubernetes cluster, or one of them on this machine.
+/// Manage LLMDeployments on a Kubernetes cluster, or run one of them on this machine.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "operator", version, max_term_width = 110, after_long_help = EXAMPLES)]
+#[command(name = "ovfleet-operator", version, max_term_width = 110, after_long_help = EXAMPLES)]
 pub struct Args {
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 
-    /// What is logged: error, warn, info, debug, trace, or per part, e.g. info,operator=debug.
+    /// Log level: error, warn, info, debug or trace, also per module, such as info,operator=debug.
     #[arg(long, env = "OVFLEET_OPERATOR_LOG", value_name = "FILTER", default_value = "info", global = true)]
     pub log: String,
 
-    /// How logs are written, to standard error.
+    /// Format of the log on standard error.
     #[arg(long, env = "OVFLEET_OPERATOR_LOG_FORMAT", value_enum, default_value = "text", global = true)]
     pub log_format: LogFormat,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  operator crd | kubectl apply -f -
-  operator run --namespace models
-  operator local -f deploy/samples/smollm2.yaml
-  operator local -f deploy/samples/smollm2.yaml --model model.gguf --set engine.kvCache.size=1Gi";
+  ovfleet-operator crd | kubectl apply -f -
+  ovfleet-operator run --namespace models
+  ovfleet-operator local -f deploy/samples/smollm2.yaml
+  ovfleet-operator local -f deploy/samples/smollm2.yaml --model model.gguf --set engine.kvCache.size=1Gi";
 
-/// What to do.
+/// A subcommand of the operator.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Look after the LLMDeployments of a cluster.
+    /// Manage the LLMDeployments of a cluster.
     Run(RunArgs),
-    /// Run one LLMDeployment on this machine: its replicas and a router, as child processes.
+    /// Run one LLMDeployment on this machine, with its replicas and a router as child processes.
     Local(LocalArgs),
-    /// Print the definition of the resource, for kubectl.
+    /// Print the custom resource definition, for kubectl.
     Crd,
-    /// Become a program that does not outlive whoever started it: how `local` starts its processes.
+    /// Execute a program that the kernel kills when the parent process exits. `local` starts its processes this way.
     #[command(hide = true)]
     Tether(TetherArgs),
 }
 
-/// How to look after a cluster.
+/// The arguments of `ovfleet-operator run`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct RunArgs {
-    /// A namespace to look after. Repeatable. Default: all of them.
+    /// A namespace to manage. Repeatable. Default: all namespaces.
     #[arg(
         long = "namespace",
         short = 'n',
@@ -60,7 +61,7 @@ pub struct RunArgs {
     )]
     pub namespaces: Vec<String>,
 
-    /// The server's image, where a resource names none.
+    /// Image of the server for resources without engine.image.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_SERVER_IMAGE",
@@ -70,7 +71,7 @@ pub struct RunArgs {
     )]
     pub server_image: String,
 
-    /// The router's image, where a resource names none.
+    /// Image of the router for resources without router.image.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_ROUTER_IMAGE",
@@ -80,7 +81,7 @@ pub struct RunArgs {
     )]
     pub router_image: String,
 
-    /// When images are pulled: Always, IfNotPresent, Never. Default: Kubernetes' own.
+    /// Pull policy of images: Always, IfNotPresent or Never. Default: the default of Kubernetes.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_IMAGE_PULL_POLICY",
@@ -90,23 +91,23 @@ pub struct RunArgs {
     )]
     pub image_pull_policy: Option<String>,
 
-    /// The address of probes and metrics.
+    /// Address for probes and metrics.
     #[arg(long, env = "OVFLEET_OPERATOR_HOST", default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
-    /// The port of probes and metrics. 0 takes any free one.
+    /// Port for probes and metrics. 0 selects any free port.
     #[arg(long, env = "OVFLEET_OPERATOR_PORT", default_value_t = 8080, help_heading = "Network")]
     pub port: u16,
 
-    /// Act without asking whether another operator does. For trying out: two that act get in each other's way.
+    /// Run without leader election. For development only: two active operators interfere with each other.
     #[arg(long, env = "OVFLEET_OPERATOR_NO_LEADER_ELECTION", help_heading = "Leader")]
     pub no_leader_election: bool,
 
-    /// The namespace of the Lease whose holder acts. Default: the operator's own.
+    /// Namespace of the Lease for leader election. Default: the namespace of the operator.
     #[arg(long, env = "OVFLEET_OPERATOR_LEASE_NAMESPACE", value_name = "NAME", help_heading = "Leader")]
     pub lease_namespace: Option<String>,
 
-    /// The name of the Lease.
+    /// Name of the Lease for leader election.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LEASE_NAME",
@@ -118,7 +119,7 @@ pub struct RunArgs {
 
     /// Time for which the leader may fail to renew the Lease.
     ///
-    /// Beyond it: another operator takes over, and the former leader ends with an error.
+    /// Beyond it: another operator becomes the leader, and the former leader exits with an error.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LEASE_DURATION",
@@ -129,18 +130,18 @@ pub struct RunArgs {
     )]
     pub lease_duration: Duration,
 
-    /// How this process is called in the Lease. Default: the host's name and a number.
+    /// Name of this process in the Lease. Default: the host name and a random number.
     #[arg(long, env = "OVFLEET_OPERATOR_IDENTITY", value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// How often routers are asked how full the KV caches are, for `kubectl get`. 0s is never.
+    /// Interval at which the usage of KV caches in the status is updated from routers. 0s disables it.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LOAD_INTERVAL",
         value_name = "TIME",
         default_value = "30s",
         value_parser = duration,
-        help_heading = "Work"
+        help_heading = "Reconciliation"
     )]
     pub load_interval: Duration,
 
@@ -155,11 +156,11 @@ pub struct RunArgs {
         value_name = "COUNT",
         default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=1024),
-        help_heading = "Work"
+        help_heading = "Reconciliation"
     )]
     pub max_concurrent_upgrades: u16,
 
-    /// The IP family that pods listen on. Default: the one of the address at which the operator reaches the API server.
+    /// IP family that pods listen on. Default: the family of the API server's address.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_IP_FAMILY",
@@ -178,27 +179,27 @@ pub struct RunArgs {
         value_name = "COUNT",
         default_value_t = 8,
         value_parser = clap::value_parser!(u16).range(1..=256),
-        help_heading = "Work"
+        help_heading = "Reconciliation"
     )]
     pub concurrency: u16,
 
-    /// Where spans of reconciles are sent, OTLP over gRPC: http://HOST:4317. Default: nowhere.
+    /// URL to which spans of reconciles are sent with OTLP over gRPC, such as http://HOST:4317. Default: no spans.
     #[arg(long, env = "OVFLEET_OPERATOR_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs")]
     pub otlp_endpoint: Option<String>,
 }
 
-/// What to run on this machine.
+/// The arguments of `ovfleet-operator local`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct LocalArgs {
-    /// The file with the LLMDeployment, as for kubectl.
+    /// File with the LLMDeployment, as for kubectl.
     #[arg(long, short = 'f', env = "OVFLEET_OPERATOR_LOCAL_FILE", value_name = "PATH")]
     pub file: PathBuf,
 
-    /// The model's path on this machine, instead of the resource's source. Needed where that is a claim or an image.
+    /// Path of the model on this machine. It overrides the source, and is required if that is pvc or oci.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// How many replicas, instead of what the resource says. Each has its part of the processors.
+    /// Number of replicas. It overrides the resource. The replicas share the processors equally.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LOCAL_REPLICAS",
@@ -207,67 +208,67 @@ pub struct LocalArgs {
     )]
     pub replicas: Option<i32>,
 
-    /// A field of the resource's spec and its value in YAML, instead of what the file says. Repeatable, as in
+    /// A field of the spec and its value in YAML. It overrides the file. Repeatable, such as
     /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--weights=compact].
     #[arg(long = "set", env = "OVFLEET_OPERATOR_LOCAL_SET", value_name = "FIELD=VALUE")]
     pub settings: Vec<String>,
 
-    /// The address that the router listens on.
+    /// Address that the router listens on.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_HOST", default_value = "127.0.0.1")]
     pub host: IpAddr,
 
-    /// The port that the router listens on. 0 takes any free one.
+    /// Port that the router listens on. 0 selects any free port.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_PORT", default_value_t = 8000)]
     pub port: u16,
 
-    /// Where fetched models are kept, and compiled ones. Default: ovfleet in the user's folder for caches.
+    /// Directory for fetched and compiled models. Default: ovfleet in the user's cache directory.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CACHE", value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// The folder of files with credentials for fetching, named as the keys of the Secret would be.
+    /// Directory with credentials for fetching: one file for each key that the Secret would have.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CREDENTIALS", value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
-    /// The file with API keys, instead of a Secret.
+    /// File with API keys. It replaces the Secret.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_API_KEYS", value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// The server's program. Default: the one beside this program, or in PATH.
+    /// Program of the server. Default: the one in the directory of this program, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_SERVER", value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// The router's program. Default: the one beside this program, or in PATH.
+    /// Program of the router. Default: the one in the directory of this program, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
     pub router: Option<PathBuf>,
 }
 
-/// What to become, and until when.
+/// The arguments of `operator tether`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct TetherArgs {
-    /// The number of the process that it goes with.
+    /// The ID of the parent process.
     #[arg(long)]
     pub parent: i32,
 
-    /// The program and its arguments.
+    /// The program to execute, and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
 }
 
-/// An IP family.
+/// The IP family that pods listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IpFamily {
-    /// As the API server's address.
+    /// The family of the API server's address.
     Auto,
-    /// IPv4.
+    /// Pods listen on IPv4 only.
     Ipv4,
-    /// IPv6. Pods of clusters with both families can be reached by IPv4 too.
+    /// Pods listen on IPv6, and in dual-stack clusters on IPv4 too.
     Ipv6,
 }
 
 impl IpFamily {
-    /// The address that stands for all addresses of the family. `api_server` is where the API server is.
+    /// Returns the unspecified address of the family. `api_server` is the host name or address of the API server.
     #[must_use]
-    pub fn listen(self, api_server: Option<&str>) -> IpAddr {
+    pub fn unspecified_address(self, api_server: Option<&str>) -> IpAddr {
         let is_ipv6 = match self {
             Self::Auto => api_server.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok()),
             Self::Ipv4 => false,
@@ -275,15 +276,6 @@ impl IpFamily {
         };
         if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
     }
-}
-
-/// How logs are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines: one JSON object on each line.
-    Json,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -295,8 +287,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_listen_where_the_cluster_can_reach_them() {
-        let listen = |family: IpFamily, api_server| family.listen(api_server).to_string();
+    fn pods_listen_on_the_ip_family_of_the_api_server() {
+        let listen = |family: IpFamily, api_server| family.unspecified_address(api_server).to_string();
         assert_eq!(listen(IpFamily::Auto, Some("fd00:10:96::1")), "::");
         assert_eq!(listen(IpFamily::Auto, Some("10.96.0.1")), "0.0.0.0");
         assert_eq!(listen(IpFamily::Auto, Some("kubernetes.default")), "0.0.0.0");

@@ -1,5 +1,5 @@
-//! The loop: something has changed, so a resource is looked at, and what is not as it should be is made so. This is the
-//! wiring; what is right is decided in [`validate`], [`desired`] and [`status`], none of which knows a cluster.
+//! The controller: each change triggers a reconcile of the resource that it concerns. It connects the steps of a
+//! reconcile; the pure functions [`validate`], [`desired`] and [`status`] make the decisions.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,75 +13,79 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, reflector, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
-use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase, UpgradePolicy, UpgradeState};
+use operator_api::{LlmDeployment, LlmDeploymentStatus, UpgradePolicy, UpgradeState};
 use rand::RngExt as _;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applied, Applier, FIELD_MANAGER, ReplicaTokens};
+use crate::apply::{Applier, ApplyResult, ReplicaTokens};
 use crate::desired::desired;
-use crate::desired::release::{Permission, Upgrade, pending};
+use crate::desired::release::{UpgradePermission, UpgradeStep, available_release};
 use crate::events::transitions;
-use crate::fleet::{Fleet, PodClient, PodReports, Sample};
+use crate::fleet::{CacheSampling, Fleet, PodClient, PodReports};
 use crate::metrics::Metrics;
-use crate::observe::{Observed, observe};
-use crate::status::{refused, says_the_same, status};
-use crate::trace::{Trace, Tracer};
-use crate::upgrades::Upgrades;
-use crate::validate::{Defaults, ValidDeployment, validate};
+use crate::names::FIELD_MANAGER;
+use crate::observe::{ObservedState, observe};
+use crate::status::{invalid_status, is_same_except_times, status};
+use crate::trace::{ReconcileSpan, Tracer};
+use crate::upgrades::UpgradeLimiter;
+use crate::valid_deployment::ValidDeployment;
+use crate::validate::{Defaults, validate};
 use crate::watch::{Stores, Watches};
 
-/// What comes within this time is one change.
+/// Changes of a resource within this time trigger one reconcile.
 const DEBOUNCE: Duration = Duration::from_millis(30);
-/// The pause before a resource that waits for the upgrades of others looks again whether it is its turn.
-const TURN_PAUSE: Duration = Duration::from_secs(10);
-/// The pauses after failures: the first, and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(120));
+/// The pause before a resource that waits for an upgrade slot is reconciled again.
+const UPGRADE_RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// The shortest pause after a failed reconcile.
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest pause after a failed reconcile.
+const BACKOFF_MAX: Duration = Duration::from_secs(120);
 
-/// How resources are looked after.
+/// The configuration of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What is used where a resource does not say.
+    /// The defaults for fields that a resource omits.
     pub defaults: Defaults,
-    /// How often routers are asked how busy replicas are; never without.
+    /// The interval at which routers are asked for the usage of KV caches; `None` to never ask.
     pub load_interval: Option<Duration>,
-    /// How many resources are reconciled at the same time.
+    /// The maximum number of resources that are reconciled at the same time.
     pub concurrency: u16,
-    /// How many resources are upgraded to another release at the same time.
+    /// The maximum number of resources that are upgraded to another release at the same time.
     pub max_concurrent_upgrades: u16,
-    /// Who sends spans of reconciles, if somebody does.
+    /// The exporter of spans, if spans are exported.
     pub tracer: Option<Tracer>,
 }
 
-/// What looking at a resource needs.
+/// The state that all reconciles of a controller share.
 struct Context {
     config: Config,
     stores: Arc<Stores>,
     applier: Applier,
     fleet: Fleet,
-    upgrades: Upgrades,
+    upgrades: UpgradeLimiter,
     recorder: Recorder,
     metrics: Metrics,
-    memory: Mutex<HashMap<String, Memory>>,
+    memory: Mutex<HashMap<String, ResourceMemory>>,
 }
 
-/// What is remembered of a resource. All of it can be lost without harm.
+/// The state of a resource between reconciles. All of it can be lost without harm.
 #[derive(Clone, Debug, Default)]
-struct Memory {
-    /// The status that was written last: the watch may not have told it yet.
+struct ResourceMemory {
+    /// The status that was written last, which the watch may not have reported yet.
     status: Option<LlmDeploymentStatus>,
-    /// When routers were asked how busy replicas are.
+    /// The time at which routers were last asked for the usage of KV caches.
     sampled: Option<Instant>,
-    /// Failures in a row.
+    /// The number of consecutive failures.
     failures: u32,
 }
 
-/// Why a resource has to be looked at again.
+/// The reason for which a reconcile is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Some objects are not as they should be.
-    #[error("failed to make {0} objects as they should be")]
+    /// Some objects could not be applied.
+    #[error("failed to apply {0} objects")]
     Apply(usize),
     /// The status could not be written.
     #[error("failed to write the status")]
@@ -97,38 +101,38 @@ impl Error {
     }
 }
 
-/// What runs one controller.
+/// The scope of a controller, and the services that it uses.
 pub struct Scope {
-    /// By whom.
+    /// The client for the API server.
     pub client: Client,
-    /// Which namespace is looked after; all without.
+    /// The namespace that the controller manages; `None` for all namespaces.
     pub namespace: Option<String>,
-    /// Whether the cluster knows ServiceMonitors.
-    pub monitors: bool,
-    /// What connects to pods.
+    /// Whether the cluster has the kind ServiceMonitor.
+    pub has_service_monitors: bool,
+    /// The client that connects to pods.
     pub pods: Arc<dyn PodClient>,
-    /// Whose turn it is to be upgraded.
-    pub upgrades: Upgrades,
-    /// What is counted.
+    /// The limiter of concurrent upgrades.
+    pub upgrades: UpgradeLimiter,
+    /// The metrics that reconciles are recorded in.
     pub metrics: Metrics,
 }
 
-/// Looks after all resources of a scope until `stop`, then finishes what is under way. `known` gets the store of
-/// resources once all of them are known.
+/// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store of
+/// resources once all of them are listed.
 ///
 /// # Errors
-/// A watch has ended, which it does not.
+/// A watch has ended, which is a bug.
 ///
 /// # Cancel safety
-/// If it is dropped, some objects may be left as they are half-way; whoever runs next goes on.
+/// If the future is dropped, an apply may be incomplete; the next reconcile completes it.
 pub async fn run(
     scope: Scope,
     config: Config,
     stop: CancellationToken,
-    known: tokio::sync::oneshot::Sender<Store<LlmDeployment>>,
+    ready: tokio::sync::oneshot::Sender<Store<LlmDeployment>>,
 ) -> anyhow::Result<()> {
-    let Scope { client, namespace, monitors, pods, upgrades, metrics } = scope;
-    let stores = Arc::new(Stores::new(monitors));
+    let Scope { client, namespace, has_service_monitors, pods, upgrades, metrics } = scope;
+    let stores = Arc::new(Stores::new(has_service_monitors));
     let mut tasks = JoinSet::new();
     let mut watches = Watches::start(&client, namespace.as_deref(), &stores, &mut tasks);
     tokio::select! {
@@ -143,11 +147,11 @@ pub async fn run(
     let fleet = Fleet::new(pods, watches.sender.clone());
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
-        // Who wrote which field when, which is as long as the rest.
+        // The managed fields take as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
         .applied_objects()
-        // What the operator itself writes, the status, is no reason to look again.
+        // A changed status was written by the operator itself and triggers no reconcile.
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
     let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context));
     let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
@@ -169,16 +173,16 @@ pub async fn run(
         memory: Mutex::default(),
     });
     context.upgrades.register(reader.clone());
-    let _ = known.send(reader.clone());
+    let _ = ready.send(reader.clone());
     let outcomes = Controller::for_stream(resources, reader.clone())
         .with_config(runtime)
         .reconcile_on(changes)
         .graceful_shutdown_on(stop.cancelled_owned())
-        .run(reconcile_measured, again_later, Arc::clone(&context));
+        .run(reconcile_measured, retry_later, Arc::clone(&context));
     let all = outcomes.for_each(async |outcome| match outcome {
-        // It has gone, and something that it owned has told.
-        Err(controller::Error::ObjectNotFound(_)) => context.forget(&reader),
-        Err(error) => tracing::debug!(%error, "not reconciled"),
+        // An object of a deleted resource has changed.
+        Err(controller::Error::ObjectNotFound(_)) => context.retain(&reader),
+        Err(error) => tracing::debug!(%error, "a reconcile failed"),
         Ok(_) => {}
     });
     tokio::select! {
@@ -188,152 +192,147 @@ pub async fn run(
 }
 
 async fn reconcile_measured(object: Arc<LlmDeployment>, context: Arc<Context>) -> Result<Action, Error> {
-    let begun = Instant::now();
-    let trace = Trace::start(context.config.tracer.as_ref(), &object);
-    let result = reconcile(&object, &context, &trace).await;
+    let started = Instant::now();
+    let span = ReconcileSpan::start(context.config.tracer.as_ref(), &object);
+    let result = reconcile(&object, &context, &span).await;
     let outcome = result.as_ref().map_or_else(Error::label, |_| "done");
-    trace.end(outcome, result.as_ref().err().map(|error| chain(error)));
-    context.metrics.reconciled(outcome, begun.elapsed());
+    span.end(outcome, result.as_ref().err().map(|error| process::error::chain(error)));
+    context.metrics.record_reconcile(outcome, started.elapsed());
     let name = object.name_any();
     tracing::debug!(
         name,
         namespace = object.namespace(),
         outcome,
-        ms = begun.elapsed().as_millis() as u64,
+        ms = started.elapsed().as_millis() as u64,
         "reconciled"
     );
     result
 }
 
-async fn reconcile(object: &LlmDeployment, context: &Context, trace: &Trace) -> Result<Action, Error> {
+async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSpan) -> Result<Action, Error> {
     if object.metadata.deletion_timestamp.is_some() {
-        // What it owns goes with it.
+        // Kubernetes deletes the objects that the resource owns.
         return Ok(Action::await_change());
     }
-    let step = trace.step("observe");
-    let mut observed = context.observe(object);
+    let step = span.step("observe");
+    let observed = context.observe(object);
     drop(step);
-    let step = trace.step("validate");
+    let step = span.step("validate");
     let valid = validate(object, &observed, &context.config.defaults);
     drop(step);
     let valid = match valid {
         Ok(valid) => valid,
-        Err(invalid) => {
-            let previous = context.previous(object);
-            let status = refused(object, previous.as_ref(), &invalid, Timestamp::now());
-            let _step = trace.step("status");
-            context.tell(object, previous, status).await?;
+        Err(error) => {
+            let previous = context.previous_status(object);
+            let status = invalid_status(object, previous.as_ref(), &error, Timestamp::now());
+            let _step = span.step("status");
+            context.write_status(object, previous, status).await?;
             return Ok(Action::await_change());
         }
     };
-    let step = trace.step("desired");
-    observed.upgrade = context.permission(&valid, &observed);
-    let resources = desired(&valid, &observed);
+    let step = span.step("desired");
+    let permission = context.upgrade_permission(&valid, &observed);
+    let desired = desired(&valid, &observed, permission);
     drop(step);
-    let step = trace.step("apply");
-    let applied = context.applier.apply(valid, resources, observed).await;
+    let step = span.step("apply");
+    let applied = context.applier.apply(valid, desired, observed).await;
     drop(step);
-    let _step = trace.step("status");
-    let previous = context.previous(object);
+    let _step = span.step("status");
+    let previous = context.previous_status(object);
     let status = status(object, previous.as_ref(), &applied, Timestamp::now());
     if status.release.as_ref().is_some_and(|release| release.state != UpgradeState::Rolling) {
         context.upgrades.release(&applied.valid.owner.uid);
     }
-    context.tell(object, previous, status).await?;
-    context.next(object, &applied)
+    context.write_status(object, previous, status).await?;
+    context.next_action(object, &applied)
 }
 
-/// After a failure: later and later, and not all at once.
-#[expect(clippy::needless_pass_by_value, reason = "the controller has it so")]
-fn again_later(object: Arc<LlmDeployment>, error: &Error, context: Arc<Context>) -> Action {
-    let failures = context.remember(&object, |memory| {
+/// Retries a failed reconcile with exponential backoff and jitter.
+#[expect(clippy::needless_pass_by_value, reason = "the controller requires this signature")]
+fn retry_later(object: Arc<LlmDeployment>, error: &Error, context: Arc<Context>) -> Action {
+    let failures = context.with_memory(&object, |memory| {
         memory.failures = memory.failures.saturating_add(1);
         memory.failures
     });
-    let pause = BACKOFF.0.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF.1);
+    let pause = BACKOFF_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF_MAX);
     let pause = pause.mul_f64(rand::rng().random_range(0.75..1.25));
-    let chain = chain(error);
+    let chain = process::error::chain(error);
     let name = object.name_any();
-    tracing::warn!(name, namespace = object.namespace(), error = chain, ?pause, "will be tried again");
+    tracing::warn!(
+        name,
+        namespace = object.namespace(),
+        error = chain,
+        ?pause,
+        "the reconcile will be retried"
+    );
     Action::requeue(pause)
 }
 
-/// An error and its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
-
 impl Context {
-    fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+    fn memory(&self) -> MutexGuard<'_, HashMap<String, ResourceMemory>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember<T>(&self, object: &LlmDeployment, change: impl FnOnce(&mut Memory) -> T) -> T {
-        change(self.memory().entry(object.uid().unwrap_or_default()).or_default())
+    fn with_memory<T>(&self, object: &LlmDeployment, access: impl FnOnce(&mut ResourceMemory) -> T) -> T {
+        access(self.memory().entry(object.uid().unwrap_or_default()).or_default())
     }
 
-    /// Forgets what has gone.
-    fn forget(&self, present: &Store<LlmDeployment>) {
+    /// Forgets the resources that no longer exist.
+    fn retain(&self, present: &Store<LlmDeployment>) {
         let present: HashSet<String> = present.state().iter().filter_map(|object| object.uid()).collect();
         self.memory().retain(|uid, _| present.contains(uid));
         self.fleet.retain(&present);
         self.applier.replica_tokens.retain(&present);
     }
 
-    fn observe(&self, object: &LlmDeployment) -> Observed {
+    fn observe(&self, object: &LlmDeployment) -> ObservedState {
         let mut observed = observe(object, &self.stores, PodReports::default());
         let (owner, uid) = (ObjectRef::from_obj(object), object.uid().unwrap_or_default());
-        observed.pod_reports = self.fleet.reports(&owner, &uid, &observed.pods, self.sample(object));
+        let sampling = self.cache_sampling(object);
+        observed.pod_reports = self.fleet.reports(&owner, &uid, &observed.pods, sampling);
         observed
     }
 
-    /// Whether an upgrade of the resource may begin, if there is one.
-    fn permission(&self, valid: &ValidDeployment, observed: &Observed) -> Permission {
-        let Some(release) = pending(valid, observed) else { return Permission::Granted };
+    /// Whether the upgrade of the resource may start, if one is available.
+    fn upgrade_permission(&self, valid: &ValidDeployment, observed: &ObservedState) -> UpgradePermission {
+        let Some(release) = available_release(valid, observed) else { return UpgradePermission::Granted };
         let is_approved = observed.approved_release.as_ref() == Some(&release);
         if valid.upgrade_policy == UpgradePolicy::Manual && !is_approved {
-            return Permission::AwaitsApproval;
+            return UpgradePermission::AwaitsApproval;
         }
-        // What answers no requests has nothing to lose, and may be waiting for just this upgrade.
-        let serves = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
-        if serves && !self.upgrades.acquire(&valid.owner.uid) {
-            return Permission::AwaitsTurn;
+        // A resource that serves no requests cannot be disrupted, and this upgrade may be what makes it work.
+        let is_serving = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
+        if is_serving && !self.upgrades.acquire(&valid.owner.uid) {
+            return UpgradePermission::AwaitsSlot;
         }
-        Permission::Granted
+        UpgradePermission::Granted
     }
 
-    /// The status as it is.
-    fn previous(&self, object: &LlmDeployment) -> Option<LlmDeploymentStatus> {
-        self.remember(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
+    /// The present status of the resource.
+    fn previous_status(&self, object: &LlmDeployment) -> Option<LlmDeploymentStatus> {
+        self.with_memory(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
     }
 
-    /// How much is to be asked of routers.
-    fn sample(&self, object: &LlmDeployment) -> Sample {
-        let Some(interval) = self.config.load_interval else { return Sample::Needed };
-        self.remember(object, |memory| {
+    /// Whether routers are asked for the usage of KV caches in this reconcile.
+    fn cache_sampling(&self, object: &LlmDeployment) -> CacheSampling {
+        let Some(interval) = self.config.load_interval else { return CacheSampling::Skip };
+        self.with_memory(object, |memory| {
             if memory.sampled.is_some_and(|sampled| sampled.elapsed() < interval) {
-                return Sample::Needed;
+                return CacheSampling::Skip;
             }
             memory.sampled = Some(Instant::now());
-            Sample::All
+            CacheSampling::Sample
         })
     }
 
-    /// Writes the status, if it says anything new, and publishes what that leads to.
-    async fn tell(
+    /// Writes the status if it has changed, and publishes events about the changes.
+    async fn write_status(
         &self,
         object: &LlmDeployment,
         previous: Option<LlmDeploymentStatus>,
         status: LlmDeploymentStatus,
     ) -> Result<(), Error> {
-        if previous.as_ref().is_some_and(|previous| says_the_same(previous, &status)) {
+        if previous.as_ref().is_some_and(|previous| is_same_except_times(previous, &status)) {
             return Ok(());
         }
         let name = object.name_any();
@@ -345,21 +344,26 @@ impl Context {
             "metadata": {"name": name, "uid": object.uid()},
             "status": status,
         });
-        self.metrics.call("apply_status", "LLMDeployment");
+        self.metrics.record_api_call("apply_status", "LLMDeployment");
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
-            // It has gone, or another one of its name has come.
+            // The resource was deleted, and perhaps created anew with the same name.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
             result => drop(result.map_err(Error::Status)?),
         }
         if previous.as_ref().map(|previous| previous.phase) != Some(status.phase) {
-            tracing::info!(name, namespace = object.namespace(), phase = status.phase.name(), "changed");
+            tracing::info!(
+                name,
+                namespace = object.namespace(),
+                phase = status.phase.name(),
+                "the phase has changed"
+            );
         }
         let events = transitions(previous.as_ref(), &status);
-        self.remember(object, |memory| memory.status = Some(status));
+        self.with_memory(object, |memory| memory.status = Some(status));
         let reference = object.object_ref(&());
         for event in events {
-            self.metrics.event();
+            self.metrics.record_event();
             if let Err(error) = self.recorder.publish(&event, &reference).await {
                 tracing::warn!(%error, "failed to publish an event");
             }
@@ -367,20 +371,21 @@ impl Context {
         Ok(())
     }
 
-    /// When to look again if nothing changes until then.
-    fn next(&self, object: &LlmDeployment, applied: &Applied) -> Result<Action, Error> {
-        let passing = applied.failures.iter().filter(|failure| !failure.source.is_final());
-        for failure in passing.clone() {
-            tracing::warn!(error = chain(failure), "not as it should be");
+    /// When the resource is reconciled again if nothing changes until then.
+    fn next_action(&self, object: &LlmDeployment, applied: &ApplyResult) -> Result<Action, Error> {
+        let transient = applied.failures.iter().filter(|failure| !failure.source.is_permanent());
+        for failure in transient.clone() {
+            tracing::warn!(error = process::error::chain(failure), "failed to apply the desired state");
         }
-        match passing.count() {
+        match transient.count() {
             0 => {}
             failures => return Err(Error::Apply(failures)),
         }
-        self.remember(object, |memory| memory.failures = 0);
+        self.with_memory(object, |memory| memory.failures = 0);
         let pods = &applied.observed.pods;
-        if applied.resources.upgrade == Upgrade::Waits(Permission::AwaitsTurn) {
-            return Ok(Action::requeue(TURN_PAUSE.mul_f64(rand::rng().random_range(0.75..1.25))));
+        if applied.desired.upgrade == UpgradeStep::Wait(UpgradePermission::AwaitsSlot) {
+            let pause = UPGRADE_RETRY_PAUSE.mul_f64(rand::rng().random_range(0.75..1.25));
+            return Ok(Action::requeue(pause));
         }
         match self.config.load_interval {
             Some(interval)
@@ -392,23 +397,4 @@ impl Context {
             _ => Ok(Action::await_change()),
         }
     }
-}
-
-/// How many resources are in a phase.
-#[must_use]
-pub fn count(stores: &[Store<LlmDeployment>], phase: Phase) -> usize {
-    let all = stores.iter().flat_map(Store::state);
-    all.filter(|object| object.status.as_ref().map(|status| status.phase).unwrap_or_default() == phase)
-        .count()
-}
-
-/// How many resources are in a state of an upgrade.
-#[must_use]
-pub fn count_releases(stores: &[Store<LlmDeployment>], state: UpgradeState) -> usize {
-    let all = stores.iter().flat_map(Store::state);
-    all.filter(|object| {
-        let release = object.status.as_ref().and_then(|status| status.release.as_ref());
-        release.is_some_and(|release| release.state == state)
-    })
-    .count()
 }

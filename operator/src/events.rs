@@ -1,10 +1,9 @@
-//! Events: one for each change of a condition that somebody may want to know of. Which ones is decided here, purely;
-//! publishing them is the controller's business.
+//! Decides which changes of conditions are published as Kubernetes events. Pure: the controller publishes them.
 
 use kube::runtime::events::{Event, EventType};
 use operator_api::{LlmDeploymentStatus, conditions};
 
-/// The events that lead from one status to the next.
+/// Returns the events for the changes from the previous status to the next one.
 #[must_use]
 pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentStatus) -> Vec<Event> {
     let mut events = Vec::new();
@@ -18,10 +17,9 @@ pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentS
         let name = condition.type_.as_str();
         let holds = condition.status == "True";
         let is_bad = holds == (name == conditions::DEGRADED);
-        // That something is not so yet is no news, nor that nothing is wrong when nothing was; and what goes on is
-        // told by what comes of it.
-        let is_first_no = before.is_none() && !holds && name != conditions::ACCEPTED;
-        if is_same || is_first_no || name == conditions::PROGRESSING {
+        // A condition that is false from the beginning is no change, and the result of progress has an event of its own.
+        let is_initially_false = before.is_none() && !holds && name != conditions::ACCEPTED;
+        if is_same || is_initially_false || name == conditions::PROGRESSING {
             continue;
         }
         let is_warning = is_bad && (name == conditions::DEGRADED || name == conditions::ACCEPTED);
@@ -55,7 +53,7 @@ mod tests {
         LlmDeploymentStatus { conditions: conditions.iter().map(condition).collect(), ..Default::default() }
     }
 
-    fn told(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentStatus) -> Vec<String> {
+    fn published(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentStatus) -> Vec<String> {
         transitions(previous, next)
             .into_iter()
             .map(|event| format!("{:?} {}", event.type_, event.reason))
@@ -63,25 +61,25 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_and_what_stays_is_not() {
+    fn changed_conditions_are_published_and_unchanged_ones_are_not() {
         let starting = status(&[
             ("Accepted", "True", "Accepted"),
-            ("Degraded", "False", "AsWanted"),
+            ("Degraded", "False", "AsExpected"),
             ("Ready", "False", "Starting"),
         ]);
-        assert_eq!(told(None, &starting), ["Normal Accepted"]);
-        assert_eq!(told(Some(&starting), &starting), [""; 0]);
+        assert_eq!(published(None, &starting), ["Normal Accepted"]);
+        assert_eq!(published(Some(&starting), &starting), [""; 0]);
         let ready = status(&[
             ("Accepted", "True", "Accepted"),
-            ("Degraded", "False", "AsWanted"),
+            ("Degraded", "False", "AsExpected"),
             ("Ready", "True", "Serving"),
         ]);
-        assert_eq!(told(Some(&starting), &ready), ["Normal Serving"]);
+        assert_eq!(published(Some(&starting), &ready), ["Normal Serving"]);
         let broken = status(&[
             ("Accepted", "True", "Accepted"),
             ("Degraded", "True", "OOMKilled"),
             ("Ready", "False", "OOMKilled"),
         ]);
-        assert_eq!(told(Some(&ready), &broken), ["Warning OOMKilled", "Normal OOMKilled"]);
+        assert_eq!(published(Some(&ready), &broken), ["Warning OOMKilled", "Normal OOMKilled"]);
     }
 }

@@ -1,12 +1,12 @@
-//! What pods report: routers, which replicas they have admitted and how full those are; fetches, how far they are. All of it
-//! is asked for in the background, by a task for each pod of which there is something to learn, and read from memory by
-//! reconciles: a router that does not answer costs nobody but its own resource. What is not reported is not known, and
-//! nothing is concluded from that.
+//! The reports of pods: routers report which replicas they have admitted and how full those are, and fetching
+//! containers report their progress. A background task per pod requests them, only while they are needed, and
+//! reconciles read the latest reports from memory. So a router that does not respond delays its own resource only.
+//! Without a report nothing is assumed.
 //!
 //! ```text
-//! reconcile ─ reports() ─► follow the routers of replicas that wait ─► task: stream, backoff ─┐
-//!     ▲                                                                                       │
-//!     └──────────────────────── what has changed leads to its resource ◄──────────────────────┘
+//! reconcile ─ reports() ─► follow the routers while replicas wait for admission ─► task: stream, backoff ─┐
+//!     ▲                                                                                                   │
+//!     └────────────────────────── a changed report triggers a reconcile ◄─────────────────────────────────┘
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -21,107 +21,115 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use crate::desired::names::Component;
-use crate::observe::awaiting;
-use crate::pod::PodState;
-use crate::status::percent;
+use crate::names::Component;
+use crate::pod::{PodState, awaiting_admission};
 
 mod client;
 
 pub(crate) use client::watch_replicas;
-pub use client::{Network, PodClient, Progress, ReportedReplica, RouterReport};
+pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedReplica, RouterReport};
 
-/// Time in which a pod must answer the operator.
+/// The timeout for the response of a pod to the operator.
 ///
-/// Beyond it: the operator asks again later; a router counts as unreachable until it answers.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Beyond it: the operator tries again later; a router counts as unreachable until it responds.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which a router may report nothing. It reports once a second.
 ///
 /// Beyond it: the router counts as unreachable, and the operator connects again.
-const SILENCE_LIMIT: Duration = Duration::from_secs(5);
-/// The pauses between attempts to reach a pod: the first, and the longest.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// The pause before a fetch is asked again how far it is.
-const PROGRESS_PAUSE: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The shortest pause before the next attempt to reach a pod.
+const BACKOFF_MIN: Duration = Duration::from_millis(250);
+/// The longest pause before the next attempt to reach a pod.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// The pause between two requests for the progress of a fetch.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of open connections from the operator to pods.
 ///
 /// Beyond it: further connections wait.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// What the pods of a resource have reported.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The reports of the pods of a resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodReports {
-    /// Replicas, by their pods' names, that every router that answers has admitted.
+    /// The names of the replicas that every reachable router has admitted.
     pub admitted: BTreeSet<String>,
-    /// Blocks of the KV cache that requests hold, and blocks in all, over all replicas; if a router has reported them.
-    pub blocks: Option<(f64, f64)>,
-    /// How far a fetch is, if one is under way.
-    pub progress: Option<Progress>,
+    /// The usage of the KV caches of all replicas, if a router has reported it.
+    pub cache_usage: Option<CacheUsage>,
+    /// The progress of the fetch, if one is running.
+    pub progress: Option<FetchProgress>,
 }
 
-/// How much is asked of routers.
+/// Whether routers are asked for the usage of KV caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sample {
-    /// What must be known to go on.
-    Needed,
-    /// How full the KV caches are, too.
-    All,
+pub enum CacheSampling {
+    /// Routers are asked only if replicas wait for admission.
+    Skip,
+    /// One router is asked for a sample in any case.
+    Sample,
 }
 
-/// Follows what pods report. Dropping it ends all its tasks.
+/// Follows the reports of pods. Dropping it aborts all its tasks.
 pub struct Fleet {
-    shared: Arc<Shared>,
+    state: Arc<FleetState>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-struct Shared {
+struct FleetState {
     client: Arc<dyn PodClient>,
-    /// Who has to be told that something has changed.
+    /// Receives the resources whose reports have changed.
     changes: mpsc::Sender<ObjectRef<LlmDeployment>>,
     connections: Semaphore,
-    /// By the identity of the resource.
-    followed: Mutex<HashMap<String, Followed>>,
+    /// The followed pods, by the UID of the resource.
+    resources: Mutex<HashMap<String, ResourceReports>>,
 }
 
-/// What is known of the pods of a resource.
+/// The tasks that follow the pods of a resource, and their latest reports.
 #[derive(Default)]
-struct Followed {
-    tasks: HashMap<(Subject, String), AbortHandle>,
+struct ResourceReports {
+    tasks: HashMap<Subject, AbortHandle>,
     /// By the address of the router.
     routers: BTreeMap<String, RouterState>,
-    blocks: Option<(f64, f64)>,
-    progress: Option<Progress>,
+    cache_usage: Option<CacheUsage>,
+    progress: Option<FetchProgress>,
 }
 
-impl Drop for Followed {
+impl Drop for ResourceReports {
     fn drop(&mut self) {
         self.tasks.values().for_each(AbortHandle::abort);
     }
 }
 
-/// What is asked of a pod.
+/// A report that is requested from a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Subject {
+    report: ReportKind,
+    /// The address of the pod.
+    address: String,
+}
+
+/// The kind of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Subject {
-    /// Of a router, which replicas it has admitted, for as long as that is wanted.
+enum ReportKind {
+    /// The replicas that a router has admitted, as a stream.
     Admission,
-    /// Of a router, how full the KV caches are, once.
-    Load,
-    /// Of a fetch, how far it is.
+    /// The usage of KV caches, once, from a router.
+    CacheUsage,
+    /// The progress of a fetch.
     Progress,
 }
 
-/// What a router has reported while replicas wait to be admitted.
+/// The state of a router while replicas wait to be admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RouterState {
-    /// Nothing yet.
+    /// The router has not responded yet.
     Connecting,
-    /// It cannot be reached: it has no say.
+    /// The router cannot be reached: admission does not depend on it.
     Unreachable,
-    /// The names of the pods that it has admitted.
+    /// The names of the pods that the router has admitted.
     Admits(BTreeSet<String>),
 }
 
-/// A pod of which something is asked.
+/// A pod that is followed.
 struct Pod {
     owner: ObjectRef<LlmDeployment>,
     uid: String,
@@ -129,194 +137,202 @@ struct Pod {
 }
 
 impl Fleet {
-    /// Asks pods by `client`, and sends those whose pods have reported something new to `changes`.
+    /// Creates a fleet that connects to pods with `client`, and sends the resources whose reports have changed to
+    /// `changes`.
     #[must_use]
     pub fn new(client: Arc<dyn PodClient>, changes: mpsc::Sender<ObjectRef<LlmDeployment>>) -> Self {
         let connections = Semaphore::new(CONNECTIONS_MAX);
-        let shared = Shared { client, changes, connections, followed: Mutex::default() };
-        Self { shared: Arc::new(shared), tasks: Mutex::default() }
+        let state = FleetState { client, changes, connections, resources: Mutex::default() };
+        Self { state: Arc::new(state), tasks: Mutex::default() }
     }
 
-    /// What the pods of the resource `owner` have reported so far. What more there is to learn is asked for in the
-    /// background, and leads to another reconcile.
+    /// Returns the latest reports of the pods of the resource `owner`, and requests the missing ones in the background.
+    /// Those trigger another reconcile when they arrive.
     #[must_use]
     pub fn reports(
         &self,
         owner: &ObjectRef<LlmDeployment>,
         uid: &str,
         pods: &[PodState],
-        sample: Sample,
+        sampling: CacheSampling,
     ) -> PodReports {
-        let wanted = wanted(pods, sample);
+        let subjects = subjects(pods, sampling);
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
-        let mut all = self.shared.followed();
-        if wanted.is_empty() && !all.contains_key(uid) {
+        let mut resources = self.state.resources();
+        if subjects.is_empty() && !resources.contains_key(uid) {
             return PodReports::default();
         }
-        let followed = all.entry(uid.to_owned()).or_default();
-        followed.tasks.retain(|key, task| {
-            // A sample ends by itself.
-            let stays = !task.is_finished() && (key.0 == Subject::Load || wanted.contains(key));
+        let reports = resources.entry(uid.to_owned()).or_default();
+        reports.tasks.retain(|subject, task| {
+            // A sample of the cache usage ends by itself.
+            let is_needed = subject.report == ReportKind::CacheUsage || subjects.contains(subject);
+            let stays = !task.is_finished() && is_needed;
             if !stays {
                 task.abort();
             }
             stays
         });
-        followed.routers.retain(|address, _| wanted.contains(&(Subject::Admission, address.clone())));
-        if !wanted.iter().any(|(subject, _)| *subject == Subject::Progress) {
-            followed.progress = None;
+        let is_followed = |address: &String| {
+            subjects.contains(&Subject { report: ReportKind::Admission, address: address.clone() })
+        };
+        reports.routers.retain(|address, _| is_followed(address));
+        if !subjects.iter().any(|subject| subject.report == ReportKind::Progress) {
+            reports.progress = None;
         }
-        for (subject, address) in wanted {
-            let key = (subject, address.clone());
-            if followed.tasks.contains_key(&key) {
+        for subject in subjects {
+            if reports.tasks.contains_key(&subject) {
                 continue;
             }
-            if subject == Subject::Admission {
-                followed.routers.insert(address.clone(), RouterState::Connecting);
+            let Subject { report, address } = subject.clone();
+            if report == ReportKind::Admission {
+                reports.routers.insert(address.clone(), RouterState::Connecting);
             }
             let pod = Pod { owner: owner.clone(), uid: uid.to_owned(), address };
-            let shared = Arc::clone(&self.shared);
-            followed.tasks.insert(key, tasks.spawn(follow(shared, pod, subject)));
+            let state = Arc::clone(&self.state);
+            reports.tasks.insert(subject, tasks.spawn(follow(state, pod, report)));
         }
-        followed.reports()
+        reports.summary()
     }
 
-    /// Forgets the resources whose identity is not in `present`.
+    /// Forgets the resources whose UID is not in `present`.
     pub fn retain(&self, present: &HashSet<String>) {
-        self.shared.followed().retain(|uid, _| present.contains(uid));
+        self.state.resources().retain(|uid, _| present.contains(uid));
     }
 }
 
-/// Of whom something is to be asked.
-fn wanted(pods: &[PodState], sample: Sample) -> BTreeSet<(Subject, String)> {
+/// The reports that are needed, given the pods of a resource.
+fn subjects(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<Subject> {
     let alive = pods.iter().filter(|pod| !pod.is_terminating && !pod.is_finished);
-    let mut wanted = BTreeSet::new();
-    let is_waiting = !awaiting(pods).is_empty();
+    let mut subjects = BTreeSet::new();
+    let is_waiting = !awaiting_admission(pods).is_empty();
     for pod in alive {
         let Some(address) = &pod.address else { continue };
+        let mut insert = |report| subjects.insert(Subject { report, address: address.clone() });
         if pod.is_fetching {
-            wanted.insert((Subject::Progress, address.clone()));
+            insert(ReportKind::Progress);
         }
         if pod.component == Component::Router.name() {
             if is_waiting {
-                wanted.insert((Subject::Admission, address.clone()));
-            } else if sample == Sample::All {
-                wanted.insert((Subject::Load, address.clone()));
+                insert(ReportKind::Admission);
+            } else if sampling == CacheSampling::Sample {
+                insert(ReportKind::CacheUsage);
             }
         }
     }
-    // One fetch stands for all, and one router knows all replicas.
+    // All fetches fetch the same model, and each router reports on all replicas, so one of them is enough.
     let mut seen = HashSet::new();
-    wanted.retain(|(subject, _)| *subject == Subject::Admission || seen.insert(*subject));
-    wanted
+    subjects.retain(|subject| subject.report == ReportKind::Admission || seen.insert(subject.report));
+    subjects
 }
 
-impl Followed {
-    fn reports(&self) -> PodReports {
-        let mut admitted: Option<BTreeSet<String>> = None;
-        let is_settled = !self.routers.values().any(|state| *state == RouterState::Connecting);
-        for state in self.routers.values().filter(|_| is_settled) {
-            let RouterState::Admits(names) = state else { continue };
-            admitted = Some(match admitted {
-                None => names.clone(),
-                Some(admitted) => admitted.intersection(names).cloned().collect(),
-            });
-        }
-        PodReports { admitted: admitted.unwrap_or_default(), blocks: self.blocks, progress: self.progress }
+async fn follow(state: Arc<FleetState>, pod: Pod, report: ReportKind) {
+    match report {
+        ReportKind::Admission => state.follow_router(&pod).await,
+        ReportKind::CacheUsage => state.sample_router(&pod).await,
+        ReportKind::Progress => state.follow_fetch(&pod).await,
     }
 }
 
-async fn follow(shared: Arc<Shared>, pod: Pod, subject: Subject) {
-    match subject {
-        Subject::Admission => shared.follow_router(&pod).await,
-        Subject::Load => shared.sample_router(&pod).await,
-        Subject::Progress => shared.follow_fetch(&pod).await,
-    }
-}
-
-impl Shared {
-    fn followed(&self) -> MutexGuard<'_, HashMap<String, Followed>> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+impl FleetState {
+    fn resources(&self) -> MutexGuard<'_, HashMap<String, ResourceReports>> {
+        self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows a router until the task is aborted.
     async fn follow_router(&self, pod: &Pod) {
-        let mut pause = BACKOFF.0;
+        let mut pause = BACKOFF_MIN;
         loop {
             if let Ok(_connection) = self.connections.acquire().await
                 && let Ok(Some(mut reports)) =
-                    timeout(ANSWER_LIMIT, self.client.watch_replicas(&pod.address)).await
+                    timeout(RESPONSE_TIMEOUT, self.client.watch_replicas(&pod.address)).await
             {
-                while let Ok(Some(report)) = timeout(SILENCE_LIMIT, reports.next()).await {
-                    pause = BACKOFF.0;
-                    self.learn(pod, |followed| followed.router(pod, &report)).await;
+                while let Ok(Some(report)) = timeout(SILENCE_TIMEOUT, reports.next()).await {
+                    pause = BACKOFF_MIN;
+                    self.update(pod, |reports| reports.record_admission(pod, &report)).await;
                 }
             }
-            self.learn(pod, |followed| {
-                followed.routers.insert(pod.address.clone(), RouterState::Unreachable)
-                    != Some(RouterState::Unreachable)
+            self.update(pod, |reports| {
+                let former = reports.routers.insert(pod.address.clone(), RouterState::Unreachable);
+                former != Some(RouterState::Unreachable)
             })
             .await;
             let jittered = pause.mul_f64(rand::rng().random_range(0.75..1.25));
             sleep(jittered).await;
-            pause = (pause * 2).min(BACKOFF.1);
+            pause = (pause * 2).min(BACKOFF_MAX);
         }
     }
 
     async fn sample_router(&self, pod: &Pod) {
         let Ok(_connection) = self.connections.acquire().await else { return };
         let first = async { self.client.watch_replicas(&pod.address).await?.next().await };
-        if let Ok(Some(report)) = timeout(ANSWER_LIMIT, first).await {
-            self.learn(pod, |followed| followed.load(&report)).await;
+        if let Ok(Some(report)) = timeout(RESPONSE_TIMEOUT, first).await {
+            self.update(pod, |reports| reports.record_cache_usage(&report)).await;
         }
     }
 
     async fn follow_fetch(&self, pod: &Pod) {
-        let mut pause = PROGRESS_PAUSE;
+        let mut pause = PROGRESS_INTERVAL;
         loop {
             let progress = match self.connections.acquire().await {
                 Ok(_connection) => {
-                    timeout(ANSWER_LIMIT, self.client.progress(&pod.address)).await.ok().flatten()
+                    timeout(RESPONSE_TIMEOUT, self.client.progress(&pod.address)).await.ok().flatten()
                 }
                 Err(_) => None,
             };
-            pause = if progress.is_some() { PROGRESS_PAUSE } else { (pause * 2).min(BACKOFF.1) };
+            pause = if progress.is_some() { PROGRESS_INTERVAL } else { (pause * 2).min(BACKOFF_MAX) };
             if progress.is_some() {
-                self.learn(pod, |followed| std::mem::replace(&mut followed.progress, progress) != progress)
-                    .await;
+                let record = |reports: &mut ResourceReports| {
+                    std::mem::replace(&mut reports.progress, progress) != progress
+                };
+                self.update(pod, record).await;
             }
             sleep(pause).await;
         }
     }
 
-    /// Takes note of something, and tells if that was news.
-    async fn learn(&self, pod: &Pod, note: impl FnOnce(&mut Followed) -> bool) {
-        let is_news = self.followed().get_mut(&pod.uid).is_some_and(note);
-        if is_news {
-            // Nobody listens any more: the operator is about to end.
+    /// Records a report with `record`, and requests a reconcile if that returns that something has changed.
+    async fn update(&self, pod: &Pod, record: impl FnOnce(&mut ResourceReports) -> bool) {
+        let has_changed = self.resources().get_mut(&pod.uid).is_some_and(record);
+        if has_changed {
+            // Sending fails only while the operator shuts down.
             let _ = self.changes.send(pod.owner.clone()).await;
         }
     }
 }
 
-impl Followed {
-    fn router(&mut self, pod: &Pod, report: &RouterReport) -> bool {
+impl ResourceReports {
+    fn summary(&self) -> PodReports {
+        let mut admitted: Option<BTreeSet<String>> = None;
+        let all_have_responded = !self.routers.values().any(|state| *state == RouterState::Connecting);
+        for state in self.routers.values().filter(|_| all_have_responded) {
+            let RouterState::Admits(names) = state else { continue };
+            admitted = Some(match admitted {
+                None => names.clone(),
+                Some(admitted) => admitted.intersection(names).cloned().collect(),
+            });
+        }
+        PodReports {
+            admitted: admitted.unwrap_or_default(),
+            cache_usage: self.cache_usage,
+            progress: self.progress,
+        }
+    }
+
+    fn record_admission(&mut self, pod: &Pod, report: &RouterReport) -> bool {
         let namespace = pod.owner.namespace.as_deref().unwrap_or_default();
         let ready = report.replicas.iter().filter(|replica| replica.is_ready);
         let pods = ready.filter_map(|replica| replica.pod.as_ref());
         let names = pods.filter(|(of, _)| of == namespace).map(|(_, name)| name.clone()).collect();
-        let is_more_full = self.load(report);
+        let has_usage_changed = self.record_cache_usage(report);
         let state = RouterState::Admits(names);
-        self.routers.insert(pod.address.clone(), state.clone()) != Some(state) || is_more_full
+        self.routers.insert(pod.address.clone(), state.clone()) != Some(state) || has_usage_changed
     }
 
-    fn load(&mut self, report: &RouterReport) -> bool {
-        let sum =
-            |of: fn(&ReportedReplica) -> u32| report.replicas.iter().map(of).map(f64::from).sum::<f64>();
-        let blocks = (sum(|replica| replica.blocks_active), sum(|replica| replica.blocks_total));
-        let former = self.blocks.replace(blocks);
-        former.and_then(percent) != percent(blocks)
+    fn record_cache_usage(&mut self, report: &RouterReport) -> bool {
+        let usage = report.cache_usage();
+        let former = self.cache_usage.replace(usage);
+        former.and_then(CacheUsage::percent) != usage.percent()
     }
 }
 

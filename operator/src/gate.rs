@@ -1,40 +1,57 @@
-//! Whether a replica's gate is to be set or cleared. Pure.
+//! Decides when the readiness gate of a replica is set or cleared. Pure.
 //!
-//! A gate is latched: it is set once, when routers have admitted the replica, and cleared only when the replica leaves.
-//! What routers say later does not matter, so a router that fails cannot make a fleet unready.
+//! A gate is latched: it is set once, when the routers have admitted the replica, and cleared only when the replica is
+//! deleted. Later reports of routers do not change it, so that a failing router cannot make replicas unready.
 
 use std::collections::BTreeSet;
 
-use crate::observe::awaiting;
-use crate::pod::PodState;
+use crate::pod::{PodState, awaiting_admission};
 
-/// What is to become of a gate.
+/// A change of a readiness gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// Routers have admitted the replica.
-    Admitted,
-    /// It leaves.
-    Leaving,
+pub enum GateChange {
+    /// The routers have admitted the replica.
+    Admit,
+    /// The replica is being deleted.
+    Leave,
 }
 
-impl Turn {
-    /// Status, reason and message of the pod's condition.
+impl GateChange {
+    /// Returns the new status of the pod condition.
     #[must_use]
-    pub fn condition(self) -> (&'static str, &'static str, &'static str) {
+    pub fn status(self) -> &'static str {
         match self {
-            Self::Admitted => ("True", "Admitted", "the routers send it requests"),
-            Self::Leaving => ("False", "Leaving", "it finishes its requests and gets no more"),
+            Self::Admit => "True",
+            Self::Leave => "False",
+        }
+    }
+
+    /// Returns the reason of the pod condition.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Admit => "Admitted",
+            Self::Leave => "Leaving",
+        }
+    }
+
+    /// Returns the message of the pod condition.
+    #[must_use]
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Admit => "the routers send requests to the replica",
+            Self::Leave => "the replica finishes its requests and receives no new ones",
         }
     }
 }
 
-/// Which gates are to be turned.
+/// Returns the gates that must change, by the name of the pod.
 #[must_use]
-pub fn turns<'a>(pods: &'a [PodState], admitted: &BTreeSet<String>) -> Vec<(&'a str, Turn)> {
-    let waiting = awaiting(pods).into_iter().filter(|name| admitted.contains(*name));
+pub fn gate_changes<'a>(pods: &'a [PodState], admitted: &BTreeSet<String>) -> Vec<(&'a str, GateChange)> {
+    let waiting = awaiting_admission(pods).into_iter().filter(|name| admitted.contains(*name));
     let leaving = pods.iter().filter(|pod| pod.is_terminating && pod.is_routable == Some(true));
-    let leaving = leaving.map(|pod| (pod.name.as_str(), Turn::Leaving));
-    waiting.map(|name| (name, Turn::Admitted)).chain(leaving).collect()
+    let leaving = leaving.map(|pod| (pod.name.as_str(), GateChange::Leave));
+    waiting.map(|name| (name, GateChange::Admit)).chain(leaving).collect()
 }
 
 #[cfg(test)]
@@ -51,17 +68,17 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_is_set_once_and_cleared_by_leaving_only() {
+    fn a_gate_is_set_on_admission_and_cleared_on_deletion_only() {
         let admitted = BTreeSet::from(["new".to_owned(), "loading".to_owned()]);
         let pods = [
             replica("new"),
             replica("unknown"),
             PodState { containers_ready: false, ..replica("loading") },
-            // Routers do not know it any more: that is no reason.
+            // That no router reports it any more does not clear its gate.
             PodState { is_routable: Some(true), ..replica("old") },
             PodState { is_routable: Some(true), is_terminating: true, ..replica("gone") },
             PodState { is_routable: Some(false), is_terminating: true, ..replica("long gone") },
         ];
-        assert_eq!(turns(&pods, &admitted), [("new", Turn::Admitted), ("gone", Turn::Leaving)]);
+        assert_eq!(gate_changes(&pods, &admitted), [("new", GateChange::Admit), ("gone", GateChange::Leave)]);
     }
 }

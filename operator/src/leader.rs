@@ -1,5 +1,6 @@
-//! Who acts, where several operators run: the holder of a Lease. Times of other machines' clocks are not compared; what
-//! counts is for how long this process has seen the Lease unchanged, as in Kubernetes' own components.
+//! Leader election: of several operators, only the holder of a Lease reconciles. As in the components of Kubernetes,
+//! clocks of different machines are not compared: a Lease expires when this process has seen it unchanged for its
+//! duration.
 
 use std::time::{Duration, Instant};
 
@@ -14,91 +15,91 @@ use rand::RngExt as _;
 /// The shortest pause between two attempts to acquire a Lease.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a Lease is held.
+/// The configuration of leader election.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its namespace.
+    /// The namespace of the Lease.
     pub namespace: String,
-    /// Its name.
+    /// The name of the Lease.
     pub name: String,
-    /// Who this is. No two processes may be the same.
+    /// The name of this process in the Lease. It must be unique.
     pub identity: String,
-    /// Time after which a Lease that is not renewed is free.
+    /// The time after which a Lease expires that is not renewed.
     pub duration: Duration,
 }
 
 impl Config {
-    /// How often it is renewed, and looked at by those who do not hold it.
-    fn interval(&self) -> Duration {
+    /// The interval at which the leader renews the Lease and other operators read it.
+    fn retry_interval(&self) -> Duration {
         self.duration / 5
     }
 
-    /// Time after which a holder that could not renew it stops: well before others may begin.
-    fn limit(&self) -> Duration {
+    /// The time after which a leader that cannot renew the Lease stops: well before it expires for other operators.
+    fn renew_deadline(&self) -> Duration {
         self.duration * 2 / 3
     }
 }
 
-/// Somebody who wants to act.
+/// A participant in the leader election.
 #[derive(Debug)]
 pub struct Election {
     leases: Api<Lease>,
     config: Config,
-    /// The Lease as it was seen last, and since when it has been like that.
-    seen: Option<(LeaseSpec, Instant)>,
+    /// The last observed content of the Lease, and when it was first observed.
+    observed: Option<(LeaseSpec, Instant)>,
 }
 
 impl Election {
-    /// For the Lease of `config`.
+    /// Creates a participant that does not hold the Lease yet.
     #[must_use]
     pub fn new(client: &Client, config: Config) -> Self {
-        Self { leases: Api::namespaced(client.clone(), &config.namespace), config, seen: None }
+        Self { leases: Api::namespaced(client.clone(), &config.namespace), config, observed: None }
     }
 
     /// Waits until this process holds the Lease.
     ///
     /// # Cancel safety
-    /// If it is dropped, the Lease may have been taken; it is free again after its duration.
+    /// If the future is dropped, this process may hold the Lease, which then expires after its duration.
     pub async fn acquire(&mut self) {
         loop {
-            // Not all at once.
-            let mut pause = self.config.interval().mul_f64(rand::rng().random_range(0.8..1.2));
-            match self.attempt().await {
+            // Jitter spreads the attempts of several operators.
+            let mut pause = self.config.retry_interval().mul_f64(rand::rng().random_range(0.8..1.2));
+            match self.try_acquire_or_renew().await {
                 Ok(true) => return,
-                // Not an interval after it expires, but then.
+                // Try again as soon as the Lease expires.
                 Ok(false) => pause = pause.min(self.time_to_expiry().max(RETRY_PAUSE)),
-                Err(error) => tracing::warn!(error = format!("{error:#}"), "failed to look at the lease"),
+                Err(error) => tracing::warn!(error = format!("{error:#}"), "failed to acquire the lease"),
             }
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// Renews the Lease for as long as that goes well.
+    /// Renews the Lease until it is lost.
     ///
     /// # Errors
-    /// It is lost: somebody else has it, or it could not be renewed in time.
+    /// The Lease is lost: another process holds it, or it could not be renewed in time.
     pub async fn hold(&mut self) -> anyhow::Result<std::convert::Infallible> {
         let mut renewed = Instant::now();
         loop {
-            tokio::time::sleep(self.config.interval()).await;
-            let left = self.config.limit().saturating_sub(renewed.elapsed());
-            let begun = Instant::now();
-            match tokio::time::timeout(left, self.attempt()).await {
-                Ok(Ok(true)) => renewed = begun,
-                Ok(Ok(false)) => bail!("somebody else has taken the lease"),
+            tokio::time::sleep(self.config.retry_interval()).await;
+            let remaining = self.config.renew_deadline().saturating_sub(renewed.elapsed());
+            let started = Instant::now();
+            match tokio::time::timeout(remaining, self.try_acquire_or_renew()).await {
+                Ok(Ok(true)) => renewed = started,
+                Ok(Ok(false)) => bail!("another operator has acquired the lease"),
                 Ok(Err(error)) => tracing::warn!(error = format!("{error:#}"), "failed to renew the lease"),
                 Err(_) => {}
             }
-            if renewed.elapsed() >= self.config.limit() {
-                bail!("the lease could not be renewed in time");
+            if renewed.elapsed() >= self.config.renew_deadline() {
+                bail!("failed to renew the lease within {:?}", self.config.renew_deadline());
             }
         }
     }
 
-    /// Gives the Lease up, so that others need not wait.
+    /// Releases the Lease, so that another operator can acquire it at once.
     ///
     /// # Errors
-    /// It could not be given up; it is free after its duration.
+    /// The Lease could not be released; it expires after its duration.
     pub async fn release(&mut self) -> anyhow::Result<()> {
         let Some(mut lease) = self.leases.get_opt(&self.config.name).await? else { return Ok(()) };
         let spec = lease.spec.get_or_insert_default();
@@ -110,8 +111,8 @@ impl Election {
         Ok(())
     }
 
-    /// Takes or renews the Lease; whether this process holds it now.
-    async fn attempt(&mut self) -> anyhow::Result<bool> {
+    /// Acquires or renews the Lease if possible. Returns whether this process holds it now.
+    async fn try_acquire_or_renew(&mut self) -> anyhow::Result<bool> {
         let present = self.leases.get_opt(&self.config.name).await.context("failed to read the lease")?;
         let Some(mut lease) = present else { return self.create().await };
         let spec = lease.spec.clone().unwrap_or_default();
@@ -123,10 +124,10 @@ impl Election {
         lease.spec = Some(self.renewed(&spec, is_own));
         match self.leases.replace(&self.config.name, &PostParams::default(), &lease).await {
             Ok(lease) => {
-                self.seen = Some((lease.spec.unwrap_or_default(), Instant::now()));
+                self.observed = Some((lease.spec.unwrap_or_default(), Instant::now()));
                 Ok(true)
             }
-            // Somebody was faster.
+            // Another operator was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error).context("failed to write the lease"),
         }
@@ -144,21 +145,21 @@ impl Election {
         }
     }
 
-    /// Whether nobody has renewed it for as long as it is good for, as seen from here.
+    /// Whether this process has seen the Lease unchanged for its duration.
     fn is_expired(&mut self, spec: &LeaseSpec) -> bool {
-        match &self.seen {
-            Some((seen, _)) if seen == spec => self.time_to_expiry().is_zero(),
+        match &self.observed {
+            Some((observed, _)) if observed == spec => self.time_to_expiry().is_zero(),
             _ => {
-                self.seen = Some((spec.clone(), Instant::now()));
+                self.observed = Some((spec.clone(), Instant::now()));
                 false
             }
         }
     }
 
-    /// The time until the Lease as it was last seen expires, if nobody renews it.
+    /// The time until the Lease expires if it is not renewed.
     fn time_to_expiry(&self) -> Duration {
-        let Some((seen, since)) = &self.seen else { return Duration::ZERO };
-        let seconds = u64::try_from(seen.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+        let Some((observed, since)) = &self.observed else { return Duration::ZERO };
+        let seconds = u64::try_from(observed.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
         Duration::from_secs(seconds).saturating_sub(since.elapsed())
     }
 

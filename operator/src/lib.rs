@@ -1,14 +1,14 @@
-//! The operator: looks after LLMDeployments.
+//! The operator: it manages LLMDeployments.
 //!
 //! ```text
 //! watches ─► controller::reconcile
 //!              observe ─► validate ─► desired ─► apply ─► status
-//!               I/O        pure        pure       I/O      pure
+//!               memory      pure        pure      I/O      pure
 //! ```
 //!
-//! Only `observe` and `apply` touch the cluster. After `validate` nobody reads the `spec`, and what is told in the status
-//! comes from what was applied. A mistake of whoever wrote the resource becomes a condition; an error is what passes,
-//! and is tried again. `local` does the same for one resource on this machine, with processes for pods.
+//! No step after `validate` reads the `spec`, and the status is computed from the result of the apply. A mistake of
+//! the author of a resource becomes a condition; an error is transient and is retried. `local` does the same for one
+//! resource on this machine, with processes instead of pods.
 
 pub mod admin;
 pub mod apply;
@@ -22,13 +22,16 @@ pub mod leader;
 mod local;
 pub mod manifest;
 pub mod metrics;
+pub mod names;
 pub mod observe;
 pub mod pod;
+pub mod ports;
 pub mod run;
+pub mod source;
 pub mod status;
-mod telemetry;
 pub mod trace;
 pub mod upgrades;
+pub mod valid_deployment;
 pub mod validate;
 pub mod watch;
 

@@ -1,4 +1,4 @@
-//! The operator's process: parse the arguments, run, tell what went wrong.
+//! The process of the operator: it parses the arguments, runs, and prints the error if it fails.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match operator::Args::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The chain of causes, once, on one line.
+            // The alternate format prints the error with its sources on one line.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

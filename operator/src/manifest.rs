@@ -1,41 +1,41 @@
-//! What the operator writes: an object of a kind, as JSON. The list of kinds here is the list of what the operator
-//! owns, watches and may touch.
+//! The objects that the operator applies, as JSON. The kinds listed here are the kinds that the operator creates, watches
+//! and has rights for.
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
-/// A kind of object that the operator makes, in the order in which they are applied: what others refer to comes
-/// first, and what starts processes comes last.
+/// A kind of object that the operator creates. Kinds are in the order in which they are applied: objects that others
+/// refer to come first, and objects that start pods come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// An identity for pods.
+    /// The identity of pods.
     ServiceAccount,
-    /// What an identity may do.
+    /// The rights of an identity.
     Role,
-    /// Who has a role.
+    /// The assignment of a Role to an identity.
     RoleBinding,
-    /// The replica token. It is created once and never watched, read or changed.
+    /// The replica token. The operator creates it once and cannot watch, read or change it.
     Secret,
-    /// The router's configuration.
+    /// The configuration of routers, or the revisions that replicas fetch.
     ConfigMap,
     /// The volume of a shared cache.
     PersistentVolumeClaim,
-    /// Who may talk to whom.
+    /// The connections that pods accept and open.
     NetworkPolicy,
-    /// Addresses.
+    /// The addresses of routers and replicas.
     Service,
-    /// What maintenance may take away.
+    /// The number of pods that a node drain may evict.
     PodDisruptionBudget,
-    /// The fetching of a model.
+    /// The fetch of a model into a shared cache.
     Job,
-    /// Replicas and routers.
+    /// The pods of replicas or of routers.
     Deployment,
-    /// What Prometheus scrapes; of the Prometheus operator, and absent without it.
+    /// The endpoints that Prometheus scrapes. The kind exists only in clusters with the Prometheus operator.
     ServiceMonitor,
 }
 
 impl Kind {
-    /// All kinds that every cluster has and that the operator watches.
+    /// The kinds that exist in every cluster and that the operator watches.
     pub const BUILT_IN: [Self; 10] = [
         Self::ServiceAccount,
         Self::Role,
@@ -49,7 +49,7 @@ impl Kind {
         Self::Deployment,
     ];
 
-    /// Group, version, kind and plural, as the API has them.
+    /// The group, version, kind and plural name in the API.
     fn names(self) -> (&'static str, &'static str, &'static str, &'static str) {
         const RBAC: &str = "rbac.authorization.k8s.io";
         match self {
@@ -68,25 +68,25 @@ impl Kind {
         }
     }
 
-    /// As the API has it.
+    /// Returns the name of the kind in the API.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.names().2
     }
 
-    /// The API group, empty for the core.
+    /// Returns the API group, which is empty for the core group.
     #[must_use]
     pub fn group(self) -> &'static str {
         self.names().0
     }
 
-    /// The name in addresses and in roles.
+    /// Returns the plural name, which URLs and roles use.
     #[must_use]
     pub fn plural(self) -> &'static str {
         self.names().3
     }
 
-    /// The `apiVersion` of its objects.
+    /// Returns the `apiVersion` of the objects of this kind.
     #[must_use]
     pub fn api_version(self) -> String {
         match self.names() {
@@ -95,26 +95,26 @@ impl Kind {
         }
     }
 
-    /// For clients.
+    /// Returns the description of the kind that API clients need.
     #[must_use]
-    pub fn resource(self) -> ApiResource {
+    pub fn api_resource(self) -> ApiResource {
         let (group, version, kind, plural) = self.names();
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
     }
 }
 
-/// An object as it should be.
+/// The desired state of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// Its kind.
+    /// The kind of the object.
     pub kind: Kind,
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// All that is to be applied, `apiVersion`, `kind` and `metadata` included.
+    /// The whole object, including `apiVersion`, `kind` and `metadata`.
     pub body: Value,
 }
 
-/// `value` with the members of all objects in the order of their names, so that equal values are equal texts.
+/// Returns `value` with the members of all objects sorted by name, so that equal values are serialized to equal texts.
 #[must_use]
 pub fn canonical(value: &Value) -> Value {
     match value {
@@ -128,7 +128,7 @@ pub fn canonical(value: &Value) -> Value {
     }
 }
 
-/// Ten hexadecimal digits that change with `value`.
+/// Returns ten hexadecimal digits of the SHA-256 of `value`.
 #[must_use]
 pub fn digest(value: &Value) -> String {
     use sha2::{Digest as _, Sha256};
@@ -136,26 +136,37 @@ pub fn digest(value: &Value) -> String {
     hash.iter().take(5).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether `live` has all that `wanted` says. What `live` has beyond that, as defaults and what others have added, is
-/// theirs. Quantities are compared as what they are: the API server rewrites `1000m` to `1`.
+/// Whether the object `live` has every field of `desired` with the same value. Further fields of `live` are ignored: they
+/// are defaults, or belong to other field managers. Quantities are compared by value, because the API server rewrites
+/// `1000m` to `1`.
 #[must_use]
-pub fn covers(live: &Value, wanted: &Value) -> bool {
-    match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(name, wanted)| {
-            live.get(name).map_or_else(|| is_empty(wanted), |live| covers(live, wanted))
+pub fn covers(live: &Value, desired: &Value) -> bool {
+    match (live, desired) {
+        (Value::Object(live), Value::Object(desired)) => desired.iter().all(|(name, desired)| {
+            live.get(name).map_or_else(|| is_empty(desired), |live| covers(live, desired))
         }),
-        (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
+        (Value::Array(live), Value::Array(desired)) => {
+            live.len() == desired.len()
+                && live.iter().zip(desired).all(|(live, desired)| covers(live, desired))
         }
-        (Value::String(live), Value::String(wanted)) => {
-            live == wanted || matches!((quantity(live), quantity(wanted)), (Some(a), Some(b)) if a == b)
+        (Value::String(live), Value::String(desired)) => {
+            live == desired || matches!((quantity(live), quantity(desired)), (Some(a), Some(b)) if a == b)
         }
-        (live, wanted) => live == wanted,
+        (live, desired) => live == desired,
     }
 }
 
-/// The API server leaves out what is empty.
-fn is_empty(value: &Value) -> bool {
+/// Returns the JSON form of a type of the Kubernetes API.
+///
+/// # Panics
+/// Never: all types of the API are serializable.
+#[must_use]
+pub fn to_json(value: &impl serde::Serialize) -> Value {
+    serde_json::to_value(value).expect("invariant: the types of the API are JSON")
+}
+
+/// Whether the API server may omit the value because it is empty.
+pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Object(members) => members.is_empty(),
@@ -164,7 +175,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A quantity in thousandths, if `text` is one.
+/// Parses a Kubernetes quantity and returns it in thousandths. `None` if `text` is not a quantity.
 #[must_use]
 pub fn quantity(text: &str) -> Option<i128> {
     const SUFFIXES: [(&str, i128); 13] = [
@@ -190,9 +201,9 @@ pub fn quantity(text: &str) -> Option<i128> {
     Some((whole * 1000 + thousandths) * factor)
 }
 
-/// The whole part and the thousandths.
+/// Parses a decimal number into its whole part and its thousandths.
 fn decimal(text: &str) -> Option<(i128, i128)> {
-    /// Beyond this no quantity is, and no product of it with a factor leaves the type.
+    /// Longer numbers are not plausible, and their product with a factor could exceed the type.
     const DIGITS_MAX: usize = 16;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.len() <= DIGITS_MAX && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -210,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_numbers_whatever_their_suffix() {
+    fn quantities_with_every_suffix_are_parsed() {
         for (text, thousandths) in [
             ("1", 1000),
             ("1000m", 1000),
@@ -228,17 +239,17 @@ mod tests {
     }
 
     #[test]
-    fn what_others_add_is_no_drift_and_what_they_change_is() {
-        let wanted = json!({"a": {"b": "1000m"}, "list": [{"name": "x"}], "none": {}});
+    fn added_fields_are_no_drift_and_changed_fields_are() {
+        let desired = json!({"a": {"b": "1000m"}, "list": [{"name": "x"}], "none": {}});
         let same = json!({"a": {"b": "1", "c": 2}, "list": [{"name": "x", "default": true}], "more": 1});
-        assert!(covers(&same, &wanted));
+        assert!(covers(&same, &desired));
         for drifted in [
             json!({"a": {"b": "2"}, "list": [{"name": "x"}]}),
             json!({"a": {"b": "1"}, "list": []}),
             json!({"a": {"b": "1"}, "list": [{"name": "x"}, {"name": "y"}]}),
             json!({"list": [{"name": "x"}]}),
         ] {
-            assert!(!covers(&drifted, &wanted), "{drifted}");
+            assert!(!covers(&drifted, &desired), "{drifted}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the operator counts of itself, for Prometheus.
+//! The metrics of the operator, for Prometheus.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,39 +13,39 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Call {
+struct CallLabels {
     verb: &'static str,
     kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InPhase {
+struct PhaseLabels {
     phase: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InState {
+struct StateLabels {
     state: &'static str,
 }
 
-/// The metrics. Clones are of the same.
+/// The metrics of the operator. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     registry: Registry,
-    reconciles: Family<Outcome, Counter>,
-    duration: Histogram,
-    calls: Family<Call, Counter>,
+    reconciles: Family<OutcomeLabels, Counter>,
+    reconcile_duration: Histogram,
+    api_calls: Family<CallLabels, Counter>,
     events: Counter,
-    deployments: Family<InPhase, Gauge>,
-    releases: Family<InState, Gauge>,
+    deployments: Family<PhaseLabels, Gauge>,
+    releases: Family<StateLabels, Gauge>,
     leader: Gauge,
 }
 
@@ -53,78 +53,91 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("ovfleet_operator");
         let reconciles = Family::default();
-        let duration =
+        let reconcile_duration =
             Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-        let calls = Family::default();
+        let api_calls = Family::default();
         let events = Counter::default();
         let deployments = Family::default();
         let releases = Family::default();
         let leader = Gauge::default();
-        registry.register("reconciles", "Resources looked at, by what came of it", reconciles.clone());
+        registry.register("reconciles", "Reconciles, by outcome", reconciles.clone());
         registry.register_with_unit(
             "reconcile_duration",
-            "Time for looking at a resource",
+            "Duration of a reconcile",
             Unit::Seconds,
-            duration.clone(),
+            reconcile_duration.clone(),
         );
-        registry.register("api_calls", "Requests to the API server beside watches", Family::clone(&calls));
-        registry.register("events", "Events published", events.clone());
-        registry.register("deployments", "Resources, by phase", Family::clone(&deployments));
+        registry.register(
+            "api_calls",
+            "Requests to the API server, without watches, by verb and kind",
+            Family::clone(&api_calls),
+        );
+        registry.register("events", "Published Kubernetes events", events.clone());
+        registry.register("deployments", "LLMDeployments, by phase", Family::clone(&deployments));
         registry.register(
             "releases",
-            "Resources, by the state of their upgrade to the release of the operator",
+            "LLMDeployments, by the state of their upgrade to the release of the operator",
             Family::clone(&releases),
         );
-        registry.register("leader", "1 while this process is the one that acts", leader.clone());
-        Self(Arc::new(Inner { registry, reconciles, duration, calls, events, deployments, releases, leader }))
+        registry.register("leader", "1 while this process is the leader", leader.clone());
+        Self(Arc::new(Inner {
+            registry,
+            reconciles,
+            reconcile_duration,
+            api_calls,
+            events,
+            deployments,
+            releases,
+            leader,
+        }))
     }
 }
 
 impl Metrics {
-    /// A resource was looked at.
-    pub fn reconciled(&self, outcome: &'static str, duration: Duration) {
-        self.0.reconciles.get_or_create(&Outcome { outcome }).inc();
-        self.0.duration.observe(duration.as_secs_f64());
+    /// Records the outcome and the duration of a reconcile.
+    pub fn record_reconcile(&self, outcome: &'static str, duration: Duration) {
+        self.0.reconciles.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.0.reconcile_duration.observe(duration.as_secs_f64());
     }
 
-    /// A request to the API server.
-    pub fn call(&self, verb: &'static str, kind: &'static str) {
-        self.0.calls.get_or_create(&Call { verb, kind }).inc();
+    /// Records a request to the API server.
+    pub fn record_api_call(&self, verb: &'static str, kind: &'static str) {
+        self.0.api_calls.get_or_create(&CallLabels { verb, kind }).inc();
     }
 
-    /// How many requests to the API server there were.
+    /// Returns the number of requests to the API server.
     #[must_use]
-    pub fn calls(&self, verb: &'static str, kind: &'static str) -> u64 {
-        self.0.calls.get_or_create(&Call { verb, kind }).get()
+    pub fn api_calls(&self, verb: &'static str, kind: &'static str) -> u64 {
+        self.0.api_calls.get_or_create(&CallLabels { verb, kind }).get()
     }
 
-    /// An event was published.
-    pub fn event(&self) {
+    /// Records a published event.
+    pub fn record_event(&self) {
         self.0.events.inc();
     }
 
-    /// How many resources are in which phase.
-    pub fn phases(&self, count: impl Fn(Phase) -> usize) {
+    /// Sets the number of resources in each phase.
+    pub fn set_deployments(&self, count: impl Fn(Phase) -> usize) {
         for phase in Phase::ALL {
             let number = i64::try_from(count(phase)).unwrap_or(i64::MAX);
-            self.0.deployments.get_or_create(&InPhase { phase: phase.name() }).set(number);
+            self.0.deployments.get_or_create(&PhaseLabels { phase: phase.name() }).set(number);
         }
     }
 
-    /// How many resources are in which state of an upgrade.
-    pub fn releases(&self, count: impl Fn(UpgradeState) -> usize) {
+    /// Sets the number of resources in each state of an upgrade.
+    pub fn set_releases(&self, count: impl Fn(UpgradeState) -> usize) {
         for state in UpgradeState::ALL {
             let number = i64::try_from(count(state)).unwrap_or(i64::MAX);
-            self.0.releases.get_or_create(&InState { state: state.name() }).set(number);
+            self.0.releases.get_or_create(&StateLabels { state: state.name() }).set(number);
         }
     }
 
-    /// Whether this process is the one that acts.
-    pub fn leads(&self, leads: bool) {
-        self.0.leader.set(i64::from(leads));
+    /// Sets whether this process is the leader.
+    pub fn set_leader(&self, is_leader: bool) {
+        self.0.leader.set(i64::from(is_leader));
     }
 
-    /// All of them, as Prometheus reads them.
+    /// Returns all metrics in the text format of OpenMetrics.
     #[must_use]
     pub fn scrape(&self) -> String {
         let mut text = String::new();

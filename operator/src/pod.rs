@@ -1,104 +1,117 @@
-//! What a pod is worth, read off its status. Pure. What Kubernetes says in turns while nothing changes, as it does of an
-//! image that cannot be had and of a container that keeps failing, is one and the same here.
+//! The state of a pod as far as the operator uses it, from the pod's status. Pure. Kubernetes reports some problems with
+//! alternating reasons, such as `ErrImagePull` and `ImagePullBackOff`; here each of them has a single reason and message.
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus, Volume};
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus, Volume,
+};
 use kube::ResourceExt as _;
 use serde::{Deserialize, Serialize};
 
-use crate::desired::fetch::revision;
-use crate::desired::names::{COMPONENT, ROUTABLE, TEMPLATE};
+use crate::names::{COMPONENT, Component, REVISION_VARIABLE, ROUTABLE, TEMPLATE};
+use crate::source::{ModelSourceKey, source_of_pod};
 
-mod last_words;
+mod exit_reason;
 
-pub(crate) use last_words::last_words;
+pub(crate) use exit_reason::exit_reason;
 
-/// What a pod is worth.
+/// The state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodState {
-    /// Its name.
+    /// The name of the pod.
     pub name: String,
-    /// Its address, once it has one.
+    /// The IP address of the pod, once it has one.
     pub address: Option<String>,
-    /// Which part it belongs to, by its label.
+    /// The component that the pod belongs to, from its label.
     pub component: String,
-    /// Which template it was made from, by its label.
-    pub template: String,
-    /// Its Job, if it belongs to one.
+    /// The hash of the pod template that the pod was created from, from its label.
+    pub template_hash: String,
+    /// The name of the Job that owns the pod, if a Job does.
     pub job: Option<String>,
-    /// What its server was told to serve: a path in it.
-    pub model: Option<String>,
-    /// Whether it is about to go.
+    /// The source of the model that its server serves.
+    pub source: ModelSourceKey,
+    /// Whether the pod is being deleted.
     pub is_terminating: bool,
-    /// Whether it has ended.
+    /// Whether all containers of the pod have exited for good.
     pub is_finished: bool,
-    /// Whether its containers are ready.
+    /// Whether all containers of the pod are ready.
     pub containers_ready: bool,
-    /// Whether it is ready, gates included.
+    /// Whether the pod is ready, including its readiness gates.
     pub is_ready: bool,
-    /// What its gate says, if that was set.
+    /// The value of the readiness gate; `None` if it was never set.
     pub is_routable: Option<bool>,
-    /// Whether it is fetching a model just now.
+    /// Whether the pod is fetching a model.
     pub is_fetching: bool,
-    /// Whether its server runs and has not started yet, within the time that its startup probe allows.
+    /// Whether the server runs but has not started yet, within the time that its startup probe allows.
     pub is_starting: bool,
-    /// Under which key of the ConfigMap of revisions it found what to fetch.
+    /// The key of the ConfigMap of revisions from which the pod reads the revision to fetch.
     pub revision_key: Option<String>,
-    /// What its containers wait for before they can be created: the volumes that have to exist.
+    /// A message about the volumes that must exist before the containers can be created, while they cannot.
     pub awaits: Option<String>,
-    /// How the last fetch in it ended.
+    /// The report of the last fetch in the pod, once it has ended.
     pub fetched: Option<FetchReport>,
-    /// What keeps it from working, if that does not pass by itself.
+    /// The problem that prevents the pod from working, if it does not resolve itself.
     pub problem: Option<Problem>,
 }
 
-/// What keeps a pod from working.
+/// Returns the names of the replicas that work and that no router has admitted yet.
+#[must_use]
+pub fn awaiting_admission(pods: &[PodState]) -> BTreeSet<&str> {
+    let servers = pods.iter().filter(|pod| pod.component == Component::Server.name());
+    let waiting =
+        servers.filter(|pod| pod.containers_ready && !pod.is_terminating && pod.is_routable != Some(true));
+    waiting.map(|pod| pod.name.as_str()).collect()
+}
+
+/// A problem that prevents a pod from working.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// For conditions: stable, in CamelCase.
+    /// The reason for conditions: stable and in CamelCase.
     pub reason: String,
-    /// For people.
+    /// The message for people.
     pub message: String,
 }
 
-/// How a fetch ended, as `server fetch` leaves it in the termination message.
+/// The report of a fetch, which `ovfleet-server fetch` writes as the termination message of its container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FetchReport {
-    /// `Fetched`, or why not: stable, in CamelCase.
+    /// `Fetched`, or the reason of the failure: stable and in CamelCase.
     pub reason: String,
-    /// For people.
+    /// The message for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The digest of all files, `sha256:…`.
+    /// The digest of all files, as `sha256:…`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// The commit of the repository that the files are of, where the source has commits.
+    /// The commit of the repository that was fetched, if the source has commits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// Bytes that are there.
+    /// The number of bytes that were fetched.
     pub bytes: i64,
-    /// Bytes in all, where that is known.
+    /// The total number of bytes, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_total: Option<i64>,
 }
 
 impl FetchReport {
-    /// The reason of a fetch that has brought everything.
+    /// The reason of a fetch that succeeded.
     pub const FETCHED: &str = "Fetched";
 
-    /// Whether all is there.
+    /// Whether the fetch succeeded.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.reason == Self::FETCHED
     }
 }
 
-/// What `pod` is worth.
+/// Returns the state of `pod`.
 #[must_use]
-pub fn look(pod: &Pod) -> PodState {
+pub fn pod_state(pod: &Pod) -> PodState {
     let label = |name: &str| pod.labels().get(name).cloned().unwrap_or_default();
-    let nothing = PodStatus::default();
-    let status = pod.status.as_ref().unwrap_or(&nothing);
+    let default = PodStatus::default();
+    let status = pod.status.as_ref().unwrap_or(&default);
     let condition = |name: &str| {
         let condition = status.conditions.iter().flatten().find(|condition| condition.type_ == name);
         condition.map(|condition| condition.status == "True")
@@ -110,9 +123,9 @@ pub fn look(pod: &Pod) -> PodState {
         name: pod.name_any(),
         address: status.pod_ip.clone().filter(|address| !address.is_empty()),
         component: label(COMPONENT),
-        template: label(TEMPLATE),
+        template_hash: label(TEMPLATE),
         job: owner.map(|owner| owner.name.clone()),
-        model: model(pod),
+        source: source_of_pod(pod),
         is_terminating: pod.metadata.deletion_timestamp.is_some(),
         is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
         containers_ready: condition("ContainersReady") == Some(true),
@@ -127,20 +140,18 @@ pub fn look(pod: &Pod) -> PodState {
     }
 }
 
-fn model(pod: &Pod) -> Option<String> {
-    let server = pod.spec.as_ref()?.containers.iter().find(|container| container.name == "server")?;
-    let mut args = server.args.iter().flatten();
-    args.find_map(|argument| argument.strip_prefix("--model=")).map(str::to_owned)
-}
-
 fn revision_key(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.filter(|container| container.name == "fetch").find_map(revision::key_of)
+    let key = |container: &Container| {
+        let variable = container.env.iter().flatten().find(|variable| variable.name == REVISION_VARIABLE)?;
+        Some(variable.value_from.as_ref()?.config_map_key_ref.as_ref()?.key.clone())
+    };
+    containers.filter(|container| container.name == "fetch").find_map(key)
 }
 
-/// The kubelet ends a container that does not start within the time of its startup probe, so one that runs and has not
-/// started is still within it.
+/// Whether the server runs and has not started yet. The kubelet kills a container that does not start within the time of
+/// its startup probe, so a running container that has not started is within that time.
 fn is_starting(status: &PodStatus) -> bool {
     let server = status.container_statuses.iter().flatten().find(|container| container.name == "server");
     server.is_some_and(|server| {
@@ -149,8 +160,8 @@ fn is_starting(status: &PodStatus) -> bool {
     })
 }
 
-/// The volumes that a pod on a node needs before its containers can be created. Kubernetes reports that one is missing in
-/// events only, which come and go; its status says no more than that nothing was created.
+/// Names the volumes that a pod needs while none of its containers could be created. Kubernetes reports a missing
+/// volume in events only, which expire; the status of the pod only says that no container was created.
 fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
     let is_creating = |container: &ContainerStatus| {
         let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
@@ -165,12 +176,11 @@ fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
         return None;
     }
     let objects = mounted_objects(pod);
-    (!objects.is_empty()).then(|| {
-        format!("the pod waits for its containers to be created, which needs {}", objects.join(", "))
-    })
+    (!objects.is_empty())
+        .then(|| format!("the containers of the pod cannot be created yet; they need {}", objects.join(", ")))
 }
 
-/// The objects that the volumes of a pod are made from, and that others have to create.
+/// The objects that the volumes of a pod refer to and that the operator does not create itself.
 fn mounted_objects(pod: &Pod) -> Vec<String> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let object = |volume: &Volume| {
@@ -191,12 +201,13 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
 
 /// The last report of a container that fetches.
 fn report(container: &ContainerStatus) -> Option<FetchReport> {
-    let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
-    let ended = ended(&container.state).or_else(|| ended(&container.last_state))?;
-    let message = ended.message.unwrap_or_default();
+    let terminated = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
+    let terminated = terminated(&container.state).or_else(|| terminated(&container.last_state))?;
+    let message = terminated.message.unwrap_or_default();
+    let code = terminated.exit_code;
     Some(serde_json::from_str(message.trim()).unwrap_or_else(|_| FetchReport {
-        reason: if ended.exit_code == 0 { FetchReport::FETCHED.to_owned() } else { "FetchFailed".to_owned() },
-        message: if ended.exit_code == 0 { String::new() } else { why(&message, ended.exit_code) },
+        reason: if code == 0 { FetchReport::FETCHED.to_owned() } else { "FetchFailed".to_owned() },
+        message: if code == 0 { String::new() } else { exit_message(&message, code) },
         ..FetchReport::default()
     }))
 }
@@ -223,7 +234,8 @@ fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
     containers(status).find_map(|container| container_problem(pod, container))
 }
 
-/// Why the scheduler finds no node, with the names of the claims where it is about claims: it mentions them without.
+/// The reason for which the scheduler finds no node. The scheduler does not name the claims that it complains about, so
+/// this adds their names.
 fn unschedulable(pod: &Pod, condition: &PodCondition) -> String {
     let message = condition.message.clone().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -241,13 +253,14 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     let state = container.state.as_ref();
     let waiting = state.and_then(|state| state.waiting.as_ref());
     if let Some(waiting) = waiting {
-        let said = waiting.message.clone().unwrap_or_default();
+        let reported = waiting.message.clone().unwrap_or_default();
         match waiting.reason.as_deref() {
-            // Said in turns, in ever other words.
+            // The kubelet alternates between these reasons, with varying messages.
             Some("ErrImagePull" | "ImagePullBackOff") => {
-                let (image, user) =
-                    image_volume(pod, &said).unwrap_or_else(|| (container.image.clone(), name.to_owned()));
-                let message = format!("the image {image} of {user} cannot be pulled{}", pull_secrets(pod));
+                let (image, user) = image_volume(pod, &reported)
+                    .unwrap_or_else(|| (container.image.clone(), format!("container {name}")));
+                let message =
+                    format!("the image {image} of the {user} cannot be pulled{}", pull_secrets(pod));
                 return Some(Problem { reason: "ImagePullBackOff".to_owned(), message });
             }
             Some(
@@ -257,7 +270,7 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
                 | "CreateContainerError"
                 | "RunContainerError"),
             ) => {
-                return Some(Problem { reason: reason.to_owned(), message: format!("{name}: {said}") });
+                return Some(Problem { reason: reason.to_owned(), message: format!("{name}: {reported}") });
             }
             _ => {}
         }
@@ -265,32 +278,32 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     if container.ready {
         return None;
     }
-    // It has failed and has not worked since, whether it is just being tried again or waits for that.
-    let ended = |state: Option<&ContainerState>| state.and_then(|state| state.terminated.clone());
-    let ended = ended(state).or_else(|| ended(container.last_state.as_ref()))?;
-    if ended.exit_code == 0 && ended.reason.as_deref() != Some("OOMKilled") {
-        return None;
-    }
-    if ended.reason.as_deref() == Some("OOMKilled") {
-        let message = format!("{name} needs more memory than its limit allows");
+    // The container has failed and was not ready since, whether it is running again or waits for its restart.
+    let terminated = |state: Option<&ContainerState>| state.and_then(|state| state.terminated.clone());
+    let terminated = terminated(state).or_else(|| terminated(container.last_state.as_ref()))?;
+    if terminated.reason.as_deref() == Some("OOMKilled") {
+        let message = format!("{name} was killed because it needs more memory than its limit");
         return Some(Problem { reason: "OOMKilled".to_owned(), message });
     }
-    let message = format!("{name}: {}", why(&ended.message.unwrap_or_default(), ended.exit_code));
-    Some(Problem { reason: "Crashing".to_owned(), message })
+    if terminated.exit_code == 0 {
+        return None;
+    }
+    let reason = exit_message(&terminated.message.unwrap_or_default(), terminated.exit_code);
+    Some(Problem { reason: "Crashing".to_owned(), message: format!("{name}: {reason}") })
 }
 
-/// The image of a volume that a message of the kubelet is about, and the volume: a container waits for these as it does for
-/// its own image.
+/// The image volume that a message of the kubelet is about: its image, and a description of the volume. A container waits
+/// for the images of its volumes with the same reasons as for its own image.
 fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let mut images =
         volumes.filter_map(|volume| Some((volume.image.as_ref()?.reference.clone()?, &volume.name)));
     let (image, name) = images.find(|(image, _)| message.contains(&format!("{image:?}")))?;
-    Some((image, format!("the volume {name}")))
+    Some((image, format!("volume {name}")))
 }
 
-/// The Secrets that the images of a pod are pulled with. The kubelet pulls without one that does not exist, so a registry
-/// only says that it refuses.
+/// A hint about the Secrets that the images of a pod are pulled with. The kubelet ignores a Secret that does not
+/// exist, so the only symptom is that the registry denies access.
 fn pull_secrets(pod: &Pod) -> String {
     let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let names: Vec<String> = secrets.map(|secret| format!("{:?}", secret.name)).collect();
@@ -306,8 +319,8 @@ fn pull_secrets(pod: &Pod) -> String {
     }
 }
 
-/// Why a pod could not be created, from what a controller reports. The name of the pod, which is another one for each
-/// attempt, is left out.
+/// The reason for which a pod could not be created, from the message of a controller. It omits the name of the pod, which
+/// differs for each attempt.
 pub(crate) fn creation_error(message: &str) -> String {
     let message = message.strip_prefix("(combined from similar events): ").unwrap_or(message);
     let message = message.strip_prefix("Error creating: ").unwrap_or(message);
@@ -315,14 +328,18 @@ pub(crate) fn creation_error(message: &str) -> String {
     rest.map_or_else(|| message.to_owned(), |(_, reason)| format!("pods cannot be created: {reason}"))
 }
 
-/// Why a container has ended, from what it wrote last.
-fn why(text: &str, code: i32) -> String {
+/// The reason for which a container has exited, from its last output and its exit code.
+fn exit_message(output: &str, code: i32) -> String {
     /// Length of the last output of a container in a condition, in characters.
     ///
     /// Beyond it: the text is truncated.
     const LENGTH_MAX: usize = 400;
-    let words: String = last_words(text).chars().take(LENGTH_MAX).collect();
-    if words.is_empty() { format!("ended with code {code}") } else { format!("{words} (code {code})") }
+    let reason: String = exit_reason(output).chars().take(LENGTH_MAX).collect();
+    if reason.is_empty() {
+        format!("exited with code {code}")
+    } else {
+        format!("{reason} (exit code {code})")
+    }
 }
 
 #[cfg(test)]
@@ -333,7 +350,7 @@ mod tests {
 
     fn state(status: &Value) -> PodState {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "status": status});
-        look(&serde_json::from_value(pod).unwrap())
+        pod_state(&serde_json::from_value(pod).unwrap())
     }
 
     fn container(name: &str, state: &Value, last: &Value) -> Value {
@@ -344,30 +361,33 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_had_reads_the_same_each_time() {
+    fn an_image_that_cannot_be_pulled_has_the_same_message_for_both_reasons() {
         let waiting = |reason: &str, message: &str| {
             let waiting = json!({"waiting": {"reason": reason, "message": message}});
             state(&json!({"containerStatuses": [container("server", &waiting, &json!({}))]}))
         };
         let first = waiting("ErrImagePull", "rpc error: not found");
         assert_eq!(first, waiting("ImagePullBackOff", "Back-off pulling image"));
-        assert_eq!(first.problem.unwrap().message, "the image image of server cannot be pulled");
+        assert_eq!(
+            first.problem.unwrap().message,
+            "the image image of the container server cannot be pulled"
+        );
     }
 
     #[test]
-    fn an_image_that_cannot_be_had_names_the_secrets_it_is_pulled_with() {
+    fn the_message_about_an_image_names_the_pull_secrets() {
         let waiting = json!({"waiting": {"reason": "ErrImagePull", "message": "401 Unauthorized"}});
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
             "spec": {"containers": [], "imagePullSecrets": [{"name": "registry"}]},
             "status": {"containerStatuses": [container("server", &waiting, &json!({}))]},
         });
-        let problem = look(&serde_json::from_value(pod).unwrap()).problem.unwrap();
+        let problem = pod_state(&serde_json::from_value(pod).unwrap()).problem.unwrap();
         assert!(problem.message.contains("with the Secret \"registry\", which must exist"), "{problem:?}");
     }
 
     #[test]
-    fn an_image_that_is_a_volume_is_told_from_the_container_s_own() {
+    fn the_image_of_a_volume_is_distinguished_from_the_image_of_the_container() {
         let waiting = |image: &str| {
             let message = format!("Back-off pulling image \"{image}\": ErrImagePull: failed to pull");
             let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": message}});
@@ -376,14 +396,14 @@ mod tests {
                 "spec": {"containers": [], "volumes": [{"name": "model", "image": {"reference": "models/m:1"}}]},
                 "status": {"containerStatuses": [container("server", &waiting, &json!({}))]},
             });
-            look(&serde_json::from_value(pod).unwrap()).problem.unwrap().message
+            pod_state(&serde_json::from_value(pod).unwrap()).problem.unwrap().message
         };
         assert_eq!(waiting("models/m:1"), "the image models/m:1 of the volume model cannot be pulled");
-        assert_eq!(waiting("image"), "the image image of server cannot be pulled");
+        assert_eq!(waiting("image"), "the image image of the container server cannot be pulled");
     }
 
     #[test]
-    fn a_container_that_keeps_failing_reads_the_same_while_it_runs_and_while_it_waits() {
+    fn a_crashing_container_has_the_same_message_while_it_runs_and_while_it_waits() {
         let ended = json!({"terminated": {"exitCode": 1, "message": "x\nerror: no model\n"}});
         let at = |present: &Value, last: &Value| {
             state(&json!({"containerStatuses": [container("server", present, last)]})).problem
@@ -391,11 +411,11 @@ mod tests {
         let running = at(&json!({"running": {}}), &ended);
         assert_eq!(running, at(&json!({"waiting": {"reason": "CrashLoopBackOff"}}), &ended));
         assert_eq!(running, at(&ended, &json!({})));
-        assert_eq!(running.unwrap().message, "server: no model (code 1)");
+        assert_eq!(running.unwrap().message, "server: no model (exit code 1)");
     }
 
     #[test]
-    fn the_report_of_a_fetch_is_read_from_where_it_ended() {
+    fn the_report_of_a_fetch_is_the_termination_message() {
         let message = json!({"reason": "DigestMismatch", "message": "another file", "bytes": 7}).to_string();
         let ended = json!({"terminated": {"exitCode": 11, "message": message}});
         let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
@@ -407,7 +427,7 @@ mod tests {
         );
         let killed = json!({"terminated": {"exitCode": 137, "message": "gone"}});
         let pod = state(&json!({"initContainerStatuses": [container("fetch", &killed, &json!({}))]}));
-        assert_eq!(pod.fetched.unwrap().message, "gone (code 137)");
+        assert_eq!(pod.fetched.unwrap().message, "gone (exit code 137)");
     }
 
     #[test]
@@ -423,7 +443,7 @@ mod tests {
                 "message": "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
             }]},
         });
-        let problem = look(&serde_json::from_value(pod).unwrap()).problem.unwrap();
+        let problem = pod_state(&serde_json::from_value(pod).unwrap()).problem.unwrap();
         assert!(
             problem.message.starts_with("the PersistentVolumeClaim \"models\" must exist"),
             "{problem:?}"
@@ -431,14 +451,14 @@ mod tests {
     }
 
     #[test]
-    fn what_containers_wait_for_is_named() {
+    fn the_volumes_that_containers_wait_for_are_named() {
         let waiting = json!({"waiting": {"reason": "ContainerCreating"}});
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
             "spec": {"containers": [], "volumes": [{"name": "keys", "secret": {"secretName": "my-keys"}}]},
             "status": {"containerStatuses": [container("router", &waiting, &json!({}))]},
         });
-        let awaits = |pod: &Value| look(&serde_json::from_value(pod.clone()).unwrap()).awaits;
+        let awaits = |pod: &Value| pod_state(&serde_json::from_value(pod.clone()).unwrap()).awaits;
         assert!(awaits(&pod).unwrap().contains("the Secret \"my-keys\""));
         pod["status"]["containerStatuses"][0]["state"] = json!({"running": {}});
         assert_eq!(awaits(&pod), None);

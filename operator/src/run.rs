@@ -1,5 +1,6 @@
-//! The process on a cluster: probes first; then the wait for the resource's definition and for the Lease; then the
-//! controllers, one for each namespace or one for all, until a signal or until the Lease is lost.
+//! The process on a cluster. It serves probes, waits for the custom resource definition and for the Lease, and then
+//! runs the controllers, one for each namespace or one for all namespaces, until a signal or until it loses the
+//! Lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,27 +20,27 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::Admin;
 use crate::args::{Args, Command, RunArgs};
 use crate::controller::{self, Scope};
-use crate::fleet::{Network, PodClient};
+use crate::fleet::{NetworkClient, PodClient};
 use crate::leader::{self, Election};
+use crate::local;
 use crate::manifest::Kind;
 use crate::metrics::Metrics;
 use crate::trace::Tracer;
-use crate::upgrades::Upgrades;
+use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
-use crate::{local, telemetry};
 
-/// How often is looked whether the definition is there, by whoever may not watch definitions.
-const DEFINITION_PAUSE: Duration = Duration::from_secs(2);
+/// The interval at which the operator checks for the custom resource definition if it may not watch definitions.
+const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
 /// Time in which the operator finishes its work after SIGTERM or SIGINT.
 ///
-/// Beyond it: the work is cut off, and the process ends with an error.
-const FAREWELL: Duration = Duration::from_secs(20);
+/// Beyond it: the work is canceled, and the process exits with an error.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Args {
-    /// Does what the command line asks for.
+    /// Runs the subcommand that the arguments select.
     ///
     /// # Errors
-    /// It cannot be done.
+    /// The subcommand fails.
     pub fn run(self) -> anyhow::Result<()> {
         let Self { command, log, log_format } = self;
         let command = match command {
@@ -47,7 +48,7 @@ impl Args {
             Command::Tether(args) => return local::tether(args),
             command => command,
         };
-        telemetry::start(&log, log_format)?;
+        process::logs::start(&log, log_format)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -62,51 +63,63 @@ impl Args {
 
 fn print_crd() -> anyhow::Result<()> {
     use std::io::Write as _;
-    let yaml = serde_yaml::to_string(&operator_api::crd()).context("failed to write the definition")?;
-    std::io::stdout().write_all(yaml.as_bytes()).context("failed to write the definition")
+    let yaml = serde_yaml::to_string(&operator_api::crd()).context("failed to print the definition")?;
+    std::io::stdout().write_all(yaml.as_bytes()).context("failed to print the definition")
 }
 
-/// How the operator looks after a cluster.
+/// The configuration of the operator on a cluster.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which namespaces; all if there are none.
+    /// The namespaces that the operator manages; empty for all namespaces.
     pub namespaces: Vec<String>,
-    /// How resources are looked after.
+    /// The configuration of each controller.
     pub controller: controller::Config,
-    /// The Lease whose holder acts; without, this process does.
+    /// The configuration of leader election; `None` to run without it.
     pub lease: Option<leader::Config>,
 }
 
+/// The services that the operator uses on a cluster.
+#[derive(Clone)]
+pub struct Services {
+    /// The HTTP server for probes and metrics.
+    pub admin: Admin,
+    /// The metrics of the operator.
+    pub metrics: Metrics,
+    /// The client that connects to pods.
+    pub pods: Arc<dyn PodClient>,
+}
+
 async fn run(args: RunArgs) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("failed to find the cluster")?;
+    let client = Client::try_default().await.context("failed to load the configuration of the cluster")?;
     let listener = TcpListener::bind((args.host, args.port))
         .await
         .with_context(|| format!("failed to listen on {}:{}", args.host, args.port))?;
-    tracing::info!("probes and metrics on http://{}", listener.local_addr()?);
+    tracing::info!("serving probes and metrics on http://{}", listener.local_addr()?);
     let config = config(args, &client)?;
     let tracer = config.controller.tracer.clone();
     let stop = CancellationToken::new();
     let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let metrics = Metrics::default();
     let admin = Admin::new(metrics.clone());
-    let mut work = JoinSet::new();
-    let mut pages = JoinSet::new();
-    pages.spawn(axum::serve(listener, admin.clone().router()).into_future());
-    work.spawn(look_after(client, config, (admin, metrics), stop.clone()));
+    let mut controllers = JoinSet::new();
+    let mut probes = JoinSet::new();
+    probes.spawn(axum::serve(listener, admin.clone().router()).into_future());
+    let services = Services { admin, metrics, pods: Arc::new(NetworkClient::default()) };
+    controllers.spawn(manage(client, config, services, stop.clone()));
     tokio::select! {
-        Some(ended) = work.join_next() => return ended.context("the operator panicked")?,
-        _ = pages.join_next() => bail!("the server of probes ended"),
+        Some(ended) = controllers.join_next() => return ended.context("the operator panicked")?,
+        _ = probes.join_next() => bail!("the server for probes has stopped"),
         _ = signals.0.recv() => {}
         _ = signals.1.recv() => {}
     }
-    tracing::info!("asked to end: finishing what is under way");
+    tracing::info!("shutting down: finishing the running reconciles");
     stop.cancel();
-    let outcome = match tokio::time::timeout(FAREWELL, work.join_next()).await {
+    let outcome = match tokio::time::timeout(SHUTDOWN_TIMEOUT, controllers.join_next()).await {
         Ok(Some(ended)) => ended.context("the operator panicked")?,
         Ok(None) => Ok(()),
-        Err(_) => bail!("out of time: what was under way is cut off"),
+        Err(_) => bail!("the running reconciles did not finish within {SHUTDOWN_TIMEOUT:?}"),
     };
-    // It blocks, and what it sends goes through this thread's runtime.
+    // Flushing blocks the thread, and sends through the runtime of this thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);
     tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
     outcome
@@ -145,8 +158,8 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
                 server_image,
                 router_image,
                 image_pull_policy,
-                listen: ip_family.listen(std::env::var("KUBERNETES_SERVICE_HOST").ok().as_deref()),
-                // Once the cluster can be asked.
+                host: ip_family.unspecified_address(std::env::var("KUBERNETES_SERVICE_HOST").ok().as_deref()),
+                // Detected later, by a request to the cluster.
                 pod_user: PodUser::Fixed,
             },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
@@ -164,71 +177,58 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Looks after a cluster until `stop`.
+/// Manages the LLMDeployments of a cluster until `stop`.
 ///
 /// # Errors
-/// The Lease was lost, or a watch has ended: whoever started this should start it again.
-pub async fn look_after(
+/// The Lease was lost, or a watch has ended: the process should be restarted.
+pub async fn manage(
     client: Client,
     config: Config,
-    told: (Admin, Metrics),
+    services: Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    look_after_with(client, config, (told.0, told.1, Arc::new(Network::default())), stop).await
-}
-
-/// [`look_after`], with another way to reach pods.
-///
-/// # Errors
-/// As [`look_after`].
-pub async fn look_after_with(
-    client: Client,
-    config: Config,
-    (admin, metrics, pods): (Admin, Metrics, Arc<dyn PodClient>),
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    admin.waits_for(Some("the definition of LLMDeployment"));
+    services.admin.set_waits_for(Some("the definition of LLMDeployment"));
     tokio::select! {
-        established = definition(&client, config.namespaces.first()) => established?,
+        established = await_definition(&client, config.namespaces.first()) => established?,
         () = stop.cancelled() => return Ok(()),
     }
-    admin.waits_for(None);
+    services.admin.set_waits_for(None);
     let mut election = config.lease.clone().map(|lease| Election::new(&client, lease));
     if let Some(election) = &mut election {
-        tracing::info!("waits for the lease");
+        tracing::info!("waiting for the lease");
         tokio::select! {
             () = election.acquire() => {}
             () = stop.cancelled() => return Ok(()),
         }
     }
-    tracing::info!("acts");
-    metrics.leads(true);
-    let controllers = control(&client, &config, (&admin, &metrics, &pods), stop);
+    tracing::info!("this process is the leader");
+    services.metrics.set_leader(true);
+    let controllers = run_controllers(&client, &config, &services, stop);
     let outcome = match &mut election {
         None => controllers.await,
         Some(election) => tokio::select! {
             outcome = controllers => outcome,
-            // Controllers are dropped at once: from here on another operator may act.
+            // The controllers are dropped at once, because another operator may be the leader now.
             lost = election.hold() => match lost {
                 Ok(never) => match never {},
                 Err(error) => return Err(error),
             },
         },
     };
-    metrics.leads(false);
+    services.metrics.set_leader(false);
     if let Some(election) = &mut election {
         election.release().await?;
     }
     outcome
 }
 
-async fn control(
+async fn run_controllers(
     client: &Client,
     config: &Config,
-    (admin, metrics, pods): (&Admin, &Metrics, &Arc<dyn PodClient>),
+    services: &Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let monitors = knows_monitors(client).await?;
+    let has_service_monitors = has_service_monitors(client).await?;
     let mut config = config.clone();
     config.controller.defaults.pod_user = pod_user(client).await?;
     let scopes: Vec<Option<String>> = if config.namespaces.is_empty() {
@@ -236,23 +236,23 @@ async fn control(
     } else {
         config.namespaces.iter().cloned().map(Some).collect()
     };
-    let upgrades = Upgrades::new(usize::from(config.controller.max_concurrent_upgrades), scopes.len());
+    let upgrades = UpgradeLimiter::new(usize::from(config.controller.max_concurrent_upgrades), scopes.len());
     let mut controllers = JoinSet::new();
     for namespace in scopes {
-        let (known, knows) = tokio::sync::oneshot::channel();
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
         let scope = Scope {
             client: client.clone(),
             namespace,
-            monitors,
-            pods: pods.clone(),
+            has_service_monitors,
+            pods: services.pods.clone(),
             upgrades: upgrades.clone(),
-            metrics: metrics.clone(),
+            metrics: services.metrics.clone(),
         };
-        controllers.spawn(controller::run(scope, config.controller.clone(), stop.clone(), known));
-        let admin = admin.clone();
+        controllers.spawn(controller::run(scope, config.controller.clone(), stop.clone(), ready));
+        let admin = services.admin.clone();
         controllers.spawn(async move {
-            if let Ok(store) = knows.await {
-                admin.knows(store);
+            if let Ok(store) = is_ready.await {
+                admin.add_store(store);
             }
             Ok(())
         });
@@ -263,25 +263,24 @@ async fn control(
     Ok(())
 }
 
-/// Waits until the cluster knows the resource.
-async fn definition(client: &Client, namespace: Option<&String>) -> anyhow::Result<()> {
+/// Waits until the custom resource definition is established.
+async fn await_definition(client: &Client, namespace: Option<&String>) -> anyhow::Result<()> {
     let name = LlmDeployment::crd_name();
-    // Whoever looks after single namespaces may not be allowed to see definitions; that the resource can be listed
-    // says as much.
-    let listed: Api<LlmDeployment> = match namespace {
+    // An operator for single namespaces may have no right to read definitions, but can try to list resources.
+    let resources: Api<LlmDeployment> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
     loop {
-        let error = match listed.list_metadata(&kube::api::ListParams::default().limit(1)).await {
+        let error = match resources.list_metadata(&kube::api::ListParams::default().limit(1)).await {
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
         if namespace.is_none() {
             break;
         }
-        tracing::warn!(%error, "waits for the definition of LLMDeployment");
-        tokio::time::sleep(DEFINITION_PAUSE).await;
+        tracing::warn!(%error, "waiting for the definition of LLMDeployment");
+        tokio::time::sleep(DEFINITION_INTERVAL).await;
     }
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     await_condition(definitions, name, is_crd_established())
@@ -290,19 +289,19 @@ async fn definition(client: &Client, namespace: Option<&String>) -> anyhow::Resu
     Ok(())
 }
 
-/// Who decides which user pods run as: OpenShift does, by its security context constraints.
+/// Detects the origin of the user that pods run as: OpenShift assigns it by security context constraints.
 async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
     let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
     let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");
     Ok(if is_openshift { PodUser::Platform } else { PodUser::Fixed })
 }
 
-/// Whether the cluster has the Prometheus operator's resources.
-async fn knows_monitors(client: &Client) -> anyhow::Result<bool> {
+/// Whether the cluster has the kind ServiceMonitor, which belongs to the Prometheus operator.
+async fn has_service_monitors(client: &Client) -> anyhow::Result<bool> {
     let kind = Kind::ServiceMonitor;
     match client.list_api_group_resources(&kind.api_version()).await {
         Ok(list) => Ok(list.resources.iter().any(|resource| resource.kind == kind.name())),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error).context("failed to ask the cluster what it knows"),
+        Err(error) => Err(error).context("failed to list the kinds of the Prometheus operator"),
     }
 }

@@ -1,128 +1,114 @@
-//! What is told: the status of a resource, from what was applied and nothing else. Pure; the time is an argument.
+//! Computes the status of a resource from the result of the apply. Pure: the time is a parameter.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{Resource as _, ResourceExt as _};
-use operator_api::{CacheState, CacheStatus, LlmDeployment, LlmDeploymentStatus, Phase, conditions};
+use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase, conditions as types};
 
-use crate::apply::Applied;
-use crate::desired::fetch::revision;
-use crate::desired::names::Component;
-use crate::validate::Invalid;
+use crate::apply::ApplyResult;
+use crate::fleet::CacheUsage;
+use crate::names::Component;
+use crate::validate::ValidationError;
 
-mod judge;
+mod conditions;
 mod release;
+mod summary;
 
-use judge::Facts;
+use conditions::{BasicConditions, ConditionState};
+use summary::Summary;
 
-/// A condition without its time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Finding {
-    /// `None` is unknown.
-    pub(crate) holds: Option<bool>,
-    pub(crate) reason: String,
-    pub(crate) message: String,
-}
-
-impl Finding {
-    pub(crate) fn new(holds: impl Into<Option<bool>>, reason: &str, message: impl Into<String>) -> Self {
-        Self { holds: holds.into(), reason: reason.to_owned(), message: message.into() }
-    }
-}
-
-/// The status of a resource that was applied. `previous` is the one before, for what has not changed since.
+/// Returns the status of a resource after the apply. `previous` is its previous status, from which unchanged values
+/// are kept.
 #[must_use]
 pub fn status(
     object: &LlmDeployment,
     previous: Option<&LlmDeploymentStatus>,
-    applied: &Applied,
+    applied: &ApplyResult,
     now: Timestamp,
 ) -> LlmDeploymentStatus {
-    let facts = Facts::gather(applied);
+    let summary = Summary::new(applied);
     let owner = &applied.valid.owner;
-    let accepted = judge::accepted(applied);
-    let model = judge::model(applied, &facts);
-    let replicas = judge::replicas(&facts);
-    let router = judge::router(applied);
-    let progressing = judge::progressing(&facts, &model, &replicas, &router);
-    let degraded = judge::degraded(applied, &facts, &model);
-    let available = judge::available(&facts, &router);
-    let ready = judge::ready(&facts, [&accepted, &model, &replicas, &router]);
-    let before = previous.map_or(Phase::Pending, |previous| previous.phase);
-    let phase = judge::phase(applied, (&facts, before), [&accepted, &model, &degraded, &ready]);
-    let findings = [
-        (conditions::ACCEPTED, accepted),
-        (conditions::MODEL_AVAILABLE, model),
-        (conditions::REPLICAS_READY, replicas),
-        (conditions::ROUTER_READY, router),
-        (conditions::AVAILABLE, available),
-        (conditions::PROGRESSING, progressing),
-        (conditions::DEGRADED, degraded),
-        (conditions::READY, ready),
+    let basic = BasicConditions::new(applied, &summary);
+    let progressing = conditions::progressing(&summary, &basic);
+    let degraded = conditions::degraded(applied, &summary, &basic);
+    let available = conditions::available(&summary, &basic.router);
+    let ready = conditions::ready(&summary, &basic);
+    let previous_phase = previous.map_or(Phase::Pending, |previous| previous.phase);
+    let phase = conditions::phase(applied, &summary, &basic, &degraded, &ready, previous_phase);
+    let states = [
+        (types::ACCEPTED, basic.accepted),
+        (types::MODEL_AVAILABLE, basic.model),
+        (types::REPLICAS_READY, basic.replicas),
+        (types::ROUTER_READY, basic.router),
+        (types::AVAILABLE, available),
+        (types::PROGRESSING, progressing),
+        (types::DEGRADED, degraded),
+        (types::READY, ready),
     ];
     let port = applied.valid.router.service.port;
     LlmDeploymentStatus {
         observed_generation: object.meta().generation.unwrap_or(0),
         phase,
-        replicas: facts.present,
-        ready_replicas: facts.ready,
-        routable_replicas: facts.routable,
-        updated_replicas: facts.updated,
-        draining_replicas: facts.draining,
-        ready: format!("{}/{}", facts.ready, facts.wanted),
+        replicas: summary.present,
+        ready_replicas: summary.ready,
+        routable_replicas: summary.routable,
+        updated_replicas: summary.updated,
+        draining_replicas: summary.draining,
+        ready: format!("{}/{}", summary.ready, summary.desired),
         selector: owner.selector_text(Component::Server),
         endpoint: Some(format!("http://{}.{}.svc:{port}/v3", owner.name, owner.namespace)),
         model: applied.valid.model_names[0].clone(),
-        model_digest: facts.digest.clone(),
-        model_revision: revision::pinned(&applied.valid, &applied.observed),
-        kv_cache_percent: kv_percent(applied, previous, &facts),
-        cache: facts.cache.clone(),
-        release: Some(release::release(applied, &facts, previous)),
-        conditions: stamp(findings, object, previous, now),
+        model_revision: applied.desired.model_revision.clone(),
+        kv_cache_percent: kv_cache_percent(applied, previous, &summary),
+        release: Some(release::release_status(applied, &summary, previous)),
+        conditions: with_transition_times(states, object, previous, now),
+        model_digest: summary.model_digest,
+        cache: summary.cache,
     }
 }
 
-/// The status of a resource that cannot be carried out. What was there before is as it was.
+/// Returns the status of an invalid resource. Everything else keeps its previous value, because the objects of the
+/// resource are not changed.
 #[must_use]
-pub fn refused(
+pub fn invalid_status(
     object: &LlmDeployment,
     previous: Option<&LlmDeploymentStatus>,
-    invalid: &Invalid,
+    error: &ValidationError,
     now: Timestamp,
 ) -> LlmDeploymentStatus {
-    let message = invalid.to_string();
-    let mut findings = vec![
-        (conditions::ACCEPTED, Finding::new(false, invalid.reason(), message.clone())),
-        (conditions::READY, Finding::new(false, "NotAccepted", message)),
+    let message = error.to_string();
+    let mut states = vec![
+        (types::ACCEPTED, ConditionState::new(false, error.reason(), message.clone())),
+        (types::READY, ConditionState::new(false, "NotAccepted", message)),
     ];
     let before = previous.map(|previous| previous.conditions.as_slice()).unwrap_or_default();
     for condition in before {
-        if ![conditions::ACCEPTED, conditions::READY].contains(&condition.type_.as_str()) {
+        if ![types::ACCEPTED, types::READY].contains(&condition.type_.as_str()) {
             let holds = match condition.status.as_str() {
                 "True" => Some(true),
                 "False" => Some(false),
                 _ => None,
             };
-            let name = conditions::ALL.into_iter().find(|name| *name == condition.type_);
-            let finding = Finding::new(holds, &condition.reason, condition.message.clone());
-            findings.extend(name.map(|name| (name, finding)));
+            let name = types::ALL.into_iter().find(|name| *name == condition.type_);
+            let state = ConditionState::new(holds, &condition.reason, condition.message.clone());
+            states.extend(name.map(|name| (name, state)));
         }
     }
-    findings.sort_by_key(|(name, _)| conditions::ALL.iter().position(|known| known == name));
+    states.sort_by_key(|(name, _)| types::ALL.iter().position(|known| known == name));
     LlmDeploymentStatus {
         observed_generation: object.meta().generation.unwrap_or(0),
         phase: Phase::Refused,
         model: object.spec.model.name.clone().unwrap_or_else(|| object.name_any()),
         ready: previous
             .map_or_else(|| format!("0/{}", object.spec.replicas), |previous| previous.ready.clone()),
-        conditions: stamp(findings, object, previous, now),
+        conditions: with_transition_times(states, object, previous, now),
         ..previous.cloned().unwrap_or_default()
     }
 }
 
-/// Conditions with the times at which they last changed.
-fn stamp(
-    findings: impl IntoIterator<Item = (&'static str, Finding)>,
+/// Adds the times at which the conditions last changed.
+fn with_transition_times(
+    states: impl IntoIterator<Item = (&'static str, ConditionState)>,
     object: &LlmDeployment,
     previous: Option<&LlmDeploymentStatus>,
     now: Timestamp,
@@ -132,71 +118,49 @@ fn stamp(
     /// Beyond it: the message is truncated.
     const MESSAGE_MAX: usize = 2000;
     let before = previous.map(|previous| previous.conditions.as_slice()).unwrap_or_default();
-    // To the second, as it is stored.
+    // The API server stores times in seconds.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    let stamped = findings.into_iter().map(|(name, finding)| {
-        let status = finding.holds.map_or("Unknown", |holds| if holds { "True" } else { "False" });
+    let conditions = states.into_iter().map(|(name, state)| {
+        let status = state.holds.map_or("Unknown", |holds| if holds { "True" } else { "False" });
         let same = before.iter().find(|condition| condition.type_ == name && condition.status == status);
         Condition {
             type_: name.to_owned(),
             status: status.to_owned(),
-            reason: finding.reason,
-            message: finding.message.chars().take(MESSAGE_MAX).collect(),
+            reason: state.reason,
+            message: state.message.chars().take(MESSAGE_MAX).collect(),
             observed_generation: object.meta().generation,
             last_transition_time: same.map_or(Time(now), |condition| condition.last_transition_time.clone()),
         }
     });
-    stamped.collect()
+    conditions.collect()
 }
 
-/// How much of the cache is in use, or what it was when nobody was asked.
-fn kv_percent(applied: &Applied, previous: Option<&LlmDeploymentStatus>, facts: &Facts) -> Option<i32> {
-    if facts.routable == 0 {
+/// The usage of the KV caches; the previous value if no router was asked for it.
+fn kv_cache_percent(
+    applied: &ApplyResult,
+    previous: Option<&LlmDeploymentStatus>,
+    summary: &Summary,
+) -> Option<i32> {
+    if summary.routable == 0 {
         return None;
     }
-    match applied.observed.pod_reports.blocks {
-        Some(blocks) => percent(blocks),
+    match applied.observed.pod_reports.cache_usage {
+        Some(usage) => CacheUsage::percent(usage),
         None => previous.and_then(|previous| previous.kv_cache_percent),
     }
 }
 
-/// How much of a cache is in use of which so many blocks of so many are, in steps; nothing if it has none.
-pub(crate) fn percent((active, total): (f64, f64)) -> Option<i32> {
-    /// Percent. Finer would be written all the time and tell nobody more.
-    const STEP: f64 = 5.0;
-    (total > 0.0).then(|| ((active / total * 100.0 / STEP).round() * STEP) as i32)
-}
-
-/// Whether two statuses say the same, whenever it came to be so.
+/// Whether two statuses are equal except for their transition times.
 #[must_use]
-pub fn says_the_same(a: &LlmDeploymentStatus, b: &LlmDeploymentStatus) -> bool {
-    let timeless = |status: &LlmDeploymentStatus| {
+pub fn is_same_except_times(a: &LlmDeploymentStatus, b: &LlmDeploymentStatus) -> bool {
+    let without_times = |status: &LlmDeploymentStatus| {
         let mut status = status.clone();
         for condition in &mut status.conditions {
             condition.last_transition_time = Time(Timestamp::UNIX_EPOCH);
         }
         status
     };
-    timeless(a) == timeless(b)
-}
-
-/// A cache's state for the status.
-pub(crate) fn cache(state: CacheState, bytes: Option<i64>, total: Option<i64>) -> CacheStatus {
-    let progress = match (bytes, total) {
-        (Some(bytes), Some(total)) => Some(format!("{} of {}", size(bytes), size(total))),
-        (Some(bytes), None) => Some(size(bytes)),
-        _ => None,
-    };
-    CacheStatus { state, bytes, bytes_total: total, progress }
-}
-
-/// Bytes for people.
-fn size(bytes: i64) -> String {
-    const UNITS: [(&str, i64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
-        Some((name, unit)) => format!("{:.1} {name}", bytes as f64 / *unit as f64),
-        None => format!("{bytes} B"),
-    }
+    without_times(a) == without_times(b)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Spans of reconciles, a child for each of their steps, for who looks where an operator's time goes. Without a place to
-//! send them to, nothing of this runs. They hold names, never what is in a resource.
+//! OpenTelemetry spans of reconciles, with a child span for each step. Spans are created only if an endpoint is
+//! configured. They contain names of resources, never the content of a resource.
 
 use anyhow::Context as _;
 use kube::ResourceExt as _;
@@ -10,32 +10,33 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use operator_api::LlmDeployment;
 
-/// Sends spans. Clones send to the same place.
+/// Exports spans. Clones share the exporter.
 #[derive(Clone, Debug)]
 pub struct Tracer {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
 }
 
-/// The span of a reconcile, or nothing where none are sent.
+/// The span of a reconcile; `None` if spans are not exported.
 #[derive(Debug)]
-pub(crate) struct Trace(Option<(SdkTracer, Context)>);
+pub(crate) struct ReconcileSpan(Option<(SdkTracer, Context)>);
 
-/// The span of a step, which ends when it is dropped.
+/// The span of a step, which ends when the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Step(#[expect(dead_code, reason = "its drop ends it")] Option<Span>);
+pub(crate) struct StepSpan(#[expect(dead_code, reason = "the span ends when it is dropped")] Option<Span>);
 
 impl Tracer {
-    /// Sends to `endpoint`, an address of OTLP over gRPC. To be called within a runtime.
+    /// Creates an exporter that sends spans to `endpoint`, a URL of OTLP over gRPC. It must be called within a Tokio
+    /// runtime.
     ///
     /// # Errors
-    /// `endpoint` is no URL.
+    /// `endpoint` is not a URL.
     pub fn new(endpoint: &str) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
             .with_endpoint(endpoint)
             .build()
-            .with_context(|| format!("failed to send spans to {endpoint}"))?;
+            .with_context(|| format!("failed to create an exporter of spans to {endpoint:?}"))?;
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_resource(Resource::builder().with_service_name("ovfleet-operator").build())
@@ -44,16 +45,16 @@ impl Tracer {
         Ok(Self { provider, tracer })
     }
 
-    /// Sends what is left. It blocks, and sends by way of the runtime in which this was made.
+    /// Sends the remaining spans. It blocks the thread, and sends through the runtime in which the exporter was created.
     pub fn flush(&self) {
         if let Err(error) = self.provider.shutdown() {
-            tracing::warn!(%error, "failed to send the last spans");
+            tracing::warn!(%error, "failed to send the remaining spans");
         }
     }
 }
 
-impl Trace {
-    /// Begins the span of looking at `object`.
+impl ReconcileSpan {
+    /// Starts the span of a reconcile of `object`.
     pub(crate) fn start(tracer: Option<&Tracer>, object: &LlmDeployment) -> Self {
         Self(tracer.map(|Tracer { tracer, .. }| {
             let builder = tracer.span_builder("reconcile").with_kind(SpanKind::Internal).with_attributes([
@@ -67,15 +68,15 @@ impl Trace {
         }))
     }
 
-    /// Begins the span of a step.
-    pub(crate) fn step(&self, name: &'static str) -> Step {
-        let begin = |(tracer, context): &(SdkTracer, Context)| {
+    /// Starts the span of a step.
+    pub(crate) fn step(&self, name: &'static str) -> StepSpan {
+        let start = |(tracer, context): &(SdkTracer, Context)| {
             tracer.build_with_context(tracer.span_builder(name).with_kind(SpanKind::Internal), context)
         };
-        Step(self.0.as_ref().map(begin))
+        StepSpan(self.0.as_ref().map(start))
     }
 
-    /// Ends it with what came of it; `error` says what went wrong, if something did.
+    /// Ends the span with the outcome of the reconcile, and with its error if it failed.
     pub(crate) fn end(self, outcome: &'static str, error: Option<String>) {
         let Some((_, context)) = self.0 else { return };
         let span = context.span();

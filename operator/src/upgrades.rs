@@ -1,6 +1,6 @@
-//! Whose turn it is to be upgraded: how many resources may be restarted at a time because the operator is of a new release.
-//! A resource keeps its turn until its pods are replaced and work. One whose upgrade fails therefore keeps the others from
-//! following it.
+//! Limits the number of resources that are upgraded at the same time because the operator is of a new release. A
+//! resource holds its slot until its pods are replaced and ready, so a resource whose upgrade fails stops the upgrade
+//! of the others.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,61 +9,61 @@ use kube::ResourceExt as _;
 use kube::runtime::reflector::Store;
 use operator_api::{LlmDeployment, UpgradeState};
 
-/// The turns of all resources that this operator looks after. Clones share them.
+/// The upgrade slots of all resources that this operator manages. Clones share them.
 #[derive(Clone)]
-pub struct Upgrades(Arc<Mutex<Turns>>);
+pub struct UpgradeLimiter(Arc<Mutex<Slots>>);
 
-struct Turns {
-    /// Most resources that are upgraded at the same time.
+struct Slots {
+    /// The number of slots.
     limit: usize,
-    /// How many stores there are going to be: one for each namespace, or one for all.
+    /// The number of stores that will be registered: one for each namespace, or one for all.
     scopes: usize,
     stores: Vec<Store<LlmDeployment>>,
-    /// Who has a turn, by identity: what their status does not say yet, too.
+    /// The UIDs of the resources that have a slot, even if their status does not say so yet.
     holders: HashSet<String>,
 }
 
-impl Upgrades {
-    /// At most `limit` at the same time, of the resources of as many stores as there are `scopes`.
+impl UpgradeLimiter {
+    /// Creates a limiter with `limit` slots for the resources of as many stores as there are `scopes`.
     #[must_use]
     pub fn new(limit: usize, scopes: usize) -> Self {
-        let turns = Turns { limit, scopes, stores: Vec::new(), holders: HashSet::new() };
-        Self(Arc::new(Mutex::new(turns)))
+        let slots = Slots { limit, scopes, stores: Vec::new(), holders: HashSet::new() };
+        Self(Arc::new(Mutex::new(slots)))
     }
 
-    fn turns(&self) -> MutexGuard<'_, Turns> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of the resources of a scope.
+    /// Registers the store with the resources of a scope.
     pub fn register(&self, store: Store<LlmDeployment>) {
-        self.turns().stores.push(store);
+        self.slots().stores.push(store);
     }
 
-    /// Whether the resource with this identity may be upgraded now. If so, it has its turn until [`Self::release`].
+    /// Whether the resource with this UID may be upgraded now. If so, it holds a slot until [`Self::release`].
     #[must_use]
     pub fn acquire(&self, uid: &str) -> bool {
-        let mut turns = self.turns();
-        // Until all resources are known, so is not who is being upgraded since before this process started.
-        if turns.stores.len() < turns.scopes {
+        let mut slots = self.slots();
+        // Only the status of a resource says that its upgrade began before this process started, so all must be known.
+        if slots.stores.len() < slots.scopes {
             return false;
         }
-        let objects: Vec<_> = turns.stores.iter().flat_map(Store::state).collect();
+        let objects: Vec<_> = slots.stores.iter().flat_map(Store::state).collect();
         let present: HashSet<String> = objects.iter().filter_map(|object| object.uid()).collect();
-        turns.holders.retain(|holder| present.contains(holder));
+        slots.holders.retain(|holder| present.contains(holder));
         let rolling = objects.iter().filter(|object| is_rolling(object)).filter_map(|object| object.uid());
         let mut upgrading: HashSet<String> = rolling.collect();
-        upgrading.extend(turns.holders.iter().cloned());
-        let has_turn = upgrading.contains(uid) || upgrading.len() < turns.limit;
-        if has_turn {
-            turns.holders.insert(uid.to_owned());
+        upgrading.extend(slots.holders.iter().cloned());
+        let has_slot = upgrading.contains(uid) || upgrading.len() < slots.limit;
+        if has_slot {
+            slots.holders.insert(uid.to_owned());
         }
-        has_turn
+        has_slot
     }
 
-    /// The resource with this identity is not being upgraded, or not any more.
+    /// Releases the slot of the resource with this UID, if it has one.
     pub fn release(&self, uid: &str) {
-        self.turns().holders.remove(uid);
+        self.slots().holders.remove(uid);
     }
 }
 
@@ -93,31 +93,31 @@ mod tests {
     }
 
     #[test]
-    fn so_many_at_a_time_and_the_next_when_one_is_done() {
+    fn a_limited_number_of_resources_is_upgraded_at_the_same_time() {
         let (store, mut writer) = reflector::store();
         for uid in ["a", "b", "c"] {
             writer.apply_watcher_event(&watcher::Event::Apply(object(uid, UpgradeState::Waiting)));
         }
-        let upgrades = Upgrades::new(2, 1);
-        assert!(!upgrades.acquire("a"), "nobody is known yet");
-        upgrades.register(store);
-        assert_eq!(["a", "b", "c", "a"].map(|uid| upgrades.acquire(uid)), [true, true, false, true]);
-        upgrades.release("a");
-        assert!(upgrades.acquire("c"));
-        // One that is deleted gives its turn back.
+        let limiter = UpgradeLimiter::new(2, 1);
+        assert!(!limiter.acquire("a"), "no store is registered yet");
+        limiter.register(store);
+        assert_eq!(["a", "b", "c", "a"].map(|uid| limiter.acquire(uid)), [true, true, false, true]);
+        limiter.release("a");
+        assert!(limiter.acquire("c"));
+        // A deleted resource loses its slot.
         writer.apply_watcher_event(&watcher::Event::Delete(object("b", UpgradeState::Rolling)));
-        assert!(upgrades.acquire("a"));
+        assert!(limiter.acquire("a"));
     }
 
     #[test]
-    fn an_upgrade_that_began_before_this_process_has_its_turn() {
+    fn an_upgrade_that_began_before_this_process_holds_a_slot() {
         let (store, mut writer) = reflector::store();
         writer.apply_watcher_event(&watcher::Event::Apply(object("a", UpgradeState::Rolling)));
         writer.apply_watcher_event(&watcher::Event::Apply(object("b", UpgradeState::Waiting)));
-        let upgrades = Upgrades::new(1, 1);
-        upgrades.register(store);
-        assert!(!upgrades.acquire("b"));
+        let limiter = UpgradeLimiter::new(1, 1);
+        limiter.register(store);
+        assert!(!limiter.acquire("b"));
         writer.apply_watcher_event(&watcher::Event::Apply(object("a", UpgradeState::Current)));
-        assert!(upgrades.acquire("b"));
+        assert!(limiter.acquire("b"));
     }
 }

@@ -1,369 +1,197 @@
-//! From what was written to what can be carried out: everything optional is settled here, everything that could still
-//! be wrong is refused here, and after this nobody reads the `spec`. Pure; what the schema already refuses is repeated
-//! only where the rest would otherwise have to look again.
+//! Validates a resource: it resolves every optional field and rejects every invalid value, so that no later step
+//! reads the `spec`. Pure. Rules that the schema already enforces are repeated only where a later step depends on
+//! them.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
-use operator_api::{
-    AccessMode, CacheMode, Disruption, Engine, Format, KeyIsolation, KeysReference, LlmDeployment, LogLevel,
-    Model, Period, Placement, PodTemplate, Policy, RouterPlacement, Service, TokenReference, Tracing,
-    UpgradePolicy,
-};
+use operator_api::{CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, Model, Period};
 use serde_json::json;
 
-use crate::manifest::digest;
-use crate::observe::Observed;
+use crate::manifest::{digest, quantity, to_json};
+use crate::names::Owner;
+use crate::observe::ObservedState;
+use crate::valid_deployment::{
+    CacheVolume, DataKey, DisruptionLimit, EngineSettings, FetchContainer, FetchedModel, ModelCache,
+    ModelFiles, ModelSource, MountedModel, PodPlacement, Revision, RouterSettings, SecuritySettings,
+    ServerSettings, ServiceMonitorSettings, ServiceSettings, ValidDeployment,
+};
 
 mod defaults;
 mod inputs;
 
-use defaults::POD_USER;
 pub use defaults::{Defaults, PodUser};
-use inputs::inputs;
+use inputs::input_digests;
 
-/// A resource that can be carried out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ValidDeployment {
-    /// Whose it is.
-    pub owner: Owner,
-    /// The names under which the model is served, at least one.
-    pub model_names: Vec<String>,
-    /// How the model's files come to the replicas.
-    pub files: Files,
-    /// Each replica.
-    pub server: Server,
-    /// In front of them.
-    pub router: Router,
-    /// What pods may do, and who may reach them.
-    pub security: Security,
-    /// The address that pods listen on.
-    pub listen: IpAddr,
-    /// The ServiceMonitor, if there is to be one.
-    pub monitor: Option<Monitor>,
-    /// Digests of what the user has written, for telling upgrades from changes of the resource.
-    pub inputs: Inputs,
-    /// When a new version of the operator may restart pods.
-    pub upgrade_policy: UpgradePolicy,
-    /// When images are pulled.
-    pub image_pull_policy: Option<String>,
-    /// What is not as the resource says, but no reason to refuse it.
-    pub remarks: Vec<String>,
-}
+/// The user that pods run as if neither the resource nor the platform chooses one.
+const POD_USER: i64 = 65532;
 
-/// The resource that owns what is made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// Its name.
-    pub name: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its identity.
-    pub uid: String,
-}
-
-/// What pods may do, and who may reach them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Security {
-    /// Whether NetworkPolicies are created.
-    pub network_policy: bool,
-    /// The user that pods run as; whom the platform assigns without.
-    pub run_as_user: Option<i64>,
-    /// The names of the Secrets with which images are pulled.
-    pub image_pull_secrets: Vec<String>,
-    /// The user's own Secret with the replica token; the operator creates one without.
-    pub replica_token: Option<TokenReference>,
-}
-
-/// What Prometheus is to scrape.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Monitor {
-    /// How often.
-    pub interval: Duration,
-    /// The labels of the ServiceMonitor.
-    pub labels: BTreeMap<String, String>,
-}
-
-/// Digests of the fields of a resource that pod templates are made from, without those that have their default value: the
-/// same resource has the same digests under a later schema.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inputs {
-    /// For the replicas.
-    pub server: String,
-    /// For the routers.
-    pub router: String,
-}
-
-/// How the model's files come to the replicas.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Files {
-    /// They are in a volume that is mounted.
-    Mounted(Mounted),
-    /// They are fetched.
-    Fetched(Box<Fetched>),
-}
-
-/// A volume with the model's files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mounted {
-    /// A PersistentVolumeClaim, and where in it.
-    Claim(String, Option<String>),
-    /// An image, and where in it.
-    Image(String, Option<String>),
-}
-
-/// What is to be fetched.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Fetched {
-    /// The source, as flags of `server fetch`.
-    pub flags: Vec<String>,
-    /// What distinguishes the revision of a repository of the Hub from others, if the source is one.
-    pub revision: Option<Revision>,
-    /// The Secret with credentials.
-    pub secret: Option<String>,
-    /// How the container that fetches is set up.
-    pub container: operator_api::Fetch,
-    /// Who shares the files.
-    pub cache: Cache,
-}
-
-/// A branch, tag or commit of a repository of the Hub.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Revision {
-    /// As the resource has it.
-    pub requested: String,
-    /// A digest of the hub, the repository and the revision: what the commit is remembered by.
-    pub key: String,
-}
-
-/// Where fetched files are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cache {
-    /// Scratch space of the pod, of this size at most.
-    Scratch(Option<String>),
-    /// A volume of the pod.
-    PerPod(Volume),
-    /// A volume of all replicas.
-    Shared(Volume),
-}
-
-/// A volume to be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
-    /// Its size, a quantity.
-    pub size: String,
-    /// Its StorageClass; the cluster's default without.
-    pub class: Option<String>,
-    /// How it may be mounted.
-    pub access: AccessMode,
-}
-
-/// Each replica.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Server {
-    /// Its image.
-    pub image: String,
-    /// How it computes.
-    pub engine: Engine,
-    /// Its processors and memory.
-    pub resources: ResourceRequirements,
-    /// On which nodes.
-    pub placement: Placement,
-    /// How many.
-    pub replicas: i32,
-    /// How many more there may be while they are replaced.
-    pub surge_max: IntOrString,
-    /// How many may be missing meanwhile.
-    pub unavailable_max: IntOrString,
-    /// Seconds for which a new one must be ready.
-    pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed.
-    pub progress_deadline: Duration,
-    /// Whether a rollout stops where it is.
-    pub paused: bool,
-    /// Time for finishing requests.
-    pub drain_timeout: Duration,
-    /// How many maintenance may take away.
-    pub disruption: Disruption,
-    /// How much is logged.
-    pub log: LogLevel,
-    /// What is laid over its pod.
-    pub overlay: Option<PodTemplate>,
-}
-
-/// In front of the replicas.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Router {
-    /// Its image.
-    pub image: String,
-    /// How many.
-    pub replicas: i32,
-    /// How a replica is chosen.
-    pub policy: Policy,
-    /// Most requests that wait.
-    pub queue_requests: u32,
-    /// Most prompt tokens that wait.
-    pub queue_tokens: u64,
-    /// Longest wait.
-    pub queue_timeout: Duration,
-    /// Replicas a request is tried on at most.
-    pub attempts: u32,
-    /// The share of requests that may be tried again, in percent.
-    pub retry_percent: u32,
-    /// For connecting, for the first token, for a whole answer, and between two bytes.
-    pub timeouts: [Duration; 4],
-    /// What clients use.
-    pub service: Service,
-    /// Its processors and memory.
-    pub resources: Option<ResourceRequirements>,
-    /// On which nodes.
-    pub placement: RouterPlacement,
-    /// Further flags.
-    pub extra_args: Vec<String>,
-    /// What is merged into its pod.
-    pub overlay: Option<PodTemplate>,
-    /// The Secret with API keys.
-    pub keys: Option<KeysReference>,
-    /// Which requests share what is stored and cached.
-    pub key_isolation: KeyIsolation,
-    /// Most requests and tokens a minute with one key.
-    pub rates: [Option<u32>; 2],
-    /// How much is logged.
-    pub log: LogLevel,
-    /// Whether a line is logged for each request.
-    pub access_log: bool,
-    /// Where spans are sent.
-    pub tracing: Option<Tracing>,
-}
-
-/// Why a resource cannot be carried out: a mistake of whoever wrote it.
+/// The reason for which a resource is invalid: a mistake of its author.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// A value that is none.
+pub enum ValidationError {
+    /// The value of a field is invalid.
     #[error("{field}: {problem}")]
     Field {
-        /// Where, from `spec` down.
+        /// The path of the field below `spec`.
         field: &'static str,
-        /// What is wrong.
+        /// A description of the problem.
         problem: String,
     },
-    /// The source of the model is not exactly one.
+    /// The resource does not have exactly one source of the model.
     #[error("model.source needs exactly one of hf, http, s3, oci and pvc")]
     Source,
-    /// The API server refuses what the resource leads to.
-    #[error("the cluster refuses the {kind} that this leads to: {message}")]
-    Refused {
-        /// The kind of object that was refused.
+    /// The API server rejects an object that is rendered from the resource.
+    #[error("the API server rejects the {kind} that the operator creates for this resource: {message}")]
+    Rejected {
+        /// The kind of the rejected object.
         kind: &'static str,
-        /// In the API server's words.
+        /// The message of the API server.
         message: String,
     },
 }
 
-impl Invalid {
-    /// For conditions: stable, in CamelCase.
+impl ValidationError {
+    /// Returns the reason for conditions, which is stable and in CamelCase.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Field { .. } => "InvalidField",
             Self::Source => "InvalidSource",
-            Self::Refused { .. } => "RefusedByCluster",
+            Self::Rejected { .. } => "RefusedByCluster",
         }
     }
 }
 
-/// Settles everything.
+/// Validates a resource and resolves its optional fields.
 ///
 /// # Errors
-/// The resource cannot be carried out as it is written.
+/// The resource is invalid.
 pub fn validate(
     object: &LlmDeployment,
-    observed: &Observed,
+    observed: &ObservedState,
     defaults: &Defaults,
-) -> Result<ValidDeployment, Invalid> {
+) -> Result<ValidDeployment, ValidationError> {
     let owner = Owner {
         name: object.name_any(),
         namespace: object.namespace().unwrap_or_default(),
         uid: object.uid().unwrap_or_default(),
     };
     let spec = &object.spec;
-    let monitor = &spec.observability.metrics;
-    let mut remarks = Vec::new();
-    if monitor.service_monitor && !observed.monitors {
-        remarks.push(
-            "observability.metrics.serviceMonitor has no effect: the cluster has no ServiceMonitors"
+    let metrics = &spec.observability.metrics;
+    let mut warnings = Vec::new();
+    if metrics.service_monitor && !observed.has_service_monitors {
+        warnings.push(
+            "observability.metrics.serviceMonitor has no effect: the cluster does not have the kind ServiceMonitor"
                 .to_owned(),
         );
     }
-    let interval = duration("observability.metrics.interval", &monitor.interval)?;
-    let model = spec.model.name.clone().unwrap_or_else(|| owner.name.clone());
+    let interval = duration("observability.metrics.interval", &metrics.interval)?;
+    let model_name = spec.model.name.clone().unwrap_or_else(|| owner.name.clone());
     Ok(ValidDeployment {
-        model_names: std::iter::once(model).chain(spec.model.aliases.iter().cloned()).collect(),
+        model_names: std::iter::once(model_name).chain(spec.model.aliases.iter().cloned()).collect(),
         files: files(&spec.model)?,
-        server: server(object, defaults)?,
-        router: router(object, defaults)?,
-        security: Security {
-            network_policy: spec.security.network_policy,
-            run_as_user: spec.security.run_as_user.or(match defaults.pod_user {
-                PodUser::Fixed => Some(POD_USER),
-                PodUser::Platform => None,
-            }),
-            image_pull_secrets: spec
-                .security
-                .image_pull_secrets
-                .iter()
-                .map(|secret| secret.name.clone())
-                .collect(),
-            replica_token: spec.security.replica_token_secret_ref.clone(),
-        },
-        listen: defaults.listen,
-        monitor: (monitor.service_monitor && observed.monitors)
-            .then(|| Monitor { interval, labels: monitor.service_monitor_labels.clone() }),
-        inputs: inputs(spec),
+        server: server(spec, defaults)?,
+        router: router(spec, defaults)?,
+        security: security(spec, defaults),
+        host: defaults.host,
+        service_monitor: (metrics.service_monitor && observed.has_service_monitors)
+            .then(|| ServiceMonitorSettings { interval, labels: metrics.service_monitor_labels.clone() }),
+        inputs: input_digests(spec),
         upgrade_policy: spec.upgrade_policy,
         image_pull_policy: defaults.image_pull_policy.clone(),
         owner,
-        remarks,
+        warnings,
     })
 }
 
-fn server(object: &LlmDeployment, defaults: &Defaults) -> Result<Server, Invalid> {
-    let spec = &object.spec;
+fn security(spec: &LlmDeploymentSpec, defaults: &Defaults) -> SecuritySettings {
+    let security = &spec.security;
+    let default_user = match defaults.pod_user {
+        PodUser::Fixed => Some(POD_USER),
+        PodUser::Platform => None,
+    };
+    let token = security.replica_token_secret_ref.as_ref();
+    SecuritySettings {
+        network_policy: security.network_policy,
+        run_as_user: security.run_as_user.or(default_user),
+        image_pull_secrets: security.image_pull_secrets.iter().map(|secret| secret.name.clone()).collect(),
+        replica_token: token.map(|token| DataKey { name: token.name.clone(), key: token.key.clone() }),
+    }
+}
+
+fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSettings, ValidationError> {
     let rollout = &spec.rollout;
     let progress_deadline = duration("rollout.progressDeadline", &rollout.progress_deadline)?;
     let min_ready = Duration::from_secs(u64::try_from(rollout.min_ready_seconds).unwrap_or(0));
     if progress_deadline <= min_ready {
-        return Err(Invalid::Field {
+        return Err(ValidationError::Field {
             field: "rollout.progressDeadline",
-            problem: "it must be longer than rollout.minReadySeconds".to_owned(),
+            problem: "must be longer than rollout.minReadySeconds".to_owned(),
         });
     }
-    Ok(Server {
+    let mut resources = spec.resources.clone();
+    if spec.placement.cpu_pinning {
+        // The static CPU manager gives exclusive CPUs only to pods whose requests equal their limits.
+        resources.requests.clone_from(&resources.limits);
+    }
+    let placement = &spec.placement;
+    Ok(ServerSettings {
         image: spec.engine.image.clone().unwrap_or_else(|| defaults.server_image.clone()),
-        engine: spec.engine.clone(),
-        resources: spec.resources.clone(),
-        placement: spec.placement.clone(),
+        engine: engine(&spec.engine)?,
+        resources,
+        placement: PodPlacement {
+            node_selector: placement.node_selector.clone(),
+            tolerations: placement.tolerations.clone(),
+            affinity: placement.affinity.clone(),
+            topology_spread_constraints: placement.topology_spread_constraints.clone(),
+            priority_class_name: placement.priority_class_name.clone(),
+            runtime_class_name: placement.runtime_class_name.clone(),
+        },
         replicas: if spec.suspend { 0 } else { spec.replicas },
-        surge_max: rollout.max_surge.clone(),
-        unavailable_max: rollout.max_unavailable.clone(),
+        max_surge: rollout.max_surge.clone(),
+        max_unavailable: rollout.max_unavailable.clone(),
         min_ready_seconds: rollout.min_ready_seconds,
         progress_deadline,
         paused: rollout.pause,
         drain_timeout: duration("drain.timeout", &spec.drain.timeout)?,
-        disruption: spec.disruption.clone(),
+        disruption: disruption(&spec.disruption),
         log: spec.observability.log_level,
-        overlay: spec.pod_template.clone(),
+        pod_template: spec.pod_template.as_ref().map(to_json),
     })
 }
 
-fn router(object: &LlmDeployment, defaults: &Defaults) -> Result<Router, Invalid> {
-    let spec = &object.spec;
+fn engine(engine: &Engine) -> Result<EngineSettings, ValidationError> {
+    let cache = &engine.kv_cache;
+    Ok(EngineSettings {
+        device: engine.device.clone(),
+        kv_cache_size: cache.size.as_ref().map(|size| bytes("engine.kvCache.size", size)).transpose()?,
+        kv_cache_precision: cache.precision,
+        prefix_caching: cache.prefix_caching,
+        max_num_seqs: engine.max_num_seqs,
+        max_num_batched_tokens: engine.max_batched_tokens,
+        max_model_len: engine.max_model_len,
+        plugin_config: engine.plugin_config.clone(),
+        extra_args: engine.extra_args.clone(),
+    })
+}
+
+fn disruption(disruption: &Disruption) -> DisruptionLimit {
+    match (&disruption.min_available, &disruption.max_unavailable) {
+        (Some(amount), _) => DisruptionLimit::MinAvailable(amount.clone()),
+        (None, Some(amount)) => DisruptionLimit::MaxUnavailable(amount.clone()),
+        (None, None) => DisruptionLimit::MaxUnavailable(IntOrString::Int(1)),
+    }
+}
+
+fn router(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<RouterSettings, ValidationError> {
     let router = &spec.router;
-    Ok(Router {
+    let timeouts = &router.timeouts;
+    let service = &router.service;
+    let placement = &router.placement;
+    let api_keys = spec.access.api_keys_secret_ref.as_ref();
+    Ok(RouterSettings {
         image: router.image.clone().unwrap_or_else(|| defaults.router_image.clone()),
         replicas: if spec.suspend { 0 } else { router.replicas },
         policy: router.policy,
@@ -371,115 +199,136 @@ fn router(object: &LlmDeployment, defaults: &Defaults) -> Result<Router, Invalid
         queue_tokens: router.queue.max_tokens,
         queue_timeout: duration("router.queue.timeout", &router.queue.timeout)?,
         attempts: router.retry.max.saturating_add(1),
-        retry_percent: router.retry.budget_percent,
-        timeouts: [
-            duration("router.timeouts.connect", &router.timeouts.connect)?,
-            duration("router.timeouts.firstToken", &router.timeouts.first_token)?,
-            duration("router.timeouts.answer", &router.timeouts.answer)?,
-            duration("router.timeouts.streamIdle", &router.timeouts.stream_idle)?,
-        ],
-        service: router.service.clone(),
+        retry_share: f64::from(router.retry.budget_percent) / 100.0,
+        connect_timeout: duration("router.timeouts.connect", &timeouts.connect)?,
+        first_token_timeout: duration("router.timeouts.firstToken", &timeouts.first_token)?,
+        answer_timeout: duration("router.timeouts.answer", &timeouts.answer)?,
+        idle_timeout: duration("router.timeouts.streamIdle", &timeouts.stream_idle)?,
+        service: ServiceSettings {
+            service_type: service.r#type,
+            port: service.port,
+            node_port: service.node_port,
+            annotations: service.annotations.clone(),
+        },
         resources: router.resources.clone(),
-        placement: router.placement.clone(),
+        placement: PodPlacement {
+            node_selector: placement.node_selector.clone(),
+            tolerations: placement.tolerations.clone(),
+            topology_spread_constraints: placement.topology_spread_constraints.clone(),
+            priority_class_name: placement.priority_class_name.clone(),
+            ..PodPlacement::default()
+        },
         extra_args: router.extra_args.clone(),
-        overlay: router.pod_template.clone(),
-        keys: spec.access.api_keys_secret_ref.clone(),
+        pod_template: router.pod_template.as_ref().map(to_json),
+        api_keys: api_keys.map(|keys| DataKey { name: keys.name.clone(), key: keys.key.clone() }),
         key_isolation: router.key_isolation,
-        rates: [spec.access.requests_per_minute, spec.access.tokens_per_minute],
+        key_requests: spec.access.requests_per_minute,
+        key_tokens: spec.access.tokens_per_minute,
         log: spec.observability.log_level,
         access_log: spec.observability.access_log,
-        tracing: spec.observability.tracing.clone(),
+        otlp_endpoint: spec.observability.tracing.as_ref().map(|tracing| tracing.endpoint.clone()),
     })
 }
 
-fn files(model: &Model) -> Result<Files, Invalid> {
+fn files(model: &Model) -> Result<ModelFiles, ValidationError> {
     let source = &model.source;
-    let revision = source.hf.as_ref().map(|hf| Revision {
-        requested: hf.revision.clone(),
-        key: digest(&json!([hf.endpoint, hf.repo, hf.revision])),
-    });
-    let mut flags = match (&source.hf, &source.http, &source.s3, &source.oci, &source.pvc) {
+    let source = match (&source.hf, &source.http, &source.s3, &source.oci, &source.pvc) {
         (None, None, None, Some(oci), None) => {
-            return Ok(Files::Mounted(Mounted::Image(oci.image.clone(), inside(oci.path.as_deref())?)));
+            let path = relative_path(oci.path.as_deref())?;
+            return Ok(ModelFiles::Mounted(MountedModel::Image { image: oci.image.clone(), path }));
         }
         (None, None, None, None, Some(pvc)) => {
-            return Ok(Files::Mounted(Mounted::Claim(pvc.claim.clone(), inside(pvc.path.as_deref())?)));
+            let path = relative_path(pvc.path.as_deref())?;
+            return Ok(ModelFiles::Mounted(MountedModel::Claim { claim: pvc.claim.clone(), path }));
         }
-        (Some(hf), None, None, None, None) => {
-            let files = hf.files.iter().map(|file| format!("--hf-file={file}"));
-            let mut flags = vec![
-                format!("--hf-repo={}", hf.repo),
-                format!("--hf-revision={}", hf.revision),
-                format!("--hf-endpoint={}", hf.endpoint),
-            ];
-            flags.extend(files);
-            flags
-        }
+        (Some(hf), None, None, None, None) => ModelSource::HuggingFace {
+            repo: hf.repo.clone(),
+            revision: Revision {
+                requested: hf.revision.clone(),
+                key: digest(&json!([hf.endpoint, hf.repo, hf.revision])),
+            },
+            endpoint: hf.endpoint.clone(),
+            files: hf.files.clone(),
+        },
         (None, Some(http), None, None, None) => {
-            let sha256 = http.sha256.iter().map(|sha256| format!("--sha256={sha256}"));
-            std::iter::once(format!("--url={}", http.url)).chain(sha256).collect()
+            ModelSource::Http { url: http.url.clone(), sha256: http.sha256.clone() }
         }
-        (None, None, Some(s3), None, None) => {
-            let endpoint = s3.endpoint.iter().map(|endpoint| format!("--s3-endpoint={endpoint}"));
-            let sha256 = s3.sha256.iter().map(|sha256| format!("--sha256={sha256}"));
-            let object = format!("--s3-object={}/{}", s3.bucket, s3.key);
-            [object, format!("--s3-region={}", s3.region)].into_iter().chain(endpoint).chain(sha256).collect()
-        }
-        _ => return Err(Invalid::Source),
+        (None, None, Some(s3), None, None) => ModelSource::S3 {
+            object: format!("{}/{}", s3.bucket, s3.key),
+            region: s3.region.clone(),
+            endpoint: s3.endpoint.clone(),
+            sha256: s3.sha256.clone(),
+        },
+        _ => return Err(ValidationError::Source),
     };
-    match model.format {
-        Format::Auto => {}
-        Format::Gguf => flags.push("--format=gguf".to_owned()),
-        Format::OpenvinoIr => flags.push("--format=openvino-ir".to_owned()),
-    }
-    Ok(Files::Fetched(Box::new(Fetched {
-        flags,
-        revision,
-        container: model.fetch.clone().unwrap_or_default(),
-        secret: model.credentials_secret_ref.as_ref().map(|secret| secret.name.clone()),
+    let fetch = model.fetch.clone().unwrap_or_default();
+    Ok(ModelFiles::Fetched(Box::new(FetchedModel {
+        source,
+        format: match model.format {
+            Format::Auto => None,
+            Format::Gguf => Some("gguf"),
+            Format::OpenvinoIr => Some("openvino-ir"),
+        },
+        credentials: model.credentials_secret_ref.as_ref().map(|secret| secret.name.clone()),
+        container: FetchContainer {
+            env: fetch.env,
+            ca_bundle: fetch.ca_bundle.map(|bundle| DataKey { name: bundle.config_map, key: bundle.key }),
+            service_account_annotations: fetch.service_account_annotations,
+            resources: fetch.resources,
+        },
         cache: cache(model)?,
     })))
 }
 
-/// A path in a volume, which may not lead out of it.
-fn inside(path: Option<&str>) -> Result<Option<String>, Invalid> {
+/// Checks that a path in a volume does not lead out of it.
+fn relative_path(path: Option<&str>) -> Result<Option<String>, ValidationError> {
     match path {
         Some(path) if path.starts_with('/') || path.split('/').any(|part| part == "..") => {
-            Err(Invalid::Field {
+            Err(ValidationError::Field {
                 field: "model.source",
-                problem: format!("the path {path:?} leads out of the volume"),
+                problem: format!("the path {path:?} must be relative and must not contain '..'"),
             })
         }
         path => Ok(path.map(str::to_owned)),
     }
 }
 
-fn cache(model: &Model) -> Result<Cache, Invalid> {
-    let Some(cache) = &model.cache else { return Ok(Cache::Scratch(None)) };
+fn cache(model: &Model) -> Result<ModelCache, ValidationError> {
+    let Some(cache) = &model.cache else { return Ok(ModelCache::Scratch { size_limit: None }) };
     let size = cache.size.as_ref().map(|size| size.0.clone());
     let volume = |size: Option<String>| {
-        let size = size.ok_or_else(|| Invalid::Field {
+        let size = size.ok_or_else(|| ValidationError::Field {
             field: "model.cache.size",
-            problem: "the modes perPod and shared need it".to_owned(),
+            problem: "is required with the modes perPod and shared".to_owned(),
         })?;
-        Ok(Volume { size, class: cache.storage_class.clone(), access: cache.access_mode })
+        Ok(CacheVolume { size, storage_class: cache.storage_class.clone(), access_mode: cache.access_mode })
     };
     match cache.mode {
-        CacheMode::None => Ok(Cache::Scratch(size)),
-        CacheMode::PerPod => volume(size).map(Cache::PerPod),
-        CacheMode::Shared => volume(size).map(Cache::Shared),
+        CacheMode::None => Ok(ModelCache::Scratch { size_limit: size }),
+        CacheMode::PerPod => volume(size).map(ModelCache::PerPod),
+        CacheMode::Shared => volume(size).map(ModelCache::Shared),
     }
 }
 
-fn duration(field: &'static str, period: &Period) -> Result<Duration, Invalid> {
-    /// Length of any period in a resource. More makes no sense in any of these fields, and Kubernetes counts seconds
+fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
+    let bytes = quantity(&size.0).and_then(|thousandths| u64::try_from(thousandths / 1000).ok());
+    bytes.ok_or_else(|| ValidationError::Field {
+        field,
+        problem: format!("{:?} is not a number of bytes, such as 8Gi", size.0),
+    })
+}
+
+fn duration(field: &'static str, period: &Period) -> Result<Duration, ValidationError> {
+    /// Length of any period in a resource. A longer one is useless in any of these fields, and Kubernetes counts seconds
     /// in 32 bits.
     ///
     /// Beyond it: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
-    let duration = period.duration().map_err(|error| Invalid::Field { field, problem: error.to_string() })?;
+    let duration =
+        period.duration().map_err(|error| ValidationError::Field { field, problem: error.to_string() })?;
     if duration > LONGEST {
-        return Err(Invalid::Field { field, problem: format!("{} is longer than a year", period.0) });
+        let problem = format!("{:?} is longer than a year", period.0);
+        return Err(ValidationError::Field { field, problem });
     }
     Ok(duration)
 }

@@ -1,4 +1,4 @@
-//! The reference in `docs/` is generated from the code: `UPDATE_EXPECT=1 cargo test -p operator --test docs`.
+//! Checks that the reference in `docs/` matches the code. `UPDATE_EXPECT=1 cargo test -p operator --test docs` writes it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use serde_json::Value;
 fn the_flags_are_described() {
     let mut text = String::from(
         "# Flags of the operator\n\nFor platform engineers: every flag of `operator` and its subcommands, with its environment variable and its default.\n\
-         Generated from `operator --help`. Each can also be given by its environment \
+         Generated from `ovfleet-operator --help`. Each can also be given by its environment \
          variable.\n",
     );
     let command = Args::command();
-    flags(&mut text, "For every subcommand", &command);
+    flags(&mut text, "All subcommands", &command);
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
         flags(&mut text, &format!("operator {}", subcommand.get_name()), subcommand);
     }
@@ -63,7 +63,7 @@ fn the_resource_is_described() {
     expect_file!["../../docs/reference/llmdeployment.md"].assert_eq(&text);
 }
 
-/// Types of Kubernetes itself, which are described there.
+/// Fields with types of Kubernetes, which the documentation of Kubernetes describes.
 const KNOWN: [&str; 6] = [
     "spec.placement.affinity",
     "spec.placement.tolerations",
@@ -117,7 +117,7 @@ fn kind(field: &Value) -> String {
     }
 }
 
-/// Quantities have a rule that says so; the other fields of this type are numbers of replicas.
+/// The type of an `IntOrString` field: a quantity if it has a rule about quantities, or else a number of replicas.
 fn int_or_string(field: &Value) -> &'static str {
     let rules = field["x-kubernetes-validations"].as_array().into_iter().flatten();
     let is_quantity = |rule: &Value| rule["rule"].as_str().is_some_and(|rule| rule.contains("isQuantity("));
@@ -139,11 +139,11 @@ fn the_metrics_are_described() {
         "# Metrics of the operator\n\nFor builders of dashboards and alerts: every metric of the operator.\nGenerated from the output of `/metrics`.\n\n| name | type | |\n|---|---|---|\n",
     );
     let metrics = Metrics::default();
-    // What has labels is there once it has a value.
-    metrics.reconciled("applied", Duration::ZERO);
-    metrics.call("get", "Pod");
-    metrics.phases(|_| 0);
-    metrics.releases(|_| 0);
+    // A metric with labels is part of the output once it has a value.
+    metrics.record_reconcile("applied", Duration::ZERO);
+    metrics.record_api_call("get", "Pod");
+    metrics.set_deployments(|_| 0);
+    metrics.set_releases(|_| 0);
     let scrape = metrics.scrape();
     let mut about = "";
     for line in scrape.lines() {

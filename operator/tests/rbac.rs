@@ -1,4 +1,4 @@
-//! What the operator may do, as the chart grants it: written down here, so that it cannot grow unseen.
+//! Checks the rights that the chart grants to the operator against a list, so that they cannot grow unnoticed.
 
 use expect_test::expect;
 use serde_json::Value;

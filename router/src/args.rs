@@ -8,14 +8,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use clap::{Parser, ValueEnum};
+use process::logs::LogFormat;
+use process::units::{ByteSize, duration, fraction};
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
-
-mod units;
-
-pub use units::ByteSize;
-use units::{duration, fraction, policy};
 
 /// Routes requests to the replicas of one or more models by their load.
 ///
@@ -23,7 +20,7 @@ use units::{duration, fraction, policy};
 /// by the environment variable listed beside it, or in the file given by --config, where the key is the name of the
 /// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
+#[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 pub struct Args {
     /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes of replicas, routing,
     /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.
@@ -132,13 +129,7 @@ pub struct Args {
 
     /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two,
     /// round-robin, or session (the same replica for the same header x-session-id or field `user`).
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_POLICY",
-        default_value = "kv",
-        value_parser = policy,
-        help_heading = "Routing"
-    )]
+    #[arg(long, env = "OVFLEET_ROUTER_POLICY", default_value = "kv", help_heading = "Routing")]
     pub policy: Policy,
 
     /// The age above which a load report is ignored.
@@ -491,9 +482,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  router --replica 127.0.0.1:8001/50051 --replica 127.0.0.1:8002/50052
-  router --host 0.0.0.0 --replicas-service models/chat --replicas-service models/code
-  router --config router.yaml
+  ovfleet-router --replica 127.0.0.1:8001/50051 --replica 127.0.0.1:8002/50052
+  ovfleet-router --host 0.0.0.0 --replicas-service models/chat --replicas-service models/code
+  ovfleet-router --config router.yaml
 
 Then list the models and open the console:
   curl http://127.0.0.1:8000/v3/models
@@ -512,15 +503,6 @@ pub enum KeyIsolation {
     Name,
     /// All requests belong to the same tenant, whatever their keys.
     None,
-}
-
-/// The format of the logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Plain text for people.
-    Text,
-    /// One JSON object per line, for machines.
-    Json,
 }
 
 #[cfg(test)]

@@ -387,8 +387,7 @@ impl Dispatch {
     /// Tries to place the next requests until one of them leaves the queue. Returns whether there may be more room.
     fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
         let offer = fleet.with_waiting(|waiting| {
-            let upcoming: Vec<Ticket> = waiting.queue.upcoming(BACKFILL_MAX).collect();
-            for (position, &ticket) in upcoming.iter().enumerate() {
+            for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
                 match self.offer(fleet, waiting, ticket, at, now) {
                     Offer::Full if position == 0 && at.is_none() => {
                         self.reserve_for(fleet, waiting, ticket, now);
@@ -407,10 +406,11 @@ impl Dispatch {
     fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
         let now = Instant::now();
         let offer = fleet.with_waiting(|waiting| {
-            let first = waiting.queue.head().filter(|&first| first != ticket);
-            if !waiting.queue.is_upcoming(ticket, BACKFILL_MAX) {
+            let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
+            if !upcoming.contains(&ticket) {
                 return Offer::Full;
             }
+            let first = upcoming.first().copied().filter(|&first| first != ticket);
             match first.map_or(Offer::Full, |first| self.offer(fleet, waiting, first, None, now)) {
                 Offer::Full => self.offer(fleet, waiting, ticket, None, now),
                 offer => offer,

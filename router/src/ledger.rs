@@ -33,6 +33,17 @@ pub struct Cost {
     pub blocks: u32,
     /// The number of sequences, which is the number of requested choices.
     pub sequences: u32,
+    /// A digest of the tenant whose request it is.
+    pub tenant: u64,
+}
+
+/// What the dispatches of one tenant use of a replica, as estimated when they were picked, until they end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantLoad {
+    /// The number of sequences.
+    pub sequences: u64,
+    /// The number of cache blocks.
+    pub blocks: u64,
 }
 
 /// The load of the dispatches of this router to a replica.
@@ -126,6 +137,8 @@ struct Inner {
     version: u64,
     entries: BTreeMap<u64, Entry>,
     booked: BookedLoad,
+    /// The load of each tenant with dispatches in flight.
+    tenants: BTreeMap<u64, TenantLoad>,
     last: Option<LastReport>,
 }
 
@@ -207,6 +220,12 @@ impl Ledger {
         }
     }
 
+    /// What the dispatches of a tenant use of the replica.
+    #[must_use]
+    pub fn tenant_load(&self, tenant: u64) -> TenantLoad {
+        self.lock().tenants.get(&tenant).copied().unwrap_or_default()
+    }
+
     /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. It must be
     /// called periodically.
     pub fn expire(&self, now: Instant) -> u32 {
@@ -255,6 +274,7 @@ impl Drop for BookingGuard {
         let mut inner = self.ledger.lock();
         if let Some(mut entry) = inner.entries.remove(&self.number) {
             inner.booked.remove(&mut entry);
+            inner.remove_from_tenant(entry.cost);
         }
     }
 }
@@ -266,8 +286,21 @@ impl Inner {
         self.version += 1;
         let entry = Entry { cost, at: now, is_unreported: true, is_without_token: true };
         self.booked.add(&entry);
+        let tenant = self.tenants.entry(cost.tenant).or_default();
+        tenant.sequences += u64::from(cost.sequences);
+        tenant.blocks += u64::from(cost.blocks);
         self.entries.insert(number, entry);
         number
+    }
+
+    fn remove_from_tenant(&mut self, cost: Cost) {
+        if let Some(load) = self.tenants.get_mut(&cost.tenant) {
+            load.sequences -= u64::from(cost.sequences);
+            load.blocks -= u64::from(cost.blocks);
+            if *load == TenantLoad::default() {
+                self.tenants.remove(&cost.tenant);
+            }
+        }
     }
 
     fn observe(&mut self, router: u64, load: &Load, now: Instant) -> ReportOutcome {
@@ -330,7 +363,7 @@ impl BookedLoad {
     }
 
     fn add(&mut self, entry: &Entry) {
-        let Cost { uncached_tokens, blocks, sequences } = entry.cost;
+        let Cost { uncached_tokens, blocks, sequences, tenant: _ } = entry.cost;
         self.in_flight += 1;
         self.blocks_without_token += u64::from(blocks);
         self.uncached_in_flight += u64::from(uncached_tokens);

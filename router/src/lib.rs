@@ -39,7 +39,6 @@ pub mod replica;
 pub mod replicas;
 mod run;
 mod sync;
-mod telemetry;
 pub mod tenant;
 pub mod trace;
 mod waiting;

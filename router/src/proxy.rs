@@ -29,7 +29,7 @@ use crate::fleet::Fleet;
 use crate::limits::Rates;
 use crate::policy::Demand;
 use crate::prefix::{Chain, PromptContext};
-use crate::queue::{Class, QueuedRequest, UnknownClass};
+use crate::queue::{Class, NO_TENANT, QueuedRequest, UnknownClass};
 use crate::tenant;
 use crate::waiting::PlacementRequest;
 
@@ -142,7 +142,7 @@ async fn forward(
         // The streams of the Responses API always report the usage.
         _ => None,
     };
-    let queued = QueuedRequest { tokens: demand.prompt_tokens, ..queued };
+    let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
     let forwarding = ForwardingContext {
         client_address: arrival.client_address,
         request_id: &arrival.request_id,
@@ -183,7 +183,7 @@ fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
         })
     };
     let deadline = text(TIMEOUT).map(parse_deadline).transpose()?;
-    Ok(QueuedRequest { class, tokens: 0, arrived: Instant::now(), deadline })
+    Ok(QueuedRequest { tenant: NO_TENANT, class, tokens: 0, arrived: Instant::now(), deadline })
 }
 
 fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Result<Fields<'a>, Error> {
@@ -220,24 +220,25 @@ fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_
     let expectations = fleet.expectations();
     let estimates = &expectations.estimates;
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
+    let tenant = parts.headers.get(tenant::HEADER);
     let demand = Demand {
         prompt_tokens: estimates.prompt_tokens(fields.prompt.len() + fields.tools.len()),
         output_tokens: estimates.output_tokens(fields.output_tokens_max),
         output_tokens_max: fields.output_tokens_max,
         sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),
         session: session.map(xxh3_64),
+        tenant: tenant.map_or(NO_TENANT, |tenant| xxh3_64(tenant.as_bytes())),
     };
     app.metrics().record_prompt(demand.prompt_tokens);
     let chain = if app.settings().policy.uses_prefixes() {
-        let tenant = parts.headers.get(tenant::HEADER).map_or(&[][..], HeaderValue::as_bytes);
+        let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
         let context =
             PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
         Chain::of_text(fields.prompt, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
     } else {
         Chain::default()
     };
-    let tenant = parts.headers.get(tenant::HEADER).map_or(0, |tenant| xxh3_64(tenant.as_bytes()));
-    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None, tenant }
+    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
 /// Charges the request to the rate limits of its client. Returns whether the tokens of the client are limited.

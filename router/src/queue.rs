@@ -1,13 +1,26 @@
 //! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long,
 //! and when a client should retry if the queue is full.
 //!
-//! A request is served as if it had arrived later, by a delay that depends on its priority class. So a class is served
-//! before the classes below it, but no request waits forever behind requests that keep arriving. The queue is a state
-//! machine: time is a parameter, and nothing is woken here.
+//! Tenants are served fairly ([`fair_order`]). Among the requests of a tenant, a request is served as if it had arrived
+//! later, by a delay that depends on its priority class. So a class is served before the classes below it, but no request
+//! waits forever behind requests that keep arriving. The queue is a state machine: time is a parameter, and nothing is
+//! woken here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
+
+use fair_order::{FairOrder, Position};
+pub use ticket::Ticket;
+
+mod fair_order;
+mod ticket;
+
+/// The part of `--queue-requests` and `--queue-tokens` that one tenant must leave to the others: one over this number.
+///
+/// Beyond it: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may fill
+/// the queue.
+const TENANT_QUEUE_RESERVE: u64 = 8;
 
 /// The limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +63,14 @@ pub enum Class {
 #[error("unknown priority class {0:?}: use interactive, standard or bulk")]
 pub struct UnknownClass(String);
 
-/// Identifies a request in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(u64);
+/// The tenant of requests that belong to none.
+pub const NO_TENANT: u64 = 0;
 
 /// The properties of a request that determine how it waits.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedRequest {
+    /// A digest of the tenant whose request it is, or [`NO_TENANT`].
+    pub tenant: u64,
     /// The priority class of the request.
     pub class: Class,
     /// The estimated number of tokens of its prompt.
@@ -80,8 +94,7 @@ pub struct Queue {
     config: QueueConfig,
     next: u64,
     entries: BTreeMap<Ticket, Entry>,
-    /// The requests in the order in which they are served.
-    order: BTreeSet<(Instant, Ticket)>,
+    order: FairOrder,
     deadlines: BTreeSet<(Instant, Ticket)>,
     tokens: u64,
     drain_rate: DrainRate,
@@ -91,7 +104,7 @@ pub struct Queue {
 struct Entry {
     request: QueuedRequest,
     since: Instant,
-    rank: Instant,
+    position: Position,
     deadline: Instant,
 }
 
@@ -103,7 +116,7 @@ impl Queue {
             config,
             next: 0,
             entries: BTreeMap::new(),
-            order: BTreeSet::new(),
+            order: FairOrder::default(),
             deadlines: BTreeSet::new(),
             tokens: 0,
             drain_rate: DrainRate::default(),
@@ -122,7 +135,7 @@ impl Queue {
     pub fn push(&mut self, request: QueuedRequest, now: Instant) -> Result<Ticket, QueueFull> {
         let QueueConfig { queue_requests, queue_tokens, queue_timeout, class_delay } = self.config;
         let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(request.tokens) > queue_tokens;
-        if self.entries.len() >= queue_requests || is_too_much {
+        if self.entries.len() >= queue_requests || is_too_much || self.exceeds_tenant_share(&request) {
             return Err(QueueFull { retry_after: self.retry_after(now) });
         }
         self.drain_rate.advance(!self.entries.is_empty(), now);
@@ -131,8 +144,9 @@ impl Queue {
         let deadline = now + queue_timeout;
         let deadline = request.deadline.map_or(deadline, |given| given.min(deadline));
         let rank = request.arrived + class_delay * request.class as u32;
-        self.entries.insert(ticket, Entry { request, since: now, rank, deadline });
-        self.order.insert((rank, ticket));
+        let position = Position { rank, ticket };
+        self.entries.insert(ticket, Entry { request, since: now, position, deadline });
+        self.order.insert(request.tenant, position, request.tokens);
         self.deadlines.insert((deadline, ticket));
         self.tokens += u64::from(request.tokens);
         Ok(ticket)
@@ -141,25 +155,21 @@ impl Queue {
     /// The next request to serve. It stays in the queue until [`Self::dequeue`].
     #[must_use]
     pub fn head(&self) -> Option<Ticket> {
-        self.order.first().map(|&(_, ticket)| ticket)
+        self.order.upcoming(1).first().copied()
     }
 
     /// The first `count` requests in the order of service.
-    pub fn upcoming(&self, count: usize) -> impl Iterator<Item = Ticket> {
-        self.order.iter().take(count).map(|&(_, ticket)| ticket)
-    }
-
-    /// Whether a request is among the first `count`.
     #[must_use]
-    pub fn is_upcoming(&self, ticket: Ticket, count: usize) -> bool {
-        self.upcoming(count).any(|upcoming| upcoming == ticket)
+    pub fn upcoming(&self, count: usize) -> Vec<Ticket> {
+        self.order.upcoming(count)
     }
 
     /// Removes a request that is served. Returns how long it waited, or `None` if it is not in the queue.
     pub fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
-        let tokens = self.entries.get(&ticket)?.request.tokens;
+        let &Entry { request, .. } = self.entries.get(&ticket)?;
         self.drain_rate.advance(true, now);
-        self.drain_rate.add(tokens);
+        self.drain_rate.add(request.tokens);
+        self.order.charge(request.tenant, request.tokens);
         self.remove(ticket).map(|entry| now.saturating_duration_since(entry.since))
     }
 
@@ -217,9 +227,20 @@ impl Queue {
         self.entries.first_key_value().map(|(_, entry)| now.saturating_duration_since(entry.since))
     }
 
+    /// Whether a request would use the part of the queue that its tenant must leave to others.
+    fn exceeds_tenant_share(&self, request: &QueuedRequest) -> bool {
+        let queued = self.order.of_tenant(request.tenant).filter(|_| request.tenant != NO_TENANT);
+        queued.is_some_and(|queued| {
+            let limit = |total: u64| total - total / TENANT_QUEUE_RESERVE;
+            queued.len() as u64 >= limit(self.config.queue_requests as u64)
+                || (queued.len() > 0
+                    && queued.tokens() + u64::from(request.tokens) > limit(self.config.queue_tokens))
+        })
+    }
+
     fn remove(&mut self, ticket: Ticket) -> Option<Entry> {
         let entry = self.entries.remove(&ticket)?;
-        self.order.remove(&(entry.rank, ticket));
+        self.order.remove(entry.request.tenant, entry.position);
         self.deadlines.remove(&(entry.deadline, ticket));
         self.tokens -= u64::from(entry.request.tokens);
         Some(entry)

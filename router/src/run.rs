@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::future::join_all;
+use process::logs;
+use process::signals::EndSignals;
 use proto::replica_token::ReplicaTokenFile;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -18,8 +19,8 @@ use crate::args::Args;
 use crate::config::{self, CommandLine};
 use crate::discovery::{self, PortNames, Sources};
 use crate::listen::{self, Surface, Threads};
+use crate::load;
 use crate::trace::Tracer;
-use crate::{load, telemetry};
 
 /// The interval at which files are checked for changes.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -36,7 +37,7 @@ impl CommandLine {
         if let (Some(path), Some(text)) = (args.config.clone(), &text) {
             args = self.with_file(&path, text)?;
         }
-        telemetry::start(&args.log, args.log_format)?;
+        logs::start(&args.log, args.log_format)?;
         // Requests have threads of their own. This thread runs everything else.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -52,7 +53,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     if args.replicas.is_empty() && args.replicas_dns.is_empty() && args.replicas_service.is_empty() {
         bail!("no source of replicas: set --replica, --replicas-dns or --replicas-service");
     }
-    let mut signals = Signals::new()?;
+    let mut signals = EndSignals::new()?;
     let listener = listen::bind(args.host, args.port)?;
     let side_ports = [(Surface::Admin, args.admin_port), (Surface::Grpc, args.grpc_port)];
     let side_ports = side_ports.into_iter().filter_map(|(surface, port)| Some((surface, port?)));
@@ -177,7 +178,7 @@ async fn drain(
     app: &App,
     threads: &mut Threads,
     timeout: Duration,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
     tracing::info!(requests = app.requests(), ?timeout, "stopping: waiting for active requests");
@@ -325,25 +326,5 @@ fn warn_about_restart(present: &Args, changed: &Args) {
     ];
     for (flag, _) in differs.iter().filter(|(_, differs)| *differs) {
         tracing::warn!(flag, "the change of this flag takes effect after a restart");
-    }
-}
-
-/// The signals that stop the process.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let handle = |kind| signal(kind).context("failed to handle signals");
-        Ok(Self { terminate: handle(SignalKind::terminate())?, interrupt: handle(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }

@@ -24,8 +24,6 @@ pub struct PlacementRequest {
     pub tried: Vec<u64>,
     /// The only replica that can answer it, because it stores an object that the request refers to.
     pub only: Option<Arc<Replica>>,
-    /// A digest of the tenant whose request it is; 0 without one.
-    pub tenant: u64,
 }
 
 /// A replica that is booked for a request, before the task that handles the request has received it.

@@ -1,34 +1,35 @@
-//! Builds the C++ shim against the OpenVINO that `make fetch` unpacks, and tells dependants where its
-//! libraries are.
+//! Builds the C++ shim against the OpenVINO that `make fetch` unpacks, and passes the path of its libraries to dependents.
 
 use std::env;
 use std::path::PathBuf;
 
 const SOURCES: &[&str] = &[
-    "adapt.cpp",
-    "attention/before.cpp",
-    "attention/dispatch.cpp",
+    "attention/kernels/dispatch.cpp",
     "attention/op.cpp",
+    "attention/rope_fusion.cpp",
     "attention/run.cpp",
-    "attention/try.cpp",
-    "compiled.cpp",
-    "experts.cpp",
-    "gguf.cpp",
-    "merge.cpp",
-    "paged.cpp",
+    "attention/step_view.cpp",
+    "attention/test.cpp",
+    "graph/adapters.cpp",
+    "graph/compiled.cpp",
+    "graph/experts.cpp",
+    "graph/gguf.cpp",
+    "graph/kernel_plan.cpp",
+    "graph/logits.cpp",
+    "graph/merge.cpp",
+    "graph/paged.cpp",
+    "graph/rotary.cpp",
+    "graph/save.cpp",
+    "graph/unpack.cpp",
+    "graph/weights.cpp",
     "projection/adapters.cpp",
-    "projection/chain.cpp",
-    "projection/dispatch.cpp",
+    "projection/fuse_stages.cpp",
+    "projection/kernels/dispatch.cpp",
     "projection/op.cpp",
     "projection/pack.cpp",
     "projection/rewrite.cpp",
     "projection/run.cpp",
-    "projection/try.cpp",
-    "rotary.cpp",
-    "rows.cpp",
-    "save.cpp",
-    "unpack.cpp",
-    "weights.cpp",
+    "projection/test.cpp",
 ];
 
 fn main() {
@@ -52,7 +53,7 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
-        // As a system folder: the warnings of OpenVINO's headers are not ours.
+        // A system directory, which suppresses the warnings of OpenVINO's headers.
         .flag(format!("-isystem{}", include.display()))
         .include("shim")
         .files(SOURCES.iter().map(|source| PathBuf::from("shim").join(source)))
@@ -62,15 +63,15 @@ fn main() {
     kernels();
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
-    // What the plugin shares its threads by.
+    // The thread library of the plugin, in whose threads the native kernels run.
     println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
-    // Our own tests and examples; a dependant's build script does the same for its binaries.
+    // For the tests and examples of this crate; the build scripts of dependents do the same for their binaries.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     println!("cargo:libraries={}", libraries.display());
 }
 
-/// Compiles the kernels for each instruction set.
+/// Compiles the kernels for each instruction set. `shim/README.md` says how to add one.
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
@@ -91,9 +92,9 @@ fn kernels() {
         build
             .cpp(true)
             .std("c++17")
-            .file(format!("shim/{folder}/kernels.cpp"))
+            .file(format!("shim/{folder}/kernels/kernels.cpp"))
             .define("OVFLEET_KERNELS", format!("kernels_{set}").as_str())
-            // What the instructions' own headers do is not ours.
+            // The compiler's headers for vector instructions cause these warnings.
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
             .opt_level(3)

@@ -1,29 +1,29 @@
-//! The C library's allocator: how much of the memory that requests have freed stays with this process.
+//! Returns memory that requests have freed to the operating system.
 //!
-//! By default it has as many arenas as there are threads and retains what is freed in each, so a burst of large requests would
-//! keep its memory for good. See decision 0081.
+//! By default the C library's allocator has an arena for each thread and retains the freed memory of each, so the memory
+//! of a burst of large requests would never be returned. See decision 0081.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
-/// How often the memory of the process is read.
+/// The interval at which the memory of the process is measured.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Memory above the least that the process ever had, from which on it is worth trimming. That takes the allocator's locks for
-/// some milliseconds.
+/// The memory above the lowest measurement from which trimming is worthwhile: it holds the allocator's locks for some
+/// milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
-/// Number of readings from one trim to the next at most, if trimming returns little because the memory is in use.
+/// The largest number of measurements from one trim to the next, if trims return little because the memory is in use.
 const READINGS_MAX: u32 = 12;
 
-/// Decides when to trim.
+/// Decides when to trim the allocator's memory.
 #[derive(Debug)]
 struct Trimmer {
-    /// The least anonymous memory so far, in bytes.
+    /// The lowest anonymous memory so far, in bytes.
     least: u64,
-    /// Number of readings from one trim to the next.
+    /// Number of measurements from one trim to the next.
     period: u32,
-    /// Number of readings since the last trim.
+    /// Number of measurements since the last trim.
     readings: u32,
 }
 
@@ -32,29 +32,29 @@ impl Trimmer {
         Self { least: anonymous, period: 1, readings: 0 }
     }
 
-    /// Whether to trim, given a reading of `anonymous` bytes.
+    /// Whether to trim after a measurement of `anonymous` bytes.
     fn is_due(&mut self, anonymous: u64) -> bool {
         self.least = self.least.min(anonymous);
         self.readings += 1;
         anonymous - self.least >= EXCESS_BYTES_MIN && self.readings >= self.period
     }
 
-    /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns little
-    /// is repeated, but less and less often.
-    fn trimmed(&mut self, before: u64, after: u64) {
+    /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns
+    /// little is repeated, but less and less often.
+    fn record_trim(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;
         self.period = if is_useful { 1 } else { (2 * self.period).min(READINGS_MAX) };
     }
 }
 
-/// Makes all threads allocate from one arena. To be called before there is another thread.
+/// Makes all threads allocate from one arena. It must be called before another thread starts.
 #[cfg(feature = "openvino")]
 pub(crate) fn use_one_arena() {
     server_openvino::use_one_arena();
 }
 
-/// Without the runtime's crate nothing can configure the allocator.
+/// Does nothing: only the OpenVINO crate can configure the allocator.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn use_one_arena() {}
 
@@ -64,29 +64,29 @@ fn return_free_memory() {
     server_openvino::trim();
 }
 
-/// Without the runtime's crate nothing can ask the allocator.
+/// Does nothing: only the OpenVINO crate can call the allocator.
 #[cfg(not(feature = "openvino"))]
 fn return_free_memory() {}
 
-/// Trims while the memory of this process is above the least that it had, for as long as it is polled.
+/// Trims the memory of this process while it is above its lowest measurement. It never returns.
 pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
     let mut trimmer = Trimmer::new(anonymous_bytes().unwrap_or(u64::MAX));
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // Systems that do not report it are left alone.
+        // Some systems do not report the memory.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
             tokio::task::spawn_blocking(return_free_memory).await?;
             let after = anonymous_bytes().unwrap_or(before);
-            trimmer.trimmed(before, after);
+            trimmer.record_trim(before, after);
             tracing::debug!(before, after, "trimmed the memory of the process");
         }
     }
 }
 
-/// Anonymous memory of this process that is resident.
+/// The resident anonymous memory of this process.
 fn anonymous_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
@@ -103,26 +103,26 @@ mod tests {
         let mut trimmer = Trimmer::new(100 << 20);
         assert!(!trimmer.is_due(131 << 20));
         assert!(trimmer.is_due(132 << 20));
-        trimmer.trimmed(132 << 20, 131 << 20);
+        trimmer.record_trim(132 << 20, 131 << 20);
         let mut trims = 0;
         for _ in 0..1000 {
             if trimmer.is_due(500 << 20) {
                 trims += 1;
-                trimmer.trimmed(500 << 20, 500 << 20);
+                trimmer.record_trim(500 << 20, 500 << 20);
             }
         }
         assert!((80..100).contains(&trims), "{trims} trims");
-        // What was in use is free now.
+        // The memory that was in use is free now.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
-        trimmer.trimmed(500 << 20, 200 << 20);
+        trimmer.record_trim(500 << 20, 200 << 20);
         assert!(trimmer.is_due(200 << 20), "it may return more");
-        trimmer.trimmed(200 << 20, 100 << 20);
+        trimmer.record_trim(200 << 20, 100 << 20);
         assert!(!trimmer.is_due(100 << 20));
     }
 
     #[test]
-    fn the_memory_of_this_process_is_known() {
+    fn the_memory_of_this_process_can_be_measured() {
         assert!(anonymous_bytes().is_some_and(|bytes| bytes > 100 << 10));
     }
 }

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use server_engine::EngineHandle;
 use crate::dispatches::Dispatches;
 use crate::error::{Error, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::limits::{Admission, ByteBudget, Limits, Preparations, STORED_OBJECT_REQUESTS_MAX};
-use crate::metrics::Metrics;
+use crate::limits::{Admission, ByteBudget, Limits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
+use crate::metrics::{Metrics, ProcessState};
 use crate::mix::mix;
 use crate::model::Model;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
 
-/// The state of the server. Clones are of the same.
+/// The state of the server. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Inner>);
 
@@ -28,54 +28,54 @@ struct Inner {
     requests: AtomicU64,
     limits: Limits,
     admission: Admission,
-    /// The bytes of all bodies that are in memory.
+    /// The budget for the bytes of all request bodies in memory.
     body_bytes: Arc<ByteBudget>,
-    preparations: Preparations,
+    preparation_slots: PreparationSlots,
     stored_objects: Admission,
     lifecycle: Lifecycle,
     metrics: Metrics,
     dispatches: Dispatches,
     store: Store,
     background: Background,
-    serving: OnceLock<Serving>,
+    served: OnceLock<ServedModel>,
 }
 
 /// A loaded model and the engine that computes it.
 #[derive(Debug)]
-pub struct Serving {
-    /// The model.
+pub struct ServedModel {
+    /// The names, texts and formats of the model.
     pub model: Model,
-    /// The engine.
+    /// The handle of the engine that computes the model.
     pub engine: EngineHandle,
-    /// Most sequences that run at once, for the load report.
-    pub sequences_max: u32,
-    /// Tokens that a block of the cache holds, for the load report.
+    /// Number of sequences that run at the same time at most, for the load report.
+    pub max_num_seqs: u32,
+    /// Number of tokens in a block of the KV cache, for the load report.
     pub block_tokens: u32,
 }
 
 impl App {
-    /// A server without a model as yet, which keeps responses in memory.
+    /// Creates the state of a server whose model is not loaded yet, and that stores responses in memory.
     ///
     /// # Panics
-    /// Never: memory is there.
+    /// Never: only a directory could fail to open.
     pub fn new(limits: Limits, metrics: Metrics) -> Self {
         let config = StoreConfig::default();
         Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
     }
 
-    /// A server without a model as yet.
+    /// Creates the state of a server whose model is not loaded yet.
     ///
     /// # Errors
-    /// The directory of responses cannot be used.
+    /// The directory for stored responses cannot be used.
     pub fn with_store(limits: Limits, metrics: Metrics, config: &StoreConfig) -> anyhow::Result<Self> {
-        let store = Store::open(config).context("failed to open the directory of responses")?;
+        let store = Store::open(config).context("failed to open the directory for stored responses")?;
         Ok(Self(Arc::new(Inner {
-            // The standard library seeds it from the operating system's random numbers.
+            // The standard library seeds the hash with random numbers of the operating system.
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
-            admission: Admission::new(limits.requests_max),
-            body_bytes: ByteBudget::new(limits.buffered_body_bytes_max, limits.body_bytes_max),
-            preparations: Preparations::of_this_machine(),
+            admission: Admission::new(limits.max_concurrent_requests),
+            body_bytes: ByteBudget::new(limits.max_buffered_body_bytes, limits.max_body_bytes),
+            preparation_slots: PreparationSlots::for_this_machine(),
             stored_objects: Admission::new(STORED_OBJECT_REQUESTS_MAX),
             limits,
             lifecycle: Lifecycle::default(),
@@ -83,41 +83,48 @@ impl App {
             dispatches: Dispatches::default(),
             store,
             background: Background::default(),
-            serving: OnceLock::new(),
+            served: OnceLock::new(),
         })))
     }
 
-    /// Begins to serve. What is served is never exchanged: a second call does nothing.
-    pub fn serve(&self, serving: Serving) {
-        if self.0.serving.set(serving).is_ok() {
+    /// Starts to serve a model. The served model never changes: a second call has no effect.
+    pub fn serve(&self, served: ServedModel) {
+        if self.0.served.set(served).is_ok() {
             self.0.lifecycle.advance(Phase::Serving);
         }
     }
 
-    /// Where the process is between start and end.
+    /// Returns the lifecycle of the process.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.0.lifecycle
     }
 
-    /// Requests in work.
+    /// Returns the number of requests in progress.
     pub fn requests(&self) -> usize {
         self.0.admission.requests()
     }
 
-    /// Whether requests should be sent here: the engine answers and nobody has asked to drain.
+    /// Whether the server should receive requests: the engine is alive and the server is not draining.
     pub fn is_ready(&self) -> bool {
         self.0.lifecycle.phase() == Phase::Serving
-            && self.0.serving.get().is_some_and(|serving| serving.engine.is_alive())
+            && self.0.served.get().is_some_and(|served| served.engine.is_alive())
     }
 
-    /// Chosen at random when the process started, never 0.
+    /// Returns all metrics as OpenMetrics text.
+    pub fn scrape(&self) -> String {
+        let engine = self.0.served.get().map(|served| &served.engine);
+        let state = ProcessState { is_ready: self.is_ready(), requests: self.requests(), engine };
+        self.0.metrics.encode(&state)
+    }
+
+    /// Returns a number that was chosen at random when the process started, and is never 0.
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch
     }
 
-    /// Requests that the engine was handed.
+    /// Returns the number of requests that were submitted to the engine.
     pub(crate) fn submissions(&self) -> u64 {
-        self.0.serving.get().map_or(0, |serving| serving.engine.submissions())
+        self.0.served.get().map_or(0, |served| served.engine.submissions())
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -132,21 +139,21 @@ impl App {
         &self.0.body_bytes
     }
 
-    pub(crate) fn preparations(&self) -> &Preparations {
-        &self.0.preparations
+    pub(crate) fn preparation_slots(&self) -> &PreparationSlots {
+        &self.0.preparation_slots
     }
 
-    /// The refusal of a request for lack of something that all requests share.
+    /// Returns the error for a request that is rejected because a shared resource is exhausted.
     pub(crate) fn overloaded(&self, resource: Resource) -> Error {
         let limit = match resource {
             Resource::BodyBytes => format!("{} bytes", self.0.body_bytes.bytes_max()),
-            Resource::Preparation => self.0.preparations.to_string(),
+            Resource::Preparation => self.0.preparation_slots.to_string(),
         };
         let retry_after = self.0.admission.retry_after(Instant::now());
         Error::Overloaded { resource, limit, retry_after }
     }
 
-    /// Admits requests about stored objects.
+    /// Returns the admission of requests about stored objects.
     pub(crate) fn stored_objects(&self) -> &Admission {
         &self.0.stored_objects
     }
@@ -155,43 +162,43 @@ impl App {
         &self.0.metrics
     }
 
-    /// What routers have sent.
+    /// Returns the requests that routers have sent.
     pub(crate) fn dispatches(&self) -> &Dispatches {
         &self.0.dispatches
     }
 
-    /// What is kept of responses.
+    /// Returns the store of responses and conversations.
     pub(crate) fn store(&self) -> &Store {
         &self.0.store
     }
 
-    /// The responses that are made in the background.
+    /// Returns the responses that are generated in the background.
     pub(crate) fn background(&self) -> &Background {
         &self.0.background
     }
 
-    /// What is served, whatever the phase.
-    pub(crate) fn loaded(&self) -> Option<&Serving> {
-        self.0.serving.get()
+    /// Returns the loaded model, whatever the phase.
+    pub(crate) fn loaded(&self) -> Option<&ServedModel> {
+        self.0.served.get()
     }
 
-    /// What is served, if requests are taken.
-    pub(crate) fn serving(&self) -> Result<&Serving, Error> {
+    /// Returns the served model if the server accepts requests.
+    pub(crate) fn served(&self) -> Result<&ServedModel, Error> {
         match self.0.lifecycle.phase() {
             Phase::Starting => Err(Error::Starting),
-            Phase::Serving | Phase::Draining => self.0.serving.get().ok_or(Error::Starting),
+            Phase::Serving | Phase::Draining => self.0.served.get().ok_or(Error::Starting),
             Phase::Stopping => Err(Error::Stopping),
             Phase::Stopped => Err(Error::Failed(server_engine::Failure::Stopped)),
         }
     }
 
-    /// A number that no other request of any process has (but for a chance of 2^-64).
+    /// Returns an ID that no other request of any process has (except with a probability of 2^-64).
     pub(crate) fn next_id(&self) -> RequestId {
         RequestId { epoch: self.0.epoch, number: self.0.requests.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
-/// Names a request.
+/// The ID of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     epoch: u64,
@@ -199,7 +206,7 @@ pub(crate) struct RequestId {
 }
 
 impl RequestId {
-    /// For a request that names no seed: as good as random.
+    /// Returns a pseudorandom seed, for a request without a seed.
     pub(crate) fn seed(self) -> u64 {
         mix(self.epoch ^ mix(self.number))
     }

@@ -1,6 +1,6 @@
-//! Whether requests come from a router of this replica: with `--replica-token-file` only those with a replica token are
-//! served, over HTTP and over gRPC. What a request says about itself, such as its tenant, can then be trusted, because
-//! nobody but a router could have said it. The admin port and the gRPC health service need no token.
+//! The replica token: with `--replica-token-file` the server accepts only requests with a replica token, over HTTP and
+//! over gRPC. Only routers know the token, so the server can trust headers such as the tenant. The admin port and the
+//! gRPC health service need no token.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use tonic::service::Interceptor;
 use crate::app::App;
 use crate::error::Error;
 
-/// How often the file of tokens is read again.
+/// The interval at which the token file is reloaded.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// `api` for requests with one of the tokens of `file` only.
+/// Returns `api` restricted to requests with one of the tokens in `file`.
 pub fn authenticated(api: Router, file: ReplicaTokenFile, app: App) -> Router {
     api.layer(middleware::from_fn_with_state((file, app), require_token))
 }
@@ -39,7 +39,7 @@ async fn require_token(
     next.run(request).await
 }
 
-/// Accepts gRPC calls with one of the tokens of a file only. Accepts every call if there is no file.
+/// Accepts only gRPC calls with one of the tokens in the file. Without a file it accepts every call.
 #[derive(Clone, Debug)]
 pub struct RequireToken(pub Option<ReplicaTokenFile>);
 
@@ -54,7 +54,7 @@ impl Interceptor for RequireToken {
     }
 }
 
-/// Reads the file again and again, so that tokens can be replaced while requests are served. Never ends.
+/// Reloads the file at an interval, so that tokens can be replaced while the server runs. It never returns.
 pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible> {
     loop {
         tokio::time::sleep(RELOAD_INTERVAL).await;
@@ -67,7 +67,7 @@ pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible>
                 let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::error!(
                     error,
-                    "failed to reload the replica token: the previous one stays in effect"
+                    "failed to reload the replica token; the previous token stays in effect"
                 );
             }
         }

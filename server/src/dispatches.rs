@@ -1,29 +1,29 @@
-//! Which of a router's requests the load reports take into account, so that the router counts each of them
-//! once: until a report includes it by itself, and from then on by the report.
+//! The requests of each router that the load reports include, so that the router counts each request once: by itself
+//! until a report includes the request, and by the report from then on.
 //!
-//! A request is included once the engine has taken it; one that was refused on the way is included at once,
-//! as there is nothing of it in any figure. What is remembered is bounded; what is forgotten first is what is
-//! told already. A router is remembered for as long as it listens, and for some time after, in case that it
-//! reconnects.
+//! A request is included once the engine has accepted it. A rejected request is included at once, because it is not
+//! part of any figure. The memory is bounded; ranges that were reported long ago are forgotten first. The server remembers
+//! a router while it is subscribed, and for some time after, in case it reconnects.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::HeaderMap;
-use proto::v1alpha1::{DispatchRange, Dispatches as Told};
+use proto::v1alpha1 as wire;
 
-/// The header by which a router numbers a request.
+/// The header with the number that a router gives a request.
 const HEADER: &str = "x-ovfleet-dispatch";
 /// Number of disconnected routers whose dispatches the server remembers. The number of connected routers is limited
 /// by the number of open streams.
 ///
 /// Beyond it: the router that disconnected first is forgotten.
 const DEPARTED_MAX: usize = 64;
-/// Ranges remembered of a router, the highest ones.
+/// Number of ranges that the server remembers of a router: the highest ones.
 const RANGES_MAX: usize = 256;
-/// Requests that the engine is about to take, of one router; of more, the first count as taken.
+/// Number of requests of one router that are submitted to the engine and not accepted yet. Beyond it, a new request
+/// counts as accepted at once.
 const PENDING_MAX: usize = 4096;
 
-/// A request as its router names it.
+/// The number that a router gave a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     router: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// What the header says, if there is one that makes sense.
+    /// Reads the header; `None` if it is absent or malformed.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let (router, number) = headers.get(HEADER)?.to_str().ok()?.split_once('/')?;
         let is_hex = router.len() == 16 && router.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -43,51 +43,51 @@ impl Dispatch {
     }
 }
 
-/// The dispatches of all routers that listen. Clones are of the same.
+/// The dispatches of all subscribed routers. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Dispatches(Arc<Mutex<Vec<Router>>>);
+pub(crate) struct Dispatches(Arc<Mutex<Vec<RouterDispatches>>>);
 
-/// A router listens for as long as this lives.
+/// A router's subscription to load reports. Dropping it ends the subscription.
 #[derive(Debug)]
-#[must_use = "a router that does not listen any more is forgotten in time"]
-pub(crate) struct Listening {
+#[must_use = "dropping a subscription ends it"]
+pub(crate) struct Subscription {
     dispatches: Dispatches,
     router: u64,
 }
 
-/// Those of one router.
+/// The dispatches of one router.
 #[derive(Debug, Default)]
-struct Router {
+struct RouterDispatches {
     router: u64,
-    /// Streams that it has open: after a broken connection there may be two for a while.
+    /// Number of open streams: after a broken connection a router may have two for a while.
     streams: usize,
-    /// First and last; ascending, disjoint, not adjacent.
+    /// The first and last number of each range; ascending, disjoint, not adjacent.
     included: Vec<(u64, u64)>,
-    /// Numbers with the count of submissions by which the engine has taken each.
+    /// Numbers, each with the count of submissions at which the engine has accepted the request.
     pending: Vec<(u64, u64)>,
 }
 
 impl Dispatches {
-    /// A router listens from now on. Zero is none.
-    pub(crate) fn listen(&self, router: u64) -> Listening {
+    /// Subscribes a router. Zero stands for an unknown router, of which nothing is remembered.
+    pub(crate) fn subscribe(&self, router: u64) -> Subscription {
         if router != 0 {
             let mut routers = self.lock();
             match routers.iter_mut().find(|known| known.router == router) {
                 Some(known) => known.streams += 1,
-                None => routers.push(Router { router, streams: 1, ..Router::default() }),
+                None => routers.push(RouterDispatches { router, streams: 1, ..RouterDispatches::default() }),
             }
         }
-        Listening { dispatches: self.clone(), router }
+        Subscription { dispatches: self.clone(), router }
     }
 
-    fn leave(&self, router: u64) {
+    fn unsubscribe(&self, router: u64) {
         let mut routers = self.lock();
         let Some(index) = routers.iter().position(|known| known.router == router) else { return };
         routers[index].streams -= 1;
         if routers[index].streams > 0 {
             return;
         }
-        // Those that have left are in the order in which they did.
+        // Moves the router to the end, so that departed routers are in the order of their departure.
         let departed = routers.remove(index);
         routers.push(departed);
         if routers.iter().filter(|known| known.streams == 0).count() > DEPARTED_MAX
@@ -97,11 +97,11 @@ impl Dispatches {
         }
     }
 
-    /// A request was handed to the engine, the last one by which the count of submissions became
-    /// `submissions`; or was refused.
-    pub(crate) fn arrived(&self, dispatch: Dispatch, submissions: Option<u64>) {
+    /// Records a request that was submitted to the engine, which raised the count of submissions to `submissions`, or
+    /// that was rejected (`None`).
+    pub(crate) fn record(&self, dispatch: Dispatch, submissions: Option<u64>) {
         let mut routers = self.lock();
-        // Who does not listen is told nothing.
+        // A router that is not subscribed gets no reports.
         let Some(router) = routers.iter_mut().find(|router| router.router == dispatch.router) else { return };
         match submissions {
             Some(submissions) if router.pending.len() < PENDING_MAX => {
@@ -111,45 +111,51 @@ impl Dispatches {
         }
     }
 
-    /// Includes what the engine had taken when it had taken this many, and sends the report that says so.
+    /// Includes the requests that the engine has accepted once it has accepted `submissions` requests, and sends the
+    /// report with them.
     pub(crate) fn settle<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();
         for router in routers.iter_mut() {
             let mut pending = std::mem::take(&mut router.pending);
             pending.retain(|&(number, needed)| {
-                let is_taken = needed <= submissions;
-                if is_taken {
+                let is_accepted = needed <= submissions;
+                if is_accepted {
                     router.include(number);
                 }
-                !is_taken
+                !is_accepted
             });
             router.pending = pending;
         }
         send();
     }
 
-    /// What `report` makes of the dispatches of `router` that the last report includes.
-    pub(crate) fn told<T>(&self, router: u64, report: impl FnOnce(Option<Told>) -> T) -> T {
+    /// Calls `report` with the dispatches of `router` that the last report includes, before the next report is sent.
+    pub(crate) fn with_included<T>(
+        &self,
+        router: u64,
+        report: impl FnOnce(Option<wire::Dispatches>) -> T,
+    ) -> T {
         let routers = self.lock();
         let known = routers.iter().find(|known| known.router == router);
-        report(known.map(|known| Told {
-            router,
-            ranges: known.included.iter().map(|&(first, last)| DispatchRange { first, last }).collect(),
-        }))
+        let range = |&(first, last): &(u64, u64)| wire::DispatchRange { first, last };
+        report(
+            known
+                .map(|known| wire::Dispatches { router, ranges: known.included.iter().map(range).collect() }),
+        )
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Router>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RouterDispatches>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Listening {
+impl Drop for Subscription {
     fn drop(&mut self) {
-        self.dispatches.leave(self.router);
+        self.dispatches.unsubscribe(self.router);
     }
 }
 
-impl Router {
+impl RouterDispatches {
     fn include(&mut self, number: u64) {
         let included = &mut self.included;
         let after = included.partition_point(|&(first, _)| first <= number);
@@ -186,12 +192,12 @@ mod tests {
     }
 
     fn ranges(dispatches: &Dispatches) -> Vec<(u64, u64)> {
-        let told = dispatches.told(7, |told| told.unwrap());
+        let told = dispatches.with_included(7, |dispatches| dispatches.unwrap());
         told.ranges.iter().map(|range| (range.first, range.last)).collect()
     }
 
     #[test]
-    fn a_header_is_a_router_and_a_number_or_nothing() {
+    fn a_header_without_a_router_and_a_number_is_ignored() {
         assert_eq!(read("00000000000000ff/12"), Some(Dispatch { router: 255, number: 12 }));
         for wrong in
             ["", "ff/1", "00000000000000fg/1", "00000000000000ff/", "00000000000000ff/+1", "00000000000000ff"]
@@ -201,37 +207,37 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_has_not_taken_is_not_told() {
+    fn requests_that_the_engine_has_not_accepted_are_not_included() {
         let dispatches = Dispatches::default();
-        let _listening = dispatches.listen(7);
+        let _subscription = dispatches.subscribe(7);
         let dispatch = |number| Dispatch { router: 7, number };
-        dispatches.arrived(dispatch(1), Some(1));
-        dispatches.arrived(dispatch(2), Some(2));
-        dispatches.arrived(dispatch(3), None);
-        dispatches.arrived(Dispatch { router: 8, number: 1 }, None);
+        dispatches.record(dispatch(1), Some(1));
+        dispatches.record(dispatch(2), Some(2));
+        dispatches.record(dispatch(3), None);
+        dispatches.record(Dispatch { router: 8, number: 1 }, None);
         assert_eq!(ranges(&dispatches), [(3, 3)]);
         dispatches.settle(1, || ());
         assert_eq!(ranges(&dispatches), [(1, 1), (3, 3)]);
         dispatches.settle(2, || ());
         assert_eq!(ranges(&dispatches), [(1, 3)]);
-        assert!(dispatches.told(8, |told| told.is_none()), "it does not listen");
+        assert!(dispatches.with_included(8, |dispatches| dispatches.is_none()), "it is not subscribed");
     }
 
     #[test]
-    fn in_whatever_order_numbers_come_the_ranges_are_those_numbers() {
+    fn the_ranges_contain_exactly_the_numbers_in_any_order() {
         let seed = 3_u64;
         println!("seed {seed}");
         let mut state = seed;
-        let mut router = Router::default();
+        let mut router = RouterDispatches::default();
         let mut numbers = BTreeSet::new();
         for _ in 0..400 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let number = (state >> 33) % 300;
             router.include(number);
             numbers.insert(number);
-            let told: BTreeSet<u64> =
+            let included: BTreeSet<u64> =
                 router.included.iter().flat_map(|&(first, last)| first..=last).collect();
-            assert_eq!(told, numbers);
+            assert_eq!(included, numbers);
             assert!(
                 router.included.windows(2).all(|pair| pair[0].1 + 1 < pair[1].0),
                 "{:?}",
@@ -241,35 +247,35 @@ mod tests {
     }
 
     #[test]
-    fn a_router_that_listens_is_never_forgotten_and_one_that_has_left_may_come_back() {
+    fn a_subscribed_router_is_never_forgotten_and_a_departed_one_may_return() {
         let dispatches = Dispatches::default();
-        let first = dispatches.listen(1);
-        let _again = dispatches.listen(1);
-        dispatches.arrived(Dispatch { router: 1, number: 5 }, None);
-        let others: Vec<Listening> = (2..200).map(|router| dispatches.listen(router)).collect();
+        let first = dispatches.subscribe(1);
+        let _again = dispatches.subscribe(1);
+        dispatches.record(Dispatch { router: 1, number: 5 }, None);
+        let others: Vec<Subscription> = (2..200).map(|router| dispatches.subscribe(router)).collect();
         drop(first);
-        let knows = |router: u64| dispatches.told(router, |told| told.is_some());
-        assert!((1..200).all(knows), "they all listen");
+        let knows = |router: u64| dispatches.with_included(router, |dispatches| dispatches.is_some());
+        assert!((1..200).all(knows), "they are all subscribed");
         drop(others);
         for router in 1000..1010 {
-            drop(dispatches.listen(router));
+            drop(dispatches.subscribe(router));
         }
         assert!(knows(1) && knows(1009) && knows(199) && !knows(2));
-        let told = dispatches.told(1, |told| told.unwrap().ranges[0].first);
+        let told = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
         assert_eq!(told, 5);
-        assert!(!dispatches.told(0, |told| told.is_some()), "zero is no router");
+        assert!(!dispatches.with_included(0, |dispatches| dispatches.is_some()), "zero is no router");
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_memory_of_dispatches_is_bounded() {
         let dispatches = Dispatches::default();
         for router in 1..=1000 {
-            drop(dispatches.listen(router));
+            drop(dispatches.subscribe(router));
         }
         assert_eq!(dispatches.lock().len(), DEPARTED_MAX);
         let dispatch = |number| Dispatch { router: 1000, number };
         for number in 0..10_000 {
-            dispatches.arrived(dispatch(2 * number), Some(u64::MAX));
+            dispatches.record(dispatch(2 * number), Some(u64::MAX));
         }
         let routers = dispatches.lock();
         let router = routers.last().unwrap();

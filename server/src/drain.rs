@@ -1,5 +1,5 @@
-//! `server drain`: tells a running server that no more requests will be sent, and waits until it has finished those it
-//! has. What a container runs before it is asked to end.
+//! `ovfleet-server drain`: marks a running server as not ready and waits until it has finished its requests. A container runs it
+//! before it is stopped.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,36 +11,37 @@ use proto::v1alpha1::DrainRequest;
 use proto::v1alpha1::replica_client::ReplicaClient;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// Tell a running server that no more requests will be sent, and wait until it has finished those it has.
+/// Mark a running server as not ready and wait until it has finished its requests.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct DrainArgs {
-    /// The port of its gRPC services, on this machine.
+    /// The port of the server's gRPC services on this machine.
     #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 50051)]
     pub grpc_port: u16,
 
-    /// The file with the replica token, if the server has one.
+    /// The file with the replica token, if the server requires one.
     #[arg(long, env = "OVFLEET_REPLICA_TOKEN_FILE", value_name = "PATH")]
     pub replica_token_file: Option<PathBuf>,
 
-    /// Time that `server drain` waits for requests to finish.
+    /// Time that `ovfleet-server drain` waits for requests to finish.
     ///
     /// Beyond it: the command exits with code 0 although requests are still running.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Shortest time to wait: in which whoever sends requests hears that none should be sent.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::args::duration)]
+    /// Shortest time that the command waits, in which routers learn that the server is not ready.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }
 
 impl DrainArgs {
-    /// Drains. That time is up is no error: the server is then asked to end, and cuts off what is left.
+    /// Drains the server. A timeout is not an error: the container is then stopped, and the server cuts off the remaining
+    /// requests.
     ///
     /// # Errors
-    /// The server cannot be reached, or rejects the replica token.
+    /// The server cannot be reached, or it rejects the replica token.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        let end = begun + self.timeout;
+        let start = Instant::now();
+        let end = start + self.timeout;
         let address = format!("http://127.0.0.1:{}", self.grpc_port);
         let mut request = tonic::Request::new(DrainRequest {});
         if let Some(path) = &self.replica_token_file {
@@ -50,14 +51,15 @@ impl DrainArgs {
             let mut client = ReplicaClient::connect(address.clone())
                 .await
                 .with_context(|| format!("failed to reach {address}"))?;
-            let mut told = client.drain(request).await.context("failed to drain")?.into_inner();
-            while told.message().await.context("failed to hear how far it is")?.is_some() {}
+            let mut progress =
+                client.drain(request).await.context("failed to drain the server")?.into_inner();
+            while progress.message().await.context("failed to receive the progress of draining")?.is_some() {}
             anyhow::Ok(())
         });
         if let Ok(drained) = drained.await {
             drained?;
         }
-        sleep_until((begun + self.settle).min(end)).await;
+        sleep_until((start + self.settle).min(end)).await;
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Everything a request can be refused or fail for, and what the client is told of it: one exhaustive match
-//! to status and code, one to the label in metrics.
+//! Every error of a request, with its HTTP status, code and message, and its label in metrics: one exhaustive match for
+//! each.
 
 use std::time::Duration;
 
@@ -9,46 +9,46 @@ use proto::replica_token;
 use server_engine::{Failure, Rejection, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, RequestError};
 
-/// Why a request has no answer.
+/// Why a request was rejected or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// The body is no JSON, or a value has the wrong type.
+    /// The body is not JSON, or a value has the wrong type.
     #[error("{}", .0.message)]
     Malformed(RequestError),
-    /// A value is missing or out of range, or asks for what this server does not do.
+    /// A value is missing, out of range or not supported.
     #[error("{message}")]
     Invalid { code: &'static str, param: String, message: String },
-    /// Prompt and tokens asked for are more than the model takes.
+    /// The prompt and the completion together exceed the context length.
     #[error("{message}")]
     ContextLength { param: String, message: String },
-    #[error("the model {0:?} is not served here")]
+    #[error("this server does not serve the model {0:?}")]
     UnknownModel(String),
-    /// What a name refers to is not kept here, or no more.
+    /// The object with this ID is not stored, or no longer.
     #[error("{message}")]
-    NotKept { code: &'static str, param: Option<String>, message: String },
-    /// It has no replica token, or an unknown one.
+    NotStored { code: &'static str, param: Option<String>, message: String },
+    /// The request has no valid replica token.
     #[error(
         "this replica serves requests from its routers only, and the request has no valid replica token: send it to the \
          router"
     )]
     Unauthenticated,
-    /// The request conforms to HTTP/1.1 in its syntax only.
+    /// The request has valid syntax but violates HTTP/1.1.
     #[error("{0}")]
     MalformedHttp(&'static str),
-    #[error("there is nothing at {0}")]
+    #[error("the path {0} does not exist")]
     UnknownPath(String),
-    #[error("{path} does not take {method}")]
-    Method { method: String, path: String },
+    #[error("{path} does not support {method}")]
+    MethodNotAllowed { method: String, path: String },
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
-    /// It did not arrive: the connection broke, or it took too long.
+    /// The body did not arrive: the connection broke, or it took too long.
     #[error("the request body did not arrive: {0}")]
-    Body(String),
-    #[error("as many requests are in work as may be, {limit}")]
+    BodyIncomplete(String),
+    #[error("too many concurrent requests (limit: {limit})")]
     TooManyRequests { limit: usize, retry_after: Duration },
-    #[error("as many sequences wait as may, {limit}")]
+    #[error("the queue is full (limit: {limit} sequences)")]
     QueueFull { limit: u32, retry_after: Duration },
-    /// What all requests share before they reach the engine is used up.
+    /// A resource that all requests share before they reach the engine is exhausted.
     #[error("{resource} (limit: {limit})")]
     Overloaded { resource: Resource, limit: String, retry_after: Duration },
     #[error("the model is being loaded")]
@@ -57,20 +57,20 @@ pub(crate) enum Error {
     Stopping,
     #[error("{}", SleepError::Busy)]
     Busy,
-    /// The engine refused what should have been refused before, or a part of the server broke.
+    /// The engine rejected a request that should have been rejected before, or a part of the server failed.
     #[error("{0}")]
     Internal(String),
-    /// The step failed. The next request may well succeed.
+    /// The engine failed to compute the request. The next request may succeed.
     #[error("{0}")]
     Failed(Failure),
 }
 
-/// What requests share before they reach the engine.
+/// A resource that all requests share before they reach the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Resource {
-    #[error("the server holds too many bytes of request bodies")]
+    #[error("the buffer for request bodies is full")]
     BodyBytes,
-    #[error("too many requests wait to be prepared")]
+    #[error("too many requests are waiting to be prepared")]
     Preparation,
 }
 
@@ -83,7 +83,7 @@ impl Resource {
     }
 }
 
-/// The code of a parameter that has to be there and is not.
+/// The code of the error for a missing parameter.
 const MISSING: &str = "missing_required_parameter";
 /// Length of an error message in characters. Messages can repeat names from the request, however long.
 ///
@@ -94,16 +94,16 @@ const MESSAGE_MAX: usize = 1_000;
 /// Beyond it: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
 
-/// Time after which a client may ask a server that has no rates to go by.
+/// The shortest `Retry-After`, also of a server that cannot estimate the time.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
 impl Error {
-    /// A value that is not acceptable; the message begins with the parameter's name.
+    /// Returns the error for an invalid value. The message begins with the name of the parameter.
     pub(crate) fn invalid(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         Self::coded("invalid_value", param, problem)
     }
 
-    /// As [`Self::invalid`], with a code that says more, one of OpenAI's.
+    /// Returns the error for an invalid value with a more specific code of OpenAI's.
     pub(crate) fn coded(
         code: &'static str,
         param: impl Into<String>,
@@ -114,13 +114,13 @@ impl Error {
         Self::Invalid { code, param, message }
     }
 
-    /// A value that has to be there and is not.
+    /// Returns the error for a missing value.
     pub(crate) fn missing(param: impl Into<String>) -> Self {
         Self::coded(MISSING, param, "is missing")
     }
 
-    /// What the client is told: status, class, code and parameter.
-    fn told(&self) -> (StatusCode, &'static str, Option<&'static str>, Option<&str>) {
+    /// Returns the status, the class, the code and the parameter of the error.
+    fn parts(&self) -> (StatusCode, &'static str, Option<&'static str>, Option<&str>) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
         const RATE: &str = "rate_limit_error";
@@ -135,7 +135,7 @@ impl Error {
                 (StatusCode::BAD_REQUEST, REQUEST, Some("context_length_exceeded"), Some(param))
             }
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found"), Some("model")),
-            Self::NotKept { code, param, .. } => {
+            Self::NotStored { code, param, .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, Some(code), param.as_deref())
             }
             Self::Unauthenticated => {
@@ -143,13 +143,15 @@ impl Error {
             }
             Self::MalformedHttp(_) => (StatusCode::BAD_REQUEST, REQUEST, Some("malformed_http"), None),
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, Some("unknown_url"), None),
-            Self::Method { .. } => {
+            Self::MethodNotAllowed { .. } => {
                 (StatusCode::METHOD_NOT_ALLOWED, REQUEST, Some("method_not_supported"), None)
             }
             Self::BodyTooLarge(_) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, Some("request_too_large"), None)
             }
-            Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, Some("request_incomplete"), None),
+            Self::BodyIncomplete(_) => {
+                (StatusCode::REQUEST_TIMEOUT, REQUEST, Some("request_incomplete"), None)
+            }
             Self::TooManyRequests { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, RATE, Some("too_many_requests"), None)
             }
@@ -179,20 +181,20 @@ impl Error {
         }
     }
 
-    /// What it is called in metrics and logs.
+    /// Returns the name of the error in metrics and logs.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",
             Self::Invalid { .. } => "invalid",
             Self::ContextLength { .. } => "too_long",
             Self::UnknownModel(_) => "unknown_model",
-            Self::NotKept { .. } => "not_kept",
+            Self::NotStored { .. } => "not_kept",
             Self::Unauthenticated => "unauthenticated",
             Self::MalformedHttp(_) => "malformed_http",
             Self::UnknownPath(_) => "unknown_path",
-            Self::Method { .. } => "method",
+            Self::MethodNotAllowed { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
-            Self::Body(_) => "body_incomplete",
+            Self::BodyIncomplete(_) => "body_incomplete",
             Self::TooManyRequests { .. } => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
             Self::Overloaded { resource, .. } => resource.code(),
@@ -209,17 +211,17 @@ impl Error {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
-        self.told().0
+        self.parts().0
     }
 
     pub(crate) fn body(&self) -> ErrorBody {
-        let (_, r#type, code, param) = self.told();
+        let (_, r#type, code, param) = self.parts();
         let param = param.map(|param| shortened(param.to_owned(), PARAM_MAX));
         let message = self.message();
         ErrorBody { error: ErrorObject { message, r#type, param, code } }
     }
 
-    /// What people are told.
+    /// Returns the message for the client.
     pub(crate) fn message(&self) -> String {
         shortened(self.to_string(), MESSAGE_MAX)
     }
@@ -236,7 +238,7 @@ impl Error {
         }
     }
 
-    /// What the engine says, in the client's words.
+    /// Converts an error of the engine into one that names the client's parameters.
     pub(crate) fn from_submit(error: SubmitError, retry_after: Duration, queue_max: u32) -> Self {
         match error {
             SubmitError::Rejected(Rejection::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
@@ -250,7 +252,7 @@ impl Error {
             SubmitError::Draining => Self::Stopping,
             SubmitError::Stopped => Self::Failed(Failure::Stopped),
             SubmitError::Rejected(Rejection::EmptyPrompt) | SubmitError::Invalid { .. } => {
-                Self::Internal(format!("the engine refused the request: {error}"))
+                Self::Internal(format!("the engine rejected the request: {error}"))
             }
         }
     }
@@ -293,8 +295,8 @@ impl IntoResponse for Error {
         }
         let is_unread =
             matches!(self, Self::Unauthenticated | Self::Overloaded { resource: Resource::BodyBytes, .. });
-        if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::Body(_)) {
-            // What is left of the body is not read.
+        if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::BodyIncomplete(_)) {
+            // The rest of the body is not read.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -1,18 +1,19 @@
 //! The server: OpenAI's API over HTTP in front of the engine, and the replica's load over gRPC.
 //!
 //! This is the only crate that knows HTTP. It turns requests into tokens for the engine, and tokens into
-//! answers; what is computed when is not for it to say.
+//! answers. The engine decides what is computed in which step.
 //!
 //! ```text
 //! routes ─► prepare ─► engine::Request ─► EngineHandle::submit
 //!                                               │
-//! HTTP ◄─ routes (shape) ◄─ respond (deltas) ◄─ TokenStream
+//! HTTP ◄─ routes (encoders) ◄─ respond (deltas) ◄─ TokenStream
 //! ```
 //!
-//! After `prepare` nobody looks at the request as it was on the wire. A client that goes away drops its
-//! answer's body, which drops the token stream, which frees the sequence: there is no other cancellation.
+//! Nothing after `prepare` reads the wire request. If a client disconnects, the body of its answer is dropped, which
+//! drops the token stream, which frees the sequence. A request is canceled in no other way.
 
 mod allocator;
+mod api_rules;
 mod app;
 mod args;
 mod authentication;
@@ -31,6 +32,7 @@ mod mix;
 mod model;
 mod numa;
 mod prepare;
+mod request_record;
 mod respond;
 mod responses;
 mod routes;
@@ -38,17 +40,17 @@ mod run;
 mod sleep;
 mod sse;
 mod store;
-mod telemetry;
 mod tenant;
 
-pub use app::{App, Serving};
+pub use api_rules::ApiRules;
+pub use app::{App, ServedModel};
 pub use args::{
     Args, Backend, ByteSize, Command, LimitArgs, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs,
     SpillArgs, StoreArgs, WeightsForm,
 };
 pub use authentication::{RequireToken, authenticated};
 pub use backend::{built_in_text, built_in_text_with, script};
-pub use compat::{ApiRules, ovms_api};
+pub use compat::ovms_api;
 pub use drain::DrainArgs;
 pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};
@@ -56,7 +58,7 @@ pub use limits::{Limits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
 pub use metrics::Metrics;
 pub use model::Model;
-pub use routes::{Sleep, router, router_with};
+pub use routes::{SleepApi, router, router_with};
 pub use run::exit_code;
 pub use sleep::sleep_when_idle;
 pub use store::StoreConfig;

@@ -1,31 +1,30 @@
-//! Where the process is between start and end. One value; readiness, the load report and the health service
-//! all follow it.
+//! The lifecycle of the process. Readiness, the load report and the health service all follow one value.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// Where the process is. It only ever moves down this list.
+/// A phase of the process. The phase only ever moves down this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The model is being loaded.
     Starting,
-    /// Requests are taken.
+    /// The server accepts requests.
     Serving,
-    /// Requests are taken, but none should be sent: the process is about to be asked to end.
+    /// The server accepts requests, but none should be sent, because the process will be stopped soon.
     Draining,
-    /// The process was asked to end and finishes what it has.
+    /// The process was asked to stop and finishes its requests.
     Stopping,
-    /// The engine has ended.
+    /// The engine has stopped.
     Stopped,
 }
 
-/// The process's phase. Clones are of the same.
+/// The phase of the process. Clones share the same phase.
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     phase: watch::Sender<Phase>,
-    /// When it was first asked to drain or to end.
+    /// When the process was first asked to drain or to stop.
     drains_since: Arc<OnceLock<Instant>>,
 }
 
@@ -36,12 +35,12 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// The present phase.
+    /// Returns the current phase.
     pub fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// Moves on to `phase`; never back.
+    /// Advances to `phase`. An earlier phase has no effect.
     pub fn advance(&self, phase: Phase) {
         if phase >= Phase::Draining {
             self.drains_since.get_or_init(Instant::now);
@@ -55,13 +54,13 @@ impl Lifecycle {
         });
     }
 
-    /// What is left of `timeout`, counted from when the process was first asked to drain or to end: the time in which a
-    /// `preStop` hook drains and the time after SIGTERM are one, as a pod's grace period is.
+    /// Returns the rest of `timeout`, which starts when the process is first asked to drain or to stop. The time of a
+    /// `preStop` hook and the time after SIGTERM are one, as in a pod's grace period.
     pub fn drain_time_left(&self, timeout: Duration) -> Duration {
         self.drains_since.get().map_or(timeout, |since| timeout.saturating_sub(since.elapsed()))
     }
 
-    /// Tells of changes.
+    /// Returns a receiver of phase changes.
     pub fn watch(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }

@@ -1,49 +1,49 @@
-//! How much the server takes on, and what it tells those it turns away.
+//! The limits of the server and the admission of requests.
 //!
-//! Every queue and buffer has its limit here or in the engine's configuration; over it a request is refused
-//! at once and never waits.
+//! Every queue and buffer has a limit, here or in the engine's configuration. A request beyond a limit is rejected at
+//! once.
 
 mod budget;
 mod preparation;
 mod tokenizer;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
-pub(crate) use preparation::{NoSlot, Preparations};
+pub(crate) use preparation::{NoSlot, PreparationSlots};
 pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
 
 use crate::error::Error;
 
-/// The limits of the HTTP side.
+/// The limits of the HTTP listeners. They have the names of the flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a request's body.
-    pub body_bytes_max: usize,
-    /// Bytes of all request bodies that are in memory at once: while they arrive, and until they are prepared.
-    pub buffered_body_bytes_max: usize,
-    /// Requests in work, from their body's arrival to their answer's last byte.
-    pub requests_max: usize,
-    /// Open connections; more wait to be accepted, in the operating system's queue.
-    pub connections_max: usize,
-    /// Time a client may take to send the head of a request, and again its body.
+    /// Size of a request body in bytes.
+    pub max_body_bytes: usize,
+    /// Total size in bytes of the request bodies in memory, from their arrival until the requests are prepared.
+    pub max_buffered_body_bytes: usize,
+    /// Number of concurrent requests, each from the arrival of its body to the last byte of its answer.
+    pub max_concurrent_requests: usize,
+    /// Number of open connections. Further connections wait in the operating system's queue.
+    pub max_connections: usize,
+    /// Time in which a client must send the head of a request, and again its body.
     pub read_timeout: Duration,
-    /// Time in which a client has to take part of its answer, once the connection's buffers are full.
+    /// Time in which a client must read part of its answer, once the connection's buffers are full.
     pub write_timeout: Duration,
 }
 
 impl Default for Limits {
-    /// As on the command line.
+    /// Returns the defaults of the flags.
     fn default() -> Self {
         Self {
-            body_bytes_max: 8 << 20,
-            buffered_body_bytes_max: 256 << 20,
-            requests_max: 1024,
-            connections_max: 4096,
+            max_body_bytes: 8 << 20,
+            max_buffered_body_bytes: 256 << 20,
+            max_concurrent_requests: 1024,
+            max_connections: 4096,
             read_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
         }
@@ -51,20 +51,20 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Refuses limits that contradict each other.
+    /// Rejects limits that contradict each other.
     ///
     /// # Errors
-    /// A body that is allowed would never fit its budget.
+    /// The largest body would not fit into the buffer of all bodies.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        let (body, all) = (self.body_bytes_max, self.buffered_body_bytes_max);
+        let (body, all) = (self.max_body_bytes, self.max_buffered_body_bytes);
         anyhow::ensure!(
             all >= body,
-            "--max-buffered-body-bytes: {all} bytes are less than --max-body-bytes, {body} bytes"
+            "--max-buffered-body-bytes ({all} bytes) must be at least --max-body-bytes ({body} bytes)"
         );
         Ok(())
     }
 
-    /// The limits of the port of metrics and probes, whose requests are few and short.
+    /// Returns the limits of the admin port, whose requests are few and small.
     pub(crate) fn of_admin_port(self) -> Self {
         /// Number of open connections to the port given by `--admin-port`.
         ///
@@ -75,12 +75,12 @@ impl Limits {
         ///
         /// Beyond it: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);
-        Self { connections_max: CONNECTIONS_MAX, read_timeout: TIMEOUT, write_timeout: TIMEOUT, ..self }
+        Self { max_connections: CONNECTIONS_MAX, read_timeout: TIMEOUT, write_timeout: TIMEOUT, ..self }
     }
 }
 
-/// Bytes of memory for texts that are being tokenized, where the command line does not say.
-pub(crate) const TOKENIZER_MEMORY: usize = 512 << 20;
+/// The default of `--max-tokenizer-memory` in bytes.
+pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 
 /// Number of choices of one request, over all its prompts.
 ///
@@ -118,7 +118,7 @@ pub(crate) const NAME_BYTES_MAX: usize = 512;
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(crate) const TEXTS_MAX: usize = 1024;
-/// The least `repetition_penalty`: logits that are divided or multiplied by it stay finite.
+/// Smallest `repetition_penalty`, so that logits that are divided or multiplied by it stay finite.
 pub(crate) const REPETITION_PENALTY_MIN: f64 = 0.001;
 /// Greatest `repetition_penalty`.
 ///
@@ -142,65 +142,72 @@ pub const RETRY_AFTER_MAX: u64 = 60;
 /// Admits requests up to a limit.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    requests_max: usize,
+    max_requests: usize,
     permits: Arc<Semaphore>,
-    ends: Mutex<Ends>,
+    completions: Arc<Mutex<CompletionTimes>>,
 }
 
-/// A request in work. Dropping it makes room for another.
+/// A request in progress. Dropping it makes room for another request.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct AdmittedRequest {
+    completions: Arc<Mutex<CompletionTimes>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Admission {
-    pub(crate) fn new(requests_max: usize) -> Self {
-        let requests_max = requests_max.min(Semaphore::MAX_PERMITS);
-        Self { requests_max, permits: Arc::new(Semaphore::new(requests_max)), ends: Mutex::default() }
+    pub(crate) fn new(max_requests: usize) -> Self {
+        let max_requests = max_requests.min(Semaphore::MAX_PERMITS);
+        Self { max_requests, permits: Arc::new(Semaphore::new(max_requests)), completions: Arc::default() }
     }
 
-    /// Takes a request on.
+    /// Admits a request.
     ///
     /// # Errors
-    /// There are as many as may be.
-    pub(crate) fn admit(&self) -> Result<Admitted, Error> {
+    /// The limit is reached.
+    pub(crate) fn admit(&self) -> Result<AdmittedRequest, Error> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| Error::TooManyRequests {
-            limit: self.requests_max,
+            limit: self.max_requests,
             retry_after: self.retry_after(Instant::now()),
         })?;
-        Ok(Admitted { _permit: permit })
+        Ok(AdmittedRequest { completions: Arc::clone(&self.completions), _permit: permit })
     }
 
-    pub(crate) fn requests_max(&self) -> usize {
-        self.requests_max
+    pub(crate) fn max_requests(&self) -> usize {
+        self.max_requests
     }
 
-    /// Requests in work.
+    /// Returns the number of requests in progress.
     pub(crate) fn requests(&self) -> usize {
-        self.requests_max - self.permits.available_permits()
+        self.max_requests - self.permits.available_permits()
     }
 
-    /// Counts a request that was answered to the end.
-    pub(crate) fn ended(&self, now: Instant) {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(now);
-    }
-
-    /// How long it takes, at the pace requests ended lately, until half of those in work have ended: then
-    /// there is surely room, without everybody coming back for the first free place.
+    /// Returns the time until half of the requests in progress will have ended, at the current completion rate. By then
+    /// there is room, and not all clients return for the first free place.
     pub(crate) fn retry_after(&self, now: Instant) -> Duration {
         let ahead = self.requests() as f64 / 2.0;
-        let pace = self.ends.lock().unwrap_or_else(PoisonError::into_inner).per_second(now);
-        let seconds = pace.map_or(1.0, |pace| ahead / pace);
+        let rate = lock(&self.completions).per_second(now);
+        let seconds = rate.map_or(1.0, |rate| ahead / rate);
         Duration::from_secs_f64(seconds.clamp(1.0, RETRY_AFTER_MAX as f64))
     }
 }
 
-/// When requests ended lately.
-#[derive(Debug, Default)]
-struct Ends(VecDeque<Instant>);
+impl AdmittedRequest {
+    /// Records that the request was answered completely.
+    pub(crate) fn ended(&self, now: Instant) {
+        lock(&self.completions).push(now);
+    }
+}
 
-impl Ends {
-    /// As many as are remembered.
+fn lock(completions: &Mutex<CompletionTimes>) -> MutexGuard<'_, CompletionTimes> {
+    completions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The times at which the latest requests were completed.
+#[derive(Debug, Default)]
+struct CompletionTimes(VecDeque<Instant>);
+
+impl CompletionTimes {
+    /// Number of times that are remembered.
     const COUNT: usize = 64;
 
     fn push(&mut self, now: Instant) {
@@ -210,7 +217,7 @@ impl Ends {
         self.0.push_back(now);
     }
 
-    /// Unknown until two have ended.
+    /// Returns the completion rate, which is unknown until two requests are complete.
     fn per_second(&self, now: Instant) -> Option<f64> {
         let first = *self.0.front().filter(|_| self.0.len() > 1)?;
         let seconds = now.saturating_duration_since(first).as_secs_f64().max(1e-3);
@@ -223,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admits_no_more_than_the_limit_and_makes_room_again() {
+    fn admits_up_to_the_limit_and_makes_room_again() {
         let admission = Admission::new(2);
         let first = admission.admit().unwrap();
         let _second = admission.admit().unwrap();
@@ -234,15 +241,15 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_retry_follows_the_pace_within_bounds() {
+    fn the_time_to_retry_follows_the_completion_rate_within_bounds() {
         let admission = Admission::new(100);
-        let _admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
+        let admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
         let start = Instant::now();
         assert_eq!(admission.retry_after(start), Duration::from_secs(1), "nothing is known yet");
         for second in 0..10 {
-            admission.ended(start + Duration::from_secs(second));
+            admitted[0].ended(start + Duration::from_secs(second));
         }
-        // One a second, and fifty to wait for.
+        // One request per second, and fifty to wait for.
         assert_eq!(admission.retry_after(start + Duration::from_secs(10)), Duration::from_secs(50));
         assert_eq!(admission.retry_after(start + Duration::from_secs(500)), Duration::from_secs(60));
     }

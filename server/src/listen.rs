@@ -1,4 +1,4 @@
-//! The HTTP listener: connections, their limits, and how they end.
+//! The HTTP listener: connections, their limits, and their ends.
 
 mod conformance;
 mod connection;
@@ -32,28 +32,28 @@ use crate::limits::Limits;
 
 pub(crate) use conformance::conforming;
 
-/// While no more connections may be open, how often those without a request are closed.
+/// The interval at which connections without a request are closed while the limit is reached.
 const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a connection may be without a request although others wait for its place.
+/// Time for which a connection may have no request while others wait for its place.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-/// Takes `port` of `host`.
+/// Binds `port` of `host`.
 ///
 /// # Errors
-/// It is taken already, or may not be.
+/// The port is in use, or the process lacks the permission.
 pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
     TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address}"))
 }
 
-/// Serves `router` until `stop`, then finishes the requests that are under way.
+/// Serves `router` until `stop`, and then finishes the requests in progress.
 ///
 /// # Cancel safety
-/// Dropping it cuts off all connections.
+/// Dropping the future closes all connections.
 pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
     let graceful = GracefulShutdown::new();
-    let connections_max = limits.connections_max.min(Semaphore::MAX_PERMITS);
-    let room = Arc::new(Semaphore::new(connections_max));
+    let max_connections = limits.max_connections.min(Semaphore::MAX_PERMITS);
+    let room = Arc::new(Semaphore::new(max_connections));
     let pressure = Arc::new(Notify::new());
     let mut connections = JoinSet::new();
     let mut builder = http1::Builder::new();
@@ -65,7 +65,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
         };
         let (connection, permit) = tokio::select! {
             next = next => next,
-            // Clears away those that have ended.
+            // Removes the tasks of closed connections.
             Some(_) = connections.join_next() => continue,
             () = stop.cancelled() => break,
         };
@@ -82,8 +82,8 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
         connections.spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
-                    // That a client goes away or talks nonsense is its own affair.
-                    tracing::trace!(%error, "a connection ended");
+                    // Clients may disconnect or send malformed data at any time.
+                    tracing::trace!(%error, "a connection failed");
                 },
                 () = must_make_room(&pressure, &has_request) => {}
             }
@@ -94,20 +94,20 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     graceful.shutdown().await;
 }
 
-/// A place for one more connection. While there is none, connections without a request are closed.
+/// Waits for a permit for another connection. Meanwhile connections without a request are closed.
 async fn free_place(room: &Arc<Semaphore>, pressure: &Notify) -> OwnedSemaphorePermit {
     loop {
         let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
         match permit {
-            Ok(permit) => return permit.expect("invariant: it is never closed"),
+            Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
             Err(_) => pressure.notify_waiters(),
         }
     }
 }
 
-/// Completes when others wait for the place of a connection that has not sent the head of a request for some time.
-/// A connection that has ever sent one stays: routers reuse connections, and would not know whether a request that was
-/// under way to a closed one has arrived.
+/// Completes when other connections wait and this one has not sent the head of a request for some time. A connection that
+/// has ever sent a request stays open: routers reuse connections, and could not know whether a request on a closed one has
+/// arrived.
 async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
     tokio::time::sleep(SILENCE_MAX).await;
     loop {
@@ -118,10 +118,10 @@ async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
     }
 }
 
-/// The answer to a request, unless its client goes away before.
+/// Answers a request.
 ///
 /// # Errors
-/// It did.
+/// The client disconnected before the answer.
 async fn answer(
     router: TowerToHyperService<Router>,
     request: Request<Incoming>,
@@ -134,14 +134,14 @@ async fn answer(
     }
 }
 
-/// The next connection.
+/// Accepts the next connection.
 async fn accept(listener: &TcpListener) -> TcpStream {
-    /// When the process has no more file handles, some will be free soon.
+    /// Time to wait after a failure: if the process has no free file descriptors, some will be free soon.
     const PAUSE: Duration = Duration::from_millis(50);
     loop {
         match listener.accept().await {
             Ok((connection, _)) => {
-                // Tokens are small and must not wait for each other.
+                // Tokens are small, and Nagle's algorithm would delay them.
                 if connection.set_nodelay(true).is_ok() {
                     return connection;
                 }

@@ -1,4 +1,4 @@
-//! The replica's load, told to the router: one task makes the reports, each caller's stream passes them on.
+//! The load reports of the replica: one task creates the reports, and a stream for each router forwards them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use tonic::{Request, Response, Status};
 use crate::app::App;
 use crate::lifecycle::Phase;
 
-/// Changes within this time are one report.
+/// Changes within this time are combined into one report.
 const COALESCE: Duration = Duration::from_millis(20);
 /// The longest time without a report.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A change of the blocks in use matters if it is this part of all of them.
+/// A change in the number of used blocks is reported if it is more than one in this many of all blocks.
 const BLOCKS_PART: u32 = 50;
 /// Number of open gRPC streams, such as load reports to routers.
 ///
 /// Beyond it: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;
 
-/// Makes reports for as long as it is polled.
+/// Sends load reports. It never returns.
 ///
 /// # Cancel safety
-/// Dropping it ends the reports.
+/// Dropping the future stops the reports.
 pub async fn publish(app: App, reports: watch::Sender<Load>) {
     let mut phase = app.lifecycle().watch();
     let mut engine: Option<watch::Receiver<EngineLoad>> = None;
@@ -38,26 +38,27 @@ pub async fn publish(app: App, reports: watch::Sender<Load>) {
     loop {
         phase.mark_unchanged();
         if engine.is_none() {
-            engine = app.loaded().map(|serving| serving.engine.load());
+            engine = app.loaded().map(|served| served.engine.load());
         }
-        let told = engine.as_mut().map_or_else(EngineLoad::default, |engine| *engine.borrow_and_update());
+        let reported = engine.as_mut().map_or_else(EngineLoad::default, |engine| *engine.borrow_and_update());
         number += 1;
-        // As one: whoever reads a report finds with it what it includes, no more and no less.
-        app.dispatches().settle(told.submissions, || reports.send_replace(report(&app, &told, number)));
+        // Atomically, so that a reader finds exactly the dispatches that the report includes.
+        app.dispatches()
+            .settle(reported.submissions, || reports.send_replace(report(&app, &reported, number)));
         let heartbeat = Instant::now() + HEARTBEAT;
         tokio::select! {
-            // The sender is in `app`.
+            // It never fails, because the sender is in `app`.
             _ = phase.changed() => sleep(COALESCE).await,
-            () = matters(&mut engine, told) => sleep(COALESCE).await,
+            () = significant_change(&mut engine, reported) => sleep(COALESCE).await,
             () = sleep_until(heartbeat) => {}
         }
     }
 }
 
-/// Waits until the engine's load differs from what was told by more than who listens wants to ignore.
-async fn matters(engine: &mut Option<watch::Receiver<EngineLoad>>, told: EngineLoad) {
+/// Waits until the engine's load differs significantly from the reported load.
+async fn significant_change(engine: &mut Option<watch::Receiver<EngineLoad>>, reported: EngineLoad) {
     if let Some(engine) = engine
-        && engine.wait_for(|load| differs(&told, load)).await.is_ok()
+        && engine.wait_for(|load| differs(&reported, load)).await.is_ok()
     {
         return;
     }
@@ -65,10 +66,10 @@ async fn matters(engine: &mut Option<watch::Receiver<EngineLoad>>, told: EngineL
     std::future::pending().await
 }
 
-fn differs(told: &EngineLoad, present: &EngineLoad) -> bool {
-    let (before, after) = (&told.load, &present.load);
+fn differs(reported: &EngineLoad, current: &EngineLoad) -> bool {
+    let (before, after) = (&reported.load, &current.load);
     let far = |before: u32, after: u32, total: u32| before.abs_diff(after) > total / BLOCKS_PART;
-    (told.state, told.sleep_level) != (present.state, present.sleep_level)
+    (reported.state, reported.sleep_level) != (current.state, current.sleep_level)
         || (before.running, before.waiting) != (after.running, after.waiting)
         || before.blocks_total != after.blocks_total
         || far(before.blocks_active, after.blocks_active, after.blocks_total)
@@ -78,40 +79,40 @@ fn differs(told: &EngineLoad, present: &EngineLoad) -> bool {
 fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
     let state = match app.lifecycle().phase() {
         Phase::Starting => State::Starting,
-        // The engine's thread is not up yet, and its cache not told.
+        // The engine's thread has not started yet, so the size of its cache is unknown.
         Phase::Serving if engine.state == EngineState::Starting => State::Starting,
         Phase::Serving if app.is_ready() => State::Serving,
         Phase::Draining | Phase::Stopping => State::Draining,
         Phase::Serving | Phase::Stopped => State::Stopped,
     };
-    let serving = app.loaded();
+    let served = app.loaded();
     let load = &engine.load;
     Load {
         epoch: app.epoch(),
         report: number,
         state: state.into(),
-        models: serving.map_or_else(Vec::new, |serving| serving.model.served_names().cloned().collect()),
+        models: served.map_or_else(Vec::new, |served| served.model.served_names().cloned().collect()),
         blocks_total: load.blocks_total,
         blocks_active: load.blocks_active,
         blocks_evictable: load.blocks_evictable,
         blocks_free: load.blocks_free,
-        block_tokens: serving.map_or(0, |serving| serving.block_tokens),
+        block_tokens: served.map_or(0, |served| served.block_tokens),
         running: load.running,
         waiting: load.waiting,
         uncomputed_tokens: load.uncomputed_tokens,
-        sequences_max: serving.map_or(0, |serving| serving.sequences_max),
-        requests_max: u32::try_from(app.admission().requests_max()).unwrap_or(u32::MAX),
+        sequences_max: served.map_or(0, |served| served.max_num_seqs),
+        requests_max: u32::try_from(app.admission().max_requests()).unwrap_or(u32::MAX),
         prefill_tokens_per_second: engine.prefill_tokens_per_second,
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
         asleep: engine.sleep_level.is_some(),
-        // They differ by listener.
+        // Each router's stream adds its own.
         dispatches: None,
-        store_id: if app.store().is_on() { app.store().keeper() } else { 0 },
+        store_id: app.store().id_if_enabled(),
     }
 }
 
-/// The gRPC service.
+/// The gRPC service that reports the load and drains the server.
 #[derive(Clone, Debug)]
 pub struct ReplicaService {
     app: App,
@@ -120,7 +121,7 @@ pub struct ReplicaService {
 }
 
 impl ReplicaService {
-    /// Passes on what [`publish`] sends.
+    /// Creates a service that forwards the reports that [`publish`] sends.
     pub fn new(app: App, reports: watch::Receiver<Load>) -> Self {
         Self { app, reports, streams: Arc::new(Semaphore::new(STREAMS_MAX)) }
     }
@@ -128,16 +129,16 @@ impl ReplicaService {
     fn permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         Arc::clone(&self.streams)
             .try_acquire_owned()
-            .map_err(|_| Status::resource_exhausted(format!("{STREAMS_MAX} streams are open already")))
+            .map_err(|_| Status::resource_exhausted(format!("too many open streams (limit: {STREAMS_MAX})")))
     }
 }
 
-type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ReplyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Replica for ReplicaService {
-    type WatchLoadStream = Streamed<Load>;
-    type DrainStream = Streamed<DrainProgress>;
+    type WatchLoadStream = ReplyStream<Load>;
+    type DrainStream = ReplyStream<DrainProgress>;
 
     async fn watch_load(
         &self,
@@ -145,14 +146,15 @@ impl Replica for ReplicaService {
     ) -> Result<Response<Self::WatchLoadStream>, Status> {
         let permit = self.permit()?;
         let router = request.into_inner().router;
-        let listening = self.app.dispatches().listen(router);
-        let (app, present) = (self.app.clone(), self.reports.clone());
-        // The present report comes at once, unless there is none yet.
+        let subscription = self.app.dispatches().subscribe(router);
+        let (app, latest) = (self.app.clone(), self.reports.clone());
+        // The stream begins with the current report, if there is one.
         let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
-            let _open = (&permit, &listening);
-            // The latest that there is by now, with what it includes.
-            let load =
-                app.dispatches().told(router, |dispatches| Load { dispatches, ..present.borrow().clone() });
+            let _open = (&permit, &subscription);
+            // Sends the latest report, which may be newer than the change that woke this stream, with its dispatches.
+            let load = app
+                .dispatches()
+                .with_included(router, |dispatches| Load { dispatches, ..latest.borrow().clone() });
             std::future::ready((load.report > 0).then_some(Ok(load)))
         });
         Ok(Response::new(Box::pin(reports)))
@@ -160,17 +162,17 @@ impl Replica for ReplicaService {
 
     async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
         let permit = self.permit()?;
-        tracing::info!("asked to drain: not ready any more");
+        tracing::info!("draining: the server is no longer ready");
         self.app.lifecycle().advance(Phase::Draining);
         let state = (self.app.clone(), self.reports.clone(), None, permit);
-        // Reports come with every change and at least once a second: often enough to count by.
-        let progress = stream::unfold(state, |(app, mut reports, told, permit)| async move {
-            if told == Some(0) {
+        // Reports are sent with every change and at least once per second, which is often enough for progress.
+        let progress = stream::unfold(state, |(app, mut reports, sent, permit)| async move {
+            if sent == Some(0) {
                 return None;
             }
             loop {
                 let requests = u32::try_from(app.requests()).unwrap_or(u32::MAX);
-                if told != Some(requests) {
+                if sent != Some(requests) {
                     return Some((Ok(DrainProgress { requests }), (app, reports, Some(requests), permit)));
                 }
                 reports.changed().await.ok()?;

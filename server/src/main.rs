@@ -1,4 +1,4 @@
-//! The server's process: parse the arguments, run, tell what went wrong.
+//! The process of the server: parses the arguments, runs the server, and reports an error.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match server::Args::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The chain of causes, once, on one line.
+            // Prints the chain of causes on one line.
             eprintln!("error: {error:#}");
             server::exit_code(&error)
         }

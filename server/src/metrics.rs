@@ -1,10 +1,9 @@
-//! What Prometheus is told. `docs/reference/metrics.md` lists every name; a test compares.
+//! The Prometheus metrics of the process. `docs/reference/metrics.md` lists them; a test compares the list with the code.
 //!
-//! Counts of tokens and steps come from the engine's thread, one report a step; those of requests from the
-//! request's [`Record`]; gauges are read off the engine's load when somebody asks.
+//! The engine's thread counts tokens and steps with one report per step, and a request's record
+//! ([`crate::request_record`]) counts the request. Gauges are read from the engine's load on each scrape.
 
 mod exposition;
-mod record;
 mod spill;
 
 use std::sync::Arc;
@@ -18,15 +17,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use server_engine::{EngineLoad, Observer, StepReport};
+use server_engine::{EngineHandle, EngineLoad, Observer, StepReport};
 
-use crate::app::App;
 use spill::SpillMetrics;
 
 pub(crate) use exposition::Exposition;
-pub(crate) use record::Record;
 
-/// All metrics of the process. Clones are of the same.
+/// All metrics of the process. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Inner>);
 
@@ -46,7 +43,7 @@ struct Inner {
     guide_time: Histogram,
     wake_time: Histogram,
     batch_tokens: Histogram,
-    batch_rows: Histogram,
+    batch_sequences: Histogram,
     prompt_tokens: Counter,
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
@@ -65,7 +62,6 @@ struct Inner {
     ready: Gauge,
 }
 
-/// Which requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     endpoint: &'static str,
@@ -75,29 +71,37 @@ struct RequestLabels {
     status: &'static str,
 }
 
-/// With which adapter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AdapterLabels {
     adapter: String,
 }
 
-/// 1 ms to 4 minutes.
+/// Buckets from 1 ms to 4 minutes.
 fn long() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 19))
 }
 
-/// 0.1 ms to 13 seconds.
+/// Buckets from 0.1 ms to 13 seconds.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
 }
 
-/// 1 to 32768.
+/// Buckets from 1 to 32768.
 fn size() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 16))
 }
 
+/// The state of the process that the gauges show.
+pub(crate) struct ProcessState<'a> {
+    pub(crate) is_ready: bool,
+    /// Number of requests in progress.
+    pub(crate) requests: usize,
+    /// The engine, once the model is loaded.
+    pub(crate) engine: Option<&'a EngineHandle>,
+}
+
 impl Metrics {
-    /// Metrics at zero. `model` and `backend` go into the build info.
+    /// Creates metrics that are all zero. `model` and `backend` become labels of the build info.
     pub fn new(model: &str, backend: &str) -> Self {
         let mut inner = Inner {
             registry: Registry::default(),
@@ -114,7 +118,7 @@ impl Metrics {
             guide_time: short(),
             wake_time: long(),
             batch_tokens: size(),
-            batch_rows: size(),
+            batch_sequences: size(),
             prompt_tokens: Counter::default(),
             cached_prompt_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -136,7 +140,7 @@ impl Metrics {
         Self(Arc::new(inner))
     }
 
-    /// Counts an answered or refused request.
+    /// Counts an answered or rejected request.
     pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         let status = match status.as_u16() {
             ..300 => "2xx",
@@ -147,13 +151,13 @@ impl Metrics {
         self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
     }
 
-    /// Counts a request that was taken with an adapter.
+    /// Counts an accepted request that uses an adapter.
     pub fn count_adapter(&self, adapter: &str) {
         let labels = AdapterLabels { adapter: adapter.to_owned() };
         self.0.adapter_requests.get_or_create(&labels).inc();
     }
 
-    /// Takes the engine's reports.
+    /// Returns an observer that records the engine's step reports.
     pub fn observer(&self) -> Observer {
         let metrics = self.clone();
         Box::new(move |report| metrics.step(report))
@@ -165,7 +169,7 @@ impl Metrics {
             inner.step_time.observe(report.step_time.as_secs_f64());
             inner.model_time.observe(report.run_time.as_secs_f64());
             inner.batch_tokens.observe(f64::from(report.batch_tokens));
-            inner.batch_rows.observe(f64::from(report.num_sequences));
+            inner.batch_sequences.observe(f64::from(report.num_sequences));
         }
         if !report.draft_time.is_zero() {
             inner.draft_time.observe(report.draft_time.as_secs_f64());
@@ -189,33 +193,34 @@ impl Metrics {
         }
     }
 
-    fn first_token(&self, after: Duration) {
+    pub(crate) fn first_token(&self, after: Duration) {
         self.0.time_to_first_token.observe(after.as_secs_f64());
     }
 
-    fn next_token(&self, after: Duration) {
+    pub(crate) fn next_token(&self, after: Duration) {
         self.0.inter_token_latency.observe(after.as_secs_f64());
     }
 
-    fn request_ended(&self, after: Duration) {
+    pub(crate) fn request_ended(&self, after: Duration) {
         self.0.request_duration.observe(after.as_secs_f64());
     }
 
-    /// All metrics, as OpenMetrics text.
-    pub fn scrape(&self, app: &App) -> String {
+    /// Returns all metrics as OpenMetrics text.
+    pub(crate) fn encode(&self, state: &ProcessState<'_>) -> String {
+        let ProcessState { is_ready, requests, engine } = *state;
         let inner = &*self.0;
-        inner.ready.set(i64::from(app.is_ready()));
-        inner.requests_in_work.set(i64::try_from(app.requests()).unwrap_or(i64::MAX));
-        if let Some(serving) = app.loaded() {
-            let EngineLoad { load, sleep_level: asleep, .. } = *serving.engine.load().borrow();
-            inner.sleeping.set(i64::from(asleep.is_some()));
+        inner.ready.set(i64::from(is_ready));
+        inner.requests_in_work.set(i64::try_from(requests).unwrap_or(i64::MAX));
+        if let Some(engine) = engine {
+            let EngineLoad { load, sleep_level, .. } = *engine.load().borrow();
+            inner.sleeping.set(i64::from(sleep_level.is_some()));
             inner.sequences_running.set(i64::from(load.running));
             inner.sequences_waiting.set(i64::from(load.waiting));
             inner.blocks_active.set(i64::from(load.blocks_active));
             inner.blocks_evictable.set(i64::from(load.blocks_evictable));
             inner.blocks_total.set(i64::from(load.blocks_total));
-            if let Some(spill) = serving.engine.spill_stats() {
-                inner.spill.take(spill);
+            if let Some(spill) = engine.spill_stats() {
+                inner.spill.set(spill);
             }
         }
         let mut text = String::new();
@@ -229,72 +234,77 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
     let mut registry = Registry::with_prefix("ovfleet_server");
     let info = [("version", env!("CARGO_PKG_VERSION")), ("model", model), ("backend", backend)];
     let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
-    registry.register("build", "What is running", Info::new(info));
+    registry.register("build", "Version, model and backend", Info::new(info));
 
     let counters = [
-        (
-            "prompt_tokens",
-            "Tokens of the prompts of started requests, cached ones included",
-            &inner.prompt_tokens,
-        ),
-        ("cached_prompt_tokens", "Prompt tokens taken from the prefix cache", &inner.cached_prompt_tokens),
-        ("generated_tokens", "Tokens generated", &inner.generated_tokens),
-        ("drafted_tokens", "Guessed tokens that were computed", &inner.drafted_tokens),
-        ("accepted_tokens", "Guessed tokens that were right, and so generated", &inner.accepted_tokens),
-        ("preemptions", "Times a sequence was sent back to wait because blocks ran out", &inner.preemptions),
+        ("prompt_tokens", "Prompt tokens of started requests, including cached tokens", &inner.prompt_tokens),
+        ("cached_prompt_tokens", "Prompt tokens found in the prefix cache", &inner.cached_prompt_tokens),
+        ("generated_tokens", "Generated tokens", &inner.generated_tokens),
+        ("drafted_tokens", "Draft tokens that the model verified", &inner.drafted_tokens),
+        ("accepted_tokens", "Draft tokens that the model accepted", &inner.accepted_tokens),
+        ("preemptions", "Number of times a sequence was preempted for lack of blocks", &inner.preemptions),
         (
             "suspended_sequences",
-            "Times a sequence skipped steps because what structured output allows was not known in time",
+            "Number of times a sequence skipped steps because the tokens that structured output allows were not \
+             computed in time",
             &inner.suspended_sequences,
         ),
         (
             "failed_step_requests",
-            "Requests that failed with a step of the model",
+            "Requests that failed because a step of the model failed",
             &inner.failed_step_requests,
         ),
     ];
-    registry.register(
-        "requests",
-        "Requests by endpoint, outcome and class of status",
-        inner.requests.clone(),
-    );
+    registry.register("requests", "Requests by endpoint, outcome and status class", inner.requests.clone());
     registry.register(
         "adapter_requests",
-        "Requests taken with an adapter, by its name",
+        "Accepted requests that use an adapter, by name of the adapter",
         inner.adapter_requests.clone(),
     );
     for (name, help, counter) in counters {
         registry.register(name, help, counter.clone());
     }
     let seconds = [
-        ("time_to_first_token", "From a request's arrival to its first token", &inner.time_to_first_token),
-        ("inter_token_latency", "Between the tokens of a choice", &inner.inter_token_latency),
-        ("request_duration", "From a request's arrival to its answer's end", &inner.request_duration),
-        ("queue_time", "From a request's submission to its first step", &inner.queue_time),
-        ("step_time", "Of a step of the engine", &inner.step_time),
-        ("model_time", "Of the model, within a step", &inner.model_time),
-        ("wake_time", "Of waking, where it succeeded", &inner.wake_time),
-        ("draft_time", "Of the draft model, within a step in which it guesses or reads", &inner.draft_time),
+        (
+            "time_to_first_token",
+            "Time from the arrival of a request to its first token",
+            &inner.time_to_first_token,
+        ),
+        ("inter_token_latency", "Time between two successive tokens of a choice", &inner.inter_token_latency),
+        (
+            "request_duration",
+            "Time from the arrival of a request to the end of its answer",
+            &inner.request_duration,
+        ),
+        ("queue_time", "Time from the submission of a request to its first step", &inner.queue_time),
+        ("step_time", "Time of an engine step", &inner.step_time),
+        ("model_time", "Time of the model within an engine step", &inner.model_time),
+        ("wake_time", "Time of a successful wake-up", &inner.wake_time),
+        ("draft_time", "Time of the draft model within an engine step in which it runs", &inner.draft_time),
         (
             "guide_time",
-            "After the model, until it was known what structured output allows",
+            "Time that an engine step waits, after the model, for the tokens that structured output allows",
             &inner.guide_time,
         ),
     ];
     for (name, help, histogram) in seconds {
         registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
     }
-    registry.register("batch_tokens", "Tokens computed in a step", inner.batch_tokens.clone());
-    registry.register("batch_rows", "Sequences that took part in a step", inner.batch_rows.clone());
+    registry.register("batch_tokens", "Tokens in an engine step", inner.batch_tokens.clone());
+    registry.register("batch_sequences", "Sequences in an engine step", inner.batch_sequences.clone());
     let gauges = [
-        ("requests_in_work", "Requests from arrival to their answer's end", &inner.requests_in_work),
-        ("sequences_running", "Sequences that run", &inner.sequences_running),
-        ("sequences_waiting", "Sequences that wait", &inner.sequences_waiting),
-        ("blocks_active", "Blocks of the KV cache that sequences hold", &inner.blocks_active),
-        ("blocks_evictable", "Blocks nobody holds, kept for their content", &inner.blocks_evictable),
+        ("requests_in_work", "Requests that have arrived and not ended", &inner.requests_in_work),
+        ("sequences_running", "Running sequences", &inner.sequences_running),
+        ("sequences_waiting", "Waiting sequences", &inner.sequences_waiting),
+        ("blocks_active", "Blocks of the KV cache that sequences use", &inner.blocks_active),
+        (
+            "blocks_evictable",
+            "Blocks of the KV cache that only the prefix cache uses",
+            &inner.blocks_evictable,
+        ),
         ("blocks_total", "Blocks of the KV cache", &inner.blocks_total),
-        ("sleeping", "1 if the next request has to wake the model", &inner.sleeping),
-        ("ready", "1 if requests should be sent here", &inner.ready),
+        ("sleeping", "1 if the next request must wake the engine", &inner.sleeping),
+        ("ready", "1 if the server is ready to receive requests", &inner.ready),
     ];
     for (name, help, gauge) in gauges {
         registry.register(name, help, gauge.clone());

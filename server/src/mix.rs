@@ -1,6 +1,6 @@
-//! Numbers out of numbers: what has to look random and be the same again for the same request.
+//! A mixing function for numbers that must look random and be reproducible for the same request.
 
-/// The step and the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+/// One step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) fn mix(state: u64) -> u64 {
     let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The model as the API shows it: its names, its text side, its fingerprint.
+//! The served model: its names, its tokenizer and chat template, and its fingerprint.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
@@ -10,45 +10,45 @@ use server_guidance::{Compiler, Vocabulary, VocabularyError};
 use server_parsers::{Formats, IncompatibleFormats, ReasoningFormat, ToolFormat, Tools};
 use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 
+use crate::api_rules::ApiRules;
 use crate::args::NamedAdapter;
-use crate::compat::ApiRules;
 use crate::error::Error;
-use crate::limits::{TOKENIZER_MEMORY, TokenizerMemory};
+use crate::limits::{TOKENIZER_MEMORY_DEFAULT, TokenizerMemory};
 
-/// A model that is served.
+/// A model that the server serves.
 #[derive(Debug)]
 pub struct Model {
     names: Vec<String>,
     /// Its tokenizer, chat template and defaults.
     pub(crate) text: ModelText,
-    /// When it was loaded, in seconds since 1970.
+    /// The time at which it was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// Changes with what may change its answers.
+    /// A hash of everything that may change its answers.
     pub(crate) fingerprint: String,
-    /// How it writes calls and reasoning.
+    /// The formats of its tool calls and its reasoning.
     pub(crate) formats: Formats,
-    /// What its chat template shows of tools.
+    /// The abilities of its chat template.
     pub(crate) abilities: Abilities,
-    /// Special tokens that are text to the parser of an answer, ascending: with tools and without.
-    pub(crate) kept_with_tools: Arc<[TokenId]>,
-    pub(crate) kept_without_tools: Arc<[TokenId]>,
-    /// Whether what comes next is guessed for all requests.
+    /// Special tokens that the parser of an answer reads as text, ascending.
+    pub(crate) visible_tokens_with_tools: Arc<[TokenId]>,
+    pub(crate) visible_tokens_without_tools: Arc<[TokenId]>,
+    /// Whether prompt lookup is enabled for all requests.
     pub(crate) prompt_lookup: bool,
-    /// The memory that tokenizing requests may take.
+    /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
-    /// Whose rules requests follow.
+    /// The API whose rules requests follow.
     pub(crate) api_rules: ApiRules,
     /// Its adapters, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
-    /// Compiles what answers are held to; made when the first is.
+    /// The compiler of structured output, which is created when it is first used.
     compiler: OnceLock<Result<Compiler, VocabularyError>>,
 }
 
 impl Model {
-    /// A model under `names`. `computed` describes how it is computed: backend, precisions and the like.
+    /// Creates a model with these names. `computed` describes how it is computed: the backend and the precisions.
     ///
     /// # Panics
-    /// If it has no name.
+    /// `names` is empty.
     pub fn new(names: Vec<String>, text: ModelText, computed: &str) -> Self {
         assert!(!names.is_empty(), "a model has a name");
         let mut hasher = DefaultHasher::new();
@@ -62,66 +62,66 @@ impl Model {
             fingerprint,
             formats: Formats::default(),
             abilities,
-            kept_with_tools: Arc::default(),
-            kept_without_tools: Arc::default(),
+            visible_tokens_with_tools: Arc::default(),
+            visible_tokens_without_tools: Arc::default(),
             prompt_lookup: false,
-            tokenizer_memory: TokenizerMemory::new(TOKENIZER_MEMORY),
+            tokenizer_memory: TokenizerMemory::new(TOKENIZER_MEMORY_DEFAULT),
             api_rules: ApiRules::default(),
             adapters: Vec::new(),
             compiler: OnceLock::new(),
         };
-        let formats = model.detected(None, None);
-        model.reads(formats)
+        let formats = model.detect_formats(None, None);
+        model.set_formats(formats)
     }
 
-    /// The same, with these formats of calls and of reasoning instead of those that its chat template tells.
+    /// Sets the formats of tool calls and of reasoning instead of detecting them in the chat template.
     ///
     /// # Errors
-    /// They cannot be read together.
+    /// The formats cannot be combined.
     pub fn with_formats(
         self,
         tool: Option<ToolFormat>,
         reasoning: Option<ReasoningFormat>,
     ) -> Result<Self, IncompatibleFormats> {
-        let formats = self.detected(tool, reasoning);
+        let formats = self.detect_formats(tool, reasoning);
         formats.check()?;
-        Ok(self.reads(formats))
+        Ok(self.set_formats(formats))
     }
 
-    /// The same with these adapters, which are the engine's in this order.
+    /// Sets the adapters, in the order of the engine's adapters.
     #[must_use]
     pub fn with_adapters(self, adapters: Vec<NamedAdapter>) -> Self {
         Self { adapters, ..self }
     }
 
-    /// The same, with this many bytes of memory for texts that are being tokenized.
+    /// Sets the memory for texts that are being tokenized, in bytes.
     #[must_use]
     pub fn with_tokenizer_memory(self, bytes: usize) -> Self {
         Self { tokenizer_memory: TokenizerMemory::new(bytes), ..self }
     }
 
-    /// The same, with requests that follow these rules.
+    /// Sets the API whose rules requests follow.
     #[must_use]
     pub fn with_api_rules(self, api_rules: ApiRules) -> Self {
         Self { api_rules, ..self }
     }
 
-    /// How it writes calls and reasoning.
+    /// Returns the formats of its tool calls and its reasoning.
     pub fn formats(&self) -> Formats {
         self.formats
     }
 
-    /// The formats, told by the chat template where they are not given.
-    fn detected(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
+    /// Returns the given formats, completed by those that the chat template uses.
+    fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
-        let told = template.as_deref().map_or(Formats::default(), Formats::detect);
-        // Harmony frames the whole text: what is one is the other, unless it is said to be none.
+        let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
+        // Harmony formats the whole text, so it applies to both unless one is explicitly another format.
         let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
         let fits = |format: Formats| is_harmony || format.check().is_ok();
-        let detected = match (told.tool, told.reasoning) {
+        let detected = match (of_template.tool, of_template.reasoning) {
             _ if is_harmony => Formats { tool: ToolFormat::Gptoss, reasoning: ReasoningFormat::Gptoss },
-            // Whose template shows no tools is told of them in words, which name this format.
-            (tool, reasoning) if template.is_some() && self.is_told_as_hermes(tool) => {
+            // If the template does not render tools, the text that describes them defines this format.
+            (tool, reasoning) if template.is_some() && self.uses_hermes_description(tool) => {
                 Formats { tool: ToolFormat::Hermes3, reasoning }
             }
             (tool, reasoning) => Formats { tool, reasoning },
@@ -133,62 +133,62 @@ impl Model {
         if fits(chosen) {
             return chosen;
         }
-        // One is given that does not go with the Harmony that the template tells: the other is read as text.
+        // A given format cannot be combined with the template's Harmony, so the other is read as text.
         Formats {
             tool: tool.unwrap_or(ToolFormat::None),
             reasoning: reasoning.unwrap_or(ReasoningFormat::None),
         }
     }
 
-    /// Whether a model whose template tells this format learns in Hermes' words how to write calls.
-    fn is_told_as_hermes(&self, told: ToolFormat) -> bool {
-        match told {
+    /// Whether tools are described to the model as for Hermes, given the format that its template uses.
+    fn uses_hermes_description(&self, format: ToolFormat) -> bool {
+        match format {
             ToolFormat::None => true,
             ToolFormat::DeepSeek | ToolFormat::Gptoss => false,
             _ => self.abilities.tools == ToolsPlace::Nowhere,
         }
     }
 
-    fn reads(self, formats: Formats) -> Self {
+    fn set_formats(self, formats: Formats) -> Self {
         let tokenizer = &self.text.tokenizer;
-        let kept = |formats: Formats| {
-            let is_kept = |token: &TokenId| {
+        let visible = |formats: Formats| {
+            let is_visible = |token: &TokenId| {
                 tokenizer.is_special(*token) && formats.needs_token(&tokenizer.token_text(*token))
             };
-            (0..tokenizer.vocabulary_size()).filter(is_kept).collect()
+            (0..tokenizer.vocabulary_size()).filter(is_visible).collect()
         };
-        let (kept_with_tools, kept_without_tools) =
-            (kept(formats), kept(formats.with_tools(&Tools::default())));
-        Self { formats, kept_with_tools, kept_without_tools, ..self }
+        let (visible_tokens_with_tools, visible_tokens_without_tools) =
+            (visible(formats), visible(formats.with_tools(&Tools::default())));
+        Self { formats, visible_tokens_with_tools, visible_tokens_without_tools, ..self }
     }
 
-    /// The name in the list of models.
+    /// Returns the first name, which is in the list of models.
     pub fn name(&self) -> &str {
         &self.names[0]
     }
 
-    /// All names, the first as in [`Self::name`].
+    /// Returns all names of the model itself.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// All names that a request may give, those of adapters last.
+    /// Returns all names that a request may use, those of adapters last.
     pub(crate) fn served_names(&self) -> impl Iterator<Item = &String> {
         self.names.iter().chain(self.adapters.iter().map(|adapter| &adapter.name))
     }
 
-    /// The number of the adapter of this name; 0 if it is none's.
+    /// Returns the number of the adapter with this name, or 0 if there is none.
     pub(crate) fn adapter_number(&self, name: &str) -> u32 {
         let at = self.adapters.iter().position(|adapter| adapter.name == name);
         at.map_or(0, |at| at as u32 + 1)
     }
 
-    /// The adapter of this number.
+    /// Returns the adapter with this number.
     pub(crate) fn adapter(&self, number: u32) -> Option<&NamedAdapter> {
         self.adapters.get((number as usize).checked_sub(1)?)
     }
 
-    /// Compiles what answers are held to. The first call takes some tenths of a second, for the vocabulary.
+    /// Returns the compiler of structured output. The first call takes some tenths of a second for the vocabulary.
     pub(crate) fn compiler(&self) -> Result<&Compiler, Error> {
         let compiler = self.compiler.get_or_init(|| {
             let tokenizer = &self.text.tokenizer;
@@ -206,14 +206,14 @@ impl Model {
     }
 }
 
-/// The name of a model that was given none: that of its file or directory.
+/// Returns the default name of a model: that of its file or directory.
 pub(crate) fn name_of(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Seconds since 1970.
+/// Returns the number of seconds since 1970.
 pub(crate) fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_that_are_given_win_over_those_that_the_template_tells() {
+    fn given_formats_override_those_of_the_template() {
         const QWEN: &str = "<tool_call><think>";
         const HARMONY: &str = "<|channel|><|message|>";
         assert_eq!(formats(QWEN, None, None), Ok(["hermes3", "qwen3"]));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_of_the_formats_are_kept_and_no_others() {
+    fn only_the_special_tokens_of_the_formats_are_visible() {
         let template = "{{ tools | tojson }}[TOOL_CALLS]<think>";
         let model = model(template, &["[TOOL_CALLS]", "<think>", "</think>", "[INST]"]);
         assert_eq!(
@@ -270,7 +270,7 @@ mod tests {
         let texts = |tokens: &[TokenId]| -> Vec<String> {
             tokens.iter().map(|token| model.text.tokenizer.token_text(*token)).collect()
         };
-        assert_eq!(texts(&model.kept_with_tools), ["[TOOL_CALLS]", "<think>", "</think>"]);
-        assert_eq!(texts(&model.kept_without_tools), ["<think>", "</think>"]);
+        assert_eq!(texts(&model.visible_tokens_with_tools), ["[TOOL_CALLS]", "<think>", "</think>"]);
+        assert_eq!(texts(&model.visible_tokens_without_tools), ["<think>", "</think>"]);
     }
 }

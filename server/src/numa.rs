@@ -1,26 +1,26 @@
-//! The NUMA node that the process runs on, decided before it has a second thread.
+//! Binds the process to a NUMA node before it starts a second thread.
 
-/// Runs on the node that was asked for, or says that it runs on several.
+/// Binds the process to a node, or warns if the process runs on several nodes.
 #[cfg(feature = "openvino")]
-pub(crate) fn place(wanted: Option<u32>) -> anyhow::Result<()> {
-    let Some(node) = wanted else {
+pub(crate) fn bind(numa_node: Option<u32>) -> anyhow::Result<()> {
+    let Some(node) = numa_node else {
         let nodes = server_openvino::nodes_in_use();
         if nodes.len() > 1 {
             tracing::warn!(
                 ?nodes,
-                "runs on several NUMA nodes: one replica on each, with --numa-node, is faster"
+                "the server runs on several NUMA nodes; one replica per node (--numa-node) is faster"
             );
         }
         return Ok(());
     };
-    let server_openvino::OnNode { processors, is_memory_bound } = server_openvino::run_on_node(node)?;
-    tracing::info!(node, processors, is_memory_bound, "runs on a NUMA node");
+    let server_openvino::NumaBinding { processors, is_memory_bound } = server_openvino::run_on_node(node)?;
+    tracing::info!(node, processors, is_memory_bound, "bound the process to a NUMA node");
     Ok(())
 }
 
-/// There is nothing here that reads weights.
+/// Rejects a node: only the OpenVINO crate can bind the process.
 #[cfg(not(feature = "openvino"))]
-pub(crate) fn place(wanted: Option<u32>) -> anyhow::Result<()> {
-    anyhow::ensure!(wanted.is_none(), "--numa-node: this server was built without OpenVINO");
+pub(crate) fn bind(numa_node: Option<u32>) -> anyhow::Result<()> {
+    anyhow::ensure!(numa_node.is_none(), "--numa-node: this server was built without OpenVINO");
     Ok(())
 }

@@ -1,17 +1,21 @@
-//! What is where. Everything that is nowhere is an error in OpenAI's shape too.
+//! The paths of the API. Requests for other paths get an error in OpenAI's form too.
 
 mod body;
 mod chat;
 mod completions;
 mod conversations;
+mod counted;
 mod generate;
 mod health;
 mod models;
 mod openapi;
+mod preparation;
 mod probabilities;
 mod responses;
 mod sleep;
 mod stored_objects;
+mod stream;
+mod submission;
 mod tokenize;
 
 use axum::Router;
@@ -24,15 +28,15 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::error::Error;
 
-pub use sleep::Sleep;
+pub use sleep::SleepApi;
 
-/// The whole API, but for what has to be asked for.
+/// Returns the API without the paths that flags enable.
 pub fn router(app: App) -> Router {
-    router_with(app, Sleep::ByItself)
+    router_with(app, SleepApi::Disabled)
 }
 
-/// The whole API.
-pub fn router_with(app: App, sleep: Sleep) -> Router {
+/// Returns the API, with vLLM's paths for sleep if they are enabled.
+pub fn router_with(app: App, sleep: SleepApi) -> Router {
     let api = Router::new()
         .route("/chat/completions", post(chat::chat))
         .route("/completions", post(completions::completions))
@@ -55,7 +59,7 @@ pub fn router_with(app: App, sleep: Sleep) -> Router {
     sleep::routes(sleep)
         .nest("/v1", api.clone())
         .nest("/v3", api)
-        // As vLLM has them.
+        // vLLM's paths.
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/openapi.json", get(openapi::openapi))
@@ -67,7 +71,7 @@ pub fn router_with(app: App, sleep: Sleep) -> Router {
         .with_state(app)
 }
 
-/// Probes and metrics alone, for a port that clients do not reach.
+/// Returns only the probes and the metrics, for a port that clients do not reach.
 pub(crate) fn admin_router(app: App) -> Router {
     Router::new()
         .merge(health_routes())
@@ -88,15 +92,15 @@ async fn unknown_path(uri: Uri) -> Error {
 }
 
 async fn method(method: Method, uri: Uri) -> Error {
-    Error::Method { method: method.to_string(), path: uri.path().to_owned() }
+    Error::MethodNotAllowed { method: method.to_string(), path: uri.path().to_owned() }
 }
 
-/// Refuses paths whose percent-encoded bytes are not UTF-8: no name in a path is anything else.
+/// Rejects paths whose percent-encoded bytes are not UTF-8, which no name in a path can be.
 async fn decodable_path(request: Request, next: middleware::Next) -> axum::response::Response {
     if is_utf8(request.uri().path()) {
         next.run(request).await
     } else {
-        Error::MalformedHttp("the path is not UTF-8 once its percent-encoding is undone").into_response()
+        Error::MalformedHttp("the path is not UTF-8 after percent-decoding").into_response()
     }
 }
 
@@ -120,7 +124,7 @@ fn is_utf8(path: &str) -> bool {
     std::str::from_utf8(&decoded).is_ok()
 }
 
-/// Requests to nowhere are counted too, under one name whatever they ask for.
+/// Counts the requests that no endpoint has counted, under one name whatever their path.
 async fn count_unrouted(
     axum::extract::State(app): axum::extract::State<App>,
     request: Request,
@@ -128,7 +132,10 @@ async fn count_unrouted(
 ) -> axum::response::Response {
     let response = next.run(request).await;
     match response.status() {
-        status if response.extensions().get::<generate::Counted>().is_none() && status.is_client_error() => {
+        status
+            if response.extensions().get::<counted::CountedResponse>().is_none()
+                && status.is_client_error() =>
+        {
             app.metrics().count("other", "unrouted", status);
         }
         _ => {}

@@ -1,5 +1,5 @@
-//! The process from start to end: ports first, so that a mistake there costs no time; then the model, while
-//! probes are already answered; then requests, until a signal; then what is left of them.
+//! The process from start to end: it binds the ports first, so that errors appear at once; it loads the model while it
+//! already answers probes; it serves requests until a signal; then it finishes the remaining requests.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -7,11 +7,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
+use axum::Router;
+use process::logs;
+use process::signals::EndSignals;
 use proto::replica_token::ReplicaTokenFile;
 use proto::v1alpha1::replica_server::ReplicaServer;
 use server_engine::{Engine, EngineHandle};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -19,21 +21,23 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::app::{App, Serving};
+use crate::api_rules::ApiRules;
+use crate::app::{App, ServedModel};
 use crate::args::{Args, Command, SleepArgs};
 use crate::authentication::{RequireToken, authenticated, follow};
-use crate::compat::{ApiRules, ovms_api};
+use crate::backend::{BackendConfig, KvSpill, OpenVinoConfig};
+use crate::compat::ovms_api;
 use crate::lifecycle::Phase;
 use crate::limits::Limits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
-use crate::routes::{Sleep, admin_router, router_with};
+use crate::routes::{SleepApi, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
 use crate::store::StoreConfig;
-use crate::{allocator, backend, fetch, listen, numa, telemetry};
+use crate::{allocator, backend, fetch, listen, numa};
 
-/// Time for the errors to reach the clients when the engine has died.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time in which clients receive their errors after the engine has died.
+const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to store the background responses that are cut off when the process ends.
 ///
 /// Beyond it: they are not stored.
@@ -44,21 +48,21 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Beyond it: the process ends with an error, and cached blocks that are not yet written are lost.
 const END_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// What a process ends with that has failed.
+/// Returns the exit code of a process that failed with this error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     error.downcast_ref::<fetch::Error>().map_or(ExitCode::FAILURE, fetch::Error::exit_code)
 }
 
 impl Args {
-    /// Does what the subcommand says or, without one, runs the server until it is asked to end.
+    /// Runs the subcommand or, without one, the server until it is asked to stop.
     ///
     /// # Errors
-    /// It could not start, its engine died, or it was asked to end twice.
+    /// The server could not start, its engine died, or it received a second signal while it stopped.
     pub fn run(self) -> anyhow::Result<()> {
-        telemetry::start(&self.log, self.log_format)?;
-        // Before there is another thread: those that are started run where this one does.
-        numa::place(self.numa_node)?;
+        logs::start(&self.log, self.log_format)?;
+        // Before another thread starts, because threads inherit the binding.
+        numa::bind(self.numa_node)?;
         allocator::use_one_arena();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -69,12 +73,12 @@ impl Args {
             Some(Command::Drain(drain)) => runtime.block_on(drain.run()),
             None => runtime.block_on(run(self)),
         };
-        // A request that is still being prepared is of no use to anybody.
+        // Nobody waits for requests that are still being prepared.
         runtime.shutdown_background();
         outcome
     }
 
-    fn split(self) -> Settings {
+    fn into_settings(self) -> Settings {
         let Self {
             command: _,
             model,
@@ -97,7 +101,7 @@ impl Args {
             cache_dir,
             plugin_config,
             max_num_seqs,
-            max_batched_tokens,
+            max_num_batched_tokens,
             max_chunk_tokens,
             max_itl,
             sparse_attention,
@@ -123,37 +127,37 @@ impl Args {
             limits: limits.http(),
             sleep,
             store: store.config(),
-            backend: backend::Config {
+            backend: BackendConfig {
                 backend,
                 model,
-                names: model_names,
+                model_names,
                 adapters,
-                tool_format: tool_parser.given(),
-                reasoning_format: reasoning_parser.given(),
-                openvino: backend::OpenVino {
+                tool_parser: tool_parser.given(),
+                reasoning_parser: reasoning_parser.given(),
+                openvino: OpenVinoConfig {
                     device,
-                    cache_bytes: kv_cache_size.map(|size| size.0),
-                    cache_precision: kv_cache_precision,
+                    kv_cache_size: kv_cache_size.map(|size| size.0),
+                    kv_cache_precision,
                     weights,
-                    unpack: unpack_weights,
+                    unpack_weights,
                     cache_dir,
-                    properties: plugin_config,
-                    attention_share: sparse_attention,
+                    plugin_config,
+                    sparse_attention,
                 },
                 sim,
-                sequences_max: max_num_seqs,
-                batch_tokens_max: max_batched_tokens,
-                chunk_tokens_max: max_chunk_tokens,
-                step_time_max: max_itl,
-                waiting_max: limits.max_queue,
-                sequence_tokens_max: max_model_len,
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_chunk_tokens,
+                max_itl,
+                max_queue: limits.max_queue,
+                max_model_len,
                 prefix_caching: !no_prefix_caching,
-                cached_tokens_max: kv_eviction_tokens,
+                kv_eviction_tokens,
                 prompt_lookup,
                 api_rules: if ovms_compat { ApiRules::Ovms } else { ApiRules::OpenAi },
                 draft_model,
-                spill: spill.folder(),
-                tokenizer_memory: limits.max_tokenizer_memory.to_usize(),
+                kv_spill: spill.kv_spill_dir.map(|dir| KvSpill { dir, bytes: spill.kv_spill_bytes.0 }),
+                max_tokenizer_memory: limits.max_tokenizer_memory.to_usize(),
             },
         }
     }
@@ -167,23 +171,23 @@ struct Settings {
     limits: Limits,
     sleep: SleepArgs,
     store: StoreConfig,
-    backend: backend::Config,
+    backend: BackendConfig,
 }
 
 /// The ports to listen on.
 struct Ports {
     http: u16,
     grpc: u16,
-    /// Of metrics and probes, if they have one of their own.
+    /// The additional port of metrics and probes.
     admin: Option<u16>,
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    let settings = args.split();
+    let settings = args.into_settings();
     settings.backend.check()?;
     settings.limits.check()?;
     let token = settings.replica_token_file.as_deref().map(ReplicaTokenFile::open).transpose()?;
-    let mut signals = Signals::new()?;
+    let mut signals = EndSignals::new()?;
     let http = listen::bind(settings.host, settings.ports.http).await?;
     let grpc = listen::bind(settings.host, settings.ports.grpc).await?;
     let admin = match settings.ports.admin {
@@ -194,7 +198,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Metrics::new(&names[0], settings.backend.backend.name());
     let app = App::with_store(settings.limits, metrics.clone(), &settings.store)?;
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
-    // It ends with the process: probes are answered while requests are finished.
+    // It ends with the process, so that probes are answered while requests are finished.
     let mut admin_listener = JoinSet::new();
     if let Some(admin) = admin {
         tracing::info!("metrics and probes on {}", admin.local_addr()?);
@@ -202,72 +206,78 @@ async fn run(args: Args) -> anyhow::Result<()> {
         let limits = settings.limits.of_admin_port();
         admin_listener.spawn(listen::serve(admin, router, limits, CancellationToken::new()));
     }
-    let stop = CancellationToken::new();
-    let mut listener = JoinSet::new();
-    let sleep = if settings.sleep.enable_sleep_mode { Sleep::OnRequest } else { Sleep::ByItself };
-    let api = listen::conforming(router_with(app.clone(), sleep));
-    let api = match settings.backend.api_rules {
-        ApiRules::OpenAi => api,
-        ApiRules::Ovms => ovms_api(api, app.clone()),
-    };
-    let api = match token.clone() {
-        Some(token) => authenticated(api, token, app.clone()),
-        None => api,
-    };
-    listener.spawn(listen::serve(http, api, settings.limits, stop.clone()));
+    let mut server = HttpServer::new(app.clone());
+    server.serve(http, api(&app, &settings, token.clone()), settings.limits);
     let mut services = JoinSet::new();
     spawn_services(&mut services, &app, grpc, token).await;
 
     let loading = load(settings.backend, metrics)?;
     let engine = tokio::select! {
         loaded = loading => {
-            let (serving, engine) = loaded.map_err(|_| anyhow!("loading the model panicked"))??;
-            app.serve(serving);
+            let (served, engine) = loaded.map_err(|_| anyhow!("loading the model panicked"))??;
+            app.serve(served);
             engine
         }
         () = signals.next() => {
-            tracing::info!("asked to end while the model was being loaded");
+            tracing::info!("stopping: received a signal while the model was being loaded");
             return Ok(());
         }
-        Some(ended) = services.join_next() => return Err(service_ended(ended)),
+        Some(ended) = services.join_next() => return Err(service_error(ended)),
     };
     tracing::info!("ready");
     let handle = engine.handle();
     tokio::select! {
         () = signals.next() => {}
-        () = fall_asleep(handle.clone(), &settings.sleep) => {}
-        died = handle.wait_for_failure() => return farewell(&app, &stop, &mut listener, died).await,
-        Some(ended) = services.join_next() => return Err(service_ended(ended)),
+        () = sleep_automatically(handle.clone(), &settings.sleep) => {}
+        error = handle.wait_for_failure() => {
+            server.deliver_errors().await;
+            return Err(error.into());
+        }
+        Some(ended) = services.join_next() => return Err(service_error(ended)),
     }
-    drain(&app, (&stop, &mut listener), settings.drain_timeout, &mut signals).await?;
-    end(engine, signals).await
+    server.drain(settings.drain_timeout, &mut signals).await?;
+    stop_engine(engine, signals).await
 }
 
-/// Puts the engine to sleep when it is to sleep by itself. Never ends.
-async fn fall_asleep(engine: EngineHandle, settings: &SleepArgs) {
+/// Returns the API with the layers that the settings enable.
+fn api(app: &App, settings: &Settings, token: Option<ReplicaTokenFile>) -> Router {
+    let sleep = if settings.sleep.enable_sleep_mode { SleepApi::Enabled } else { SleepApi::Disabled };
+    let api = listen::conforming(router_with(app.clone(), sleep));
+    let api = match settings.backend.api_rules {
+        ApiRules::OpenAi => api,
+        ApiRules::Ovms => ovms_api(api, app.clone()),
+    };
+    match token {
+        Some(token) => authenticated(api, token, app.clone()),
+        None => api,
+    }
+}
+
+/// Puts the engine to sleep when it is idle, if that is enabled. It never returns.
+async fn sleep_automatically(engine: EngineHandle, settings: &SleepArgs) {
     match (settings.sleep_after, level(settings.sleep_level)) {
         (Some(after), Some(level)) => sleep_when_idle(engine, after, level).await,
         _ => std::future::pending().await,
     }
 }
 
-/// Loads the model on a thread of its own, which the process does not wait for if it is to end.
+/// Loads the model on its own thread. The process does not wait for the thread when it stops.
 fn load(
-    config: backend::Config,
+    config: BackendConfig,
     metrics: Metrics,
-) -> anyhow::Result<oneshot::Receiver<anyhow::Result<(Serving, Engine)>>> {
+) -> anyhow::Result<oneshot::Receiver<anyhow::Result<(ServedModel, Engine)>>> {
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
-            // Nobody waits for it any more if the process is to end.
+            // Nobody waits for the model if the process is stopping.
             let _ = sender.send(backend::start(&config, &metrics));
         })
         .context("failed to start a thread")?;
     Ok(receiver)
 }
 
-/// What runs beside the API, for as long as the process.
+/// Spawns the services that run as long as the process.
 async fn spawn_services(
     services: &mut JoinSet<anyhow::Result<Infallible>>,
     app: &App,
@@ -275,19 +285,19 @@ async fn spawn_services(
     token: Option<ReplicaTokenFile>,
 ) {
     if let Some(token) = token.clone() {
-        tracing::info!("only requests with the replica token are served");
+        tracing::info!("the server accepts only requests with the replica token");
         services.spawn(follow(token));
     }
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
     let (health, health_service) = tonic_health::server::health_reporter();
-    // Before anybody can ask: a reporter that was told nothing says that all is well.
-    tell(&health, app.lifecycle().phase()).await;
+    // Before the port is served, because a new reporter reports that the service is healthy.
+    set_health(&health, app.lifecycle().phase()).await;
     let service = ReplicaService::new(app.clone(), receiver);
     let replica = ReplicaServer::with_interceptor(service, RequireToken(token));
     let publisher = app.clone();
     services.spawn(async move {
         publish(publisher, reports).await;
-        bail!("the load is not reported any more")
+        bail!("the load reports ended")
     });
     services.spawn(async move {
         let server = tonic::transport::Server::builder().add_service(health_service).add_service(replica);
@@ -299,103 +309,92 @@ async fn spawn_services(
     services.spawn(async move {
         let mut phase = app.lifecycle().watch();
         loop {
-            let present = *phase.borrow_and_update();
-            tell(&health, present).await;
+            let current = *phase.borrow_and_update();
+            set_health(&health, current).await;
             phase.changed().await.context("the lifecycle ended")?;
         }
     });
 }
 
-/// Tells the health service's callers whether requests should be sent here.
-async fn tell(health: &HealthReporter, phase: Phase) {
+/// Sets the status of the gRPC health service.
+async fn set_health(health: &HealthReporter, phase: Phase) {
     let status = if phase == Phase::Serving { ServingStatus::Serving } else { ServingStatus::NotServing };
     for service in ["", "ovfleet.v1alpha1.Replica"] {
         health.set_service_status(service, status).await;
     }
 }
 
-fn service_ended(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinError>) -> anyhow::Error {
+fn service_error(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinError>) -> anyhow::Error {
     match ended {
         Ok(Ok(never)) => match never {},
         Ok(Err(error)) => error,
-        Err(error) => anyhow!(error).context("a part of the server panicked"),
+        Err(error) => anyhow!(error).context("a service of the server panicked"),
     }
 }
 
-/// Finishes what is under way, no longer than what is left of `timeout`; then cuts off whatever is left, so that the
-/// engine has nothing more to do.
-async fn drain(
-    app: &App,
-    (stop, listener): (&CancellationToken, &mut JoinSet<()>),
-    timeout: Duration,
-    signals: &mut Signals,
-) -> anyhow::Result<()> {
-    let started = Instant::now();
-    app.lifecycle().advance(Phase::Stopping);
-    let left = app.lifecycle().drain_time_left(timeout);
-    stop.cancel();
-    tracing::info!(requests = app.requests(), timeout = ?left, "asked to end: finishing what is under way");
-    let finished = async {
-        listener.join_next().await;
-        app.background().finished().await;
-    };
-    tokio::select! {
-        () = finished => {}
-        () = tokio::time::sleep(left) => {
-            tracing::warn!(requests = app.requests(), "out of time: cutting off what is left");
-            listener.shutdown().await;
-            app.background().stop();
-            if tokio::time::timeout(STORE_TIMEOUT, app.background().finished()).await.is_err() {
-                tracing::warn!(timeout = ?STORE_TIMEOUT, "failed to store all responses in the background in time");
-            }
-        }
-        () = signals.next() => bail!("asked to end twice: cut off what was under way"),
-    }
-    // Whatever still holds a place in the engine lets go of it.
-    app.background().cut_off();
-    tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
-    Ok(())
+/// The listener of the API, which can be stopped.
+struct HttpServer {
+    app: App,
+    stop: CancellationToken,
+    listener: JoinSet<()>,
 }
 
-/// Ends the engine, which has nothing left to do.
-async fn end(engine: Engine, mut signals: Signals) -> anyhow::Result<()> {
-    let ended = tokio::task::spawn_blocking(move || engine.shutdown());
-    tokio::select! {
-        ended = ended => ended.context("the engine's end panicked")?.context("the engine failed at its end"),
-        () = tokio::time::sleep(END_TIMEOUT) => bail!("the engine did not end within {END_TIMEOUT:?}"),
-        () = signals.next() => bail!("asked to end twice"),
-    }
-}
-
-/// Lets the clients have their errors before the process ends.
-async fn farewell(
-    app: &App,
-    stop: &CancellationToken,
-    listener: &mut JoinSet<()>,
-    died: server_engine::EngineError,
-) -> anyhow::Result<()> {
-    app.lifecycle().advance(Phase::Stopped);
-    stop.cancel();
-    let _ = tokio::time::timeout(FAREWELL, listener.join_next()).await;
-    Err(died.into())
-}
-
-/// The signals that ask the process to end.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let handle = |kind| signal(kind).context("failed to handle signals");
-        Ok(Self { terminate: handle(SignalKind::terminate())?, interrupt: handle(SignalKind::interrupt())? })
+impl HttpServer {
+    fn new(app: App) -> Self {
+        Self { app, stop: CancellationToken::new(), listener: JoinSet::new() }
     }
 
-    async fn next(&mut self) {
+    fn serve(&mut self, http: TcpListener, api: Router, limits: Limits) {
+        self.listener.spawn(listen::serve(http, api, limits, self.stop.clone()));
+    }
+
+    /// Waits until the requests in progress are finished, at most for the rest of `timeout`, and then cuts off the others.
+    /// The engine is idle then.
+    async fn drain(&mut self, timeout: Duration, signals: &mut EndSignals) -> anyhow::Result<()> {
+        let Self { app, stop, listener } = self;
+        let started = Instant::now();
+        app.lifecycle().advance(Phase::Stopping);
+        let left = app.lifecycle().drain_time_left(timeout);
+        stop.cancel();
+        tracing::info!(requests = app.requests(), timeout = ?left, "stopping: finishing requests");
+        let finished = async {
+            listener.join_next().await;
+            app.background().finished().await;
+        };
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            () = finished => {}
+            () = tokio::time::sleep(left) => {
+                tracing::warn!(requests = app.requests(), "drain timeout: cutting off the remaining requests");
+                listener.shutdown().await;
+                app.background().stop();
+                if tokio::time::timeout(STORE_TIMEOUT, app.background().finished()).await.is_err() {
+                    tracing::warn!(timeout = ?STORE_TIMEOUT, "failed to store all background responses in time");
+                }
+            }
+            () = signals.next() => bail!("received a second signal: cut off the remaining requests"),
         }
+        // Drops background responses that could not be stored, which aborts their sequences.
+        app.background().cut_off();
+        tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
+        Ok(())
+    }
+
+    /// Waits until clients have received their errors after the engine has died.
+    async fn deliver_errors(&mut self) {
+        self.app.lifecycle().advance(Phase::Stopped);
+        self.stop.cancel();
+        let _ = tokio::time::timeout(ERROR_DELIVERY_TIMEOUT, self.listener.join_next()).await;
+    }
+}
+
+/// Stops the idle engine.
+async fn stop_engine(engine: Engine, mut signals: EndSignals) -> anyhow::Result<()> {
+    let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
+    tokio::select! {
+        stopped = stopped => {
+            stopped.context("stopping the engine panicked")?.context("the engine failed while it stopped")
+        }
+        () = tokio::time::sleep(END_TIMEOUT) => bail!("the engine did not stop within {END_TIMEOUT:?}"),
+        () = signals.next() => bail!("received a second signal"),
     }
 }

@@ -1,10 +1,10 @@
-//! When an idle engine is put to sleep. What it gives back then is the engine's business.
+//! Puts an idle engine to sleep. The engine decides what it releases.
 
 use std::time::Duration;
 
 use server_engine::{EngineHandle, EngineLoad, EngineState, SleepError, SleepLevel};
 
-/// The level of this number, as vLLM counts them; `None` if there is none.
+/// Returns the sleep level with vLLM's number, or `None` if there is no such level.
 pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     match number {
         1 => Some(SleepLevel::Cache),
@@ -13,10 +13,10 @@ pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     }
 }
 
-/// Puts the engine to sleep whenever it has had nothing to do for `after`. Never ends.
+/// Puts the engine to sleep whenever it has been idle for `after`. It never returns.
 ///
 /// # Cancel safety
-/// Dropped, it lets the engine be.
+/// Dropping the future has no effect on the engine.
 pub async fn sleep_when_idle(engine: EngineHandle, after: Duration, level: SleepLevel) {
     let mut load = engine.load();
     let may_sleep = |load: &EngineLoad| {
@@ -26,10 +26,10 @@ pub async fn sleep_when_idle(engine: EngineHandle, after: Duration, level: Sleep
     };
     while load.wait_for(may_sleep).await.is_ok() {
         tokio::select! {
-            // Whatever it is, the time begins anew.
+            // Any change restarts the idle time.
             changed = load.changed() => if changed.is_err() { break },
             () = tokio::time::sleep(after) => match engine.sleep(level).await {
-                // A request came at this moment.
+                // A request has just arrived.
                 Ok(()) | Err(SleepError::Busy) => {}
                 Err(SleepError::Wake(_) | SleepError::Stopped) => break,
             },

@@ -1,4 +1,4 @@
-//! Server-sent events: how chunks are put on the wire.
+//! Server-sent events on the wire.
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -6,7 +6,7 @@ use axum::response::Response;
 use futures_util::Stream;
 use serde::Serialize;
 
-/// Events on their way, as bytes.
+/// Encoded events that are not sent yet.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Vec<u8>);
 
@@ -18,12 +18,12 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    /// Adds an event that was put together already.
+    /// Adds an encoded event.
     pub(crate) fn push_raw(&mut self, event: &str) {
         self.0.extend_from_slice(event.as_bytes());
     }
 
-    /// Adds the event after which none comes.
+    /// Adds the event that ends a stream.
     pub(crate) fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -33,14 +33,14 @@ impl Events {
     }
 }
 
-/// An answer of these events.
+/// Returns a response that streams these events.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     use futures_util::StreamExt as _;
     let mut response = Response::new(Body::from_stream(events.fuse().map(Ok::<_, std::convert::Infallible>)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies that gather answers before they pass them on leave this one alone.
+    // Proxies that buffer answers, such as nginx, must not buffer this one.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

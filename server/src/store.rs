@@ -1,9 +1,9 @@
-//! Stored responses and conversations, so that later requests can refer to them: in memory, or in a directory that
+//! StoredRecord responses and conversations, so that later requests can refer to them: in memory, or in a directory that
 //! outlives the process. The store is bounded in records and in bytes; beyond a bound the least recently used records
 //! are evicted. A record is visible to the tenant that created it and to no other.
 //!
-//! [`index`] and [`disk`] know records as bytes; what those mean is in [`record`]. Names say by themselves which server
-//! stores an object, see [`id`].
+//! [`index`] and [`disk`] handle records as bytes, whose content [`record`] defines. The ID of an object contains the ID
+//! of its store ([`id`]).
 //!
 //! ```text
 //! put, get, append, remove ─► Store ─┬─ Index: tenants, order, bounds (and the bytes, if in memory)
@@ -11,12 +11,13 @@
 //! ```
 
 mod disk;
+mod error;
 mod id;
 mod index;
 mod record;
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,25 +26,15 @@ use tokio::sync::Semaphore;
 
 use crate::tenant::Tenant;
 use disk::Folder;
+pub(crate) use error::Error;
+use error::{CONVERSATION_BYTES_MAX, CONVERSATION_ITEMS_MAX};
 pub(crate) use id::{Id, ItemIds, Kind};
-pub(crate) use index::ChainError;
 use index::{Bounds, Entry, Index, Size};
+pub(crate) use index::{CHAIN_MAX, ChainError, Tally};
 use record::Lines;
-pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, Stored, StoredItem, Tally};
+pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord};
 
-/// Number of responses in a chain of `previous_response_id`.
-///
-/// Beyond it: 400, `invalid_value`.
-pub(crate) const CHAIN_MAX: usize = 1024;
-/// Number of items at which a conversation accepts no more.
-///
-/// Beyond it: 400, `array_above_max_length`.
-pub(crate) const CONVERSATION_ITEMS_MAX: usize = 8192;
-/// Stored size at which a conversation accepts no more items.
-///
-/// Beyond it: 400, `array_above_max_length`.
-pub(crate) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
-/// Stored size of a response, or of the items that one request adds to a conversation.
+/// StoredRecord size of a response, or of the items that one request adds to a conversation.
 ///
 /// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
@@ -51,62 +42,23 @@ const RECORD_BYTES_MAX: u64 = 32 << 20;
 ///
 /// Beyond it: requests wait.
 const WORKERS_MAX: usize = 8;
-/// Locks that the conversations share: one of those with the same lock is changed at a time.
+/// Number of locks that the conversations share. Of the conversations with the same lock, one is changed at a time.
 const LOCKS: usize = 64;
 
-/// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
-///
-/// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
-const DEPTH_MAX: usize = 127;
-
-/// How much is stored, and where.
+/// The limits and the directory of the store. The fields have the names of the flags.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// Most responses and conversations together; 0 stores none.
-    pub entries_max: usize,
-    /// Most bytes of all of them.
-    pub bytes_max: u64,
-    /// Where, if they are to outlive the process.
-    pub folder: Option<PathBuf>,
+    /// Number of stored responses and conversations; 0 disables the store.
+    pub max_stored_responses: usize,
+    /// Total size of the stored responses and conversations in bytes.
+    pub max_stored_bytes: u64,
+    /// The directory for the records, or `None` to store them in memory.
+    pub response_store_dir: Option<PathBuf>,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { entries_max: 4096, bytes_max: 256 << 20, folder: None }
-    }
-}
-
-/// Why something could not be stored or read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    /// The record is larger than a record may be, or than the whole store.
-    #[error("the record has {bytes} bytes; at most {bytes_max} can be stored")]
-    TooLarge { bytes: u64, bytes_max: u64 },
-    /// Nothing can be added to the conversation.
-    #[error(
-        "the conversation is full: it has {items} items and {bytes} bytes; the limits are {CONVERSATION_ITEMS_MAX} items \
-         and {CONVERSATION_BYTES_MAX} bytes"
-    )]
-    Full { items: usize, bytes: u64 },
-    /// It could not be read again.
-    #[error("the JSON is nested more than {DEPTH_MAX} levels deep")]
-    TooDeep,
-    /// The disk failed.
-    #[error("failed to access {}", path.display())]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    /// Another server uses the directory.
-    #[error("{} is used by another server", .0.display())]
-    Taken(PathBuf),
-}
-
-impl Error {
-    fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.to_owned();
-        |source| Self::Io { path, source }
+        Self { max_stored_responses: 4096, max_stored_bytes: 256 << 20, response_store_dir: None }
     }
 }
 
@@ -118,13 +70,14 @@ pub(crate) struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    keeper: u64,
-    /// Two keys that nobody knows, so that names cannot be guessed.
+    store_id: u64,
+    /// Two secret keys, so that nobody can guess IDs.
     random: [RandomState; 2],
-    names: AtomicU64,
+    /// Number of IDs that were generated.
+    ids: AtomicU64,
     folder: Option<Folder>,
     index: Mutex<Index>,
-    /// Each holds while a conversation is changed.
+    /// Each lock is held while one of its conversations is changed.
     conversations: [Mutex<()>; LOCKS],
     workers: Arc<Semaphore>,
 }
@@ -133,15 +86,16 @@ impl Store {
     /// Opens the directory, if one is configured, with the records in it.
     ///
     /// # Errors
-    /// It cannot be used, or another server uses it.
+    /// The directory cannot be used, or another server uses it.
     pub(crate) fn open(config: &StoreConfig) -> Result<Self, Error> {
         let random = [RandomState::new(), RandomState::new()];
-        let mut index = Index::new(Bounds { entries_max: config.entries_max, bytes_max: config.bytes_max });
-        let mut keeper = random[0].hash_one("keeper").max(1);
+        let bounds = Bounds { entries_max: config.max_stored_responses, bytes_max: config.max_stored_bytes };
+        let mut index = Index::new(bounds);
+        let mut store_id = random[0].hash_one("store id").max(1);
         let mut folder = None;
-        if let Some(path) = &config.folder {
-            let opened = Folder::open(path, keeper)?;
-            keeper = opened.keeper;
+        if let Some(path) = &config.response_store_dir {
+            let opened = Folder::open(path, store_id)?;
+            store_id = opened.store_id;
             let mut evicted = Vec::new();
             for (key, entry) in opened.files {
                 evicted.extend(index.insert(key, entry));
@@ -150,8 +104,8 @@ impl Store {
             folder = Some(opened.folder);
         }
         Ok(Self(Arc::new(Inner {
-            keeper,
-            names: AtomicU64::new(0),
+            store_id,
+            ids: AtomicU64::new(0),
             random,
             folder,
             index: Mutex::new(index),
@@ -160,20 +114,25 @@ impl Store {
         })))
     }
 
-    /// The number that is in the names of everything that is stored here. Never 0.
-    pub(crate) fn keeper(&self) -> u64 {
-        self.0.keeper
+    /// Returns the ID of this store, which the IDs of all its objects contain. It is never 0.
+    pub(crate) fn store_id(&self) -> u64 {
+        self.0.store_id
     }
 
-    /// Whether anything is stored at all.
-    pub(crate) fn is_on(&self) -> bool {
+    /// Returns the ID of this store for routers, or 0 if the store is disabled.
+    pub(crate) fn id_if_enabled(&self) -> u64 {
+        if self.is_enabled() { self.store_id() } else { 0 }
+    }
+
+    /// Whether the store can contain any records.
+    pub(crate) fn is_enabled(&self) -> bool {
         self.index().bounds().entries_max > 0
     }
 
-    /// Runs `work` on a thread that may block, no more than [`WORKERS_MAX`] at once.
+    /// Runs `work` on a thread that may block, on at most [`WORKERS_MAX`] threads at the same time.
     ///
     /// # Cancel safety
-    /// Work that has begun is completed.
+    /// Work that has started is completed.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> T {
         let worker = Arc::clone(&self.0.workers).acquire_owned().await;
         let worker = worker.expect("invariant: the semaphore is never closed");
@@ -186,42 +145,43 @@ impl Store {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The process is ending: nobody waits any longer.
+                // The process is shutting down: nobody waits any longer.
                 Err(_) => std::future::pending().await,
             },
         }
     }
 
-    /// A name that nothing else has.
-    pub(crate) fn name(&self, kind: Kind) -> Id {
-        let number = self.0.names.fetch_add(1, Ordering::Relaxed);
+    /// Returns a unique ID for a new object.
+    pub(crate) fn new_id(&self, kind: Kind) -> Id {
+        let number = self.0.ids.fetch_add(1, Ordering::Relaxed);
         let [first, second] = &self.0.random;
         let random = (u128::from(first.hash_one(number)) << 64) | u128::from(second.hash_one(number));
-        Id::new(kind, self.0.keeper, random)
+        Id::new(kind, self.0.store_id, random)
     }
 
-    /// The record of this name, if this tenant has it. It counts as used, and so do the records that it follows.
+    /// Returns the record with this ID if it belongs to this tenant. It counts as used, and so do the records that it
+    /// follows.
     ///
     /// # Errors
-    /// It exists and cannot be read.
-    pub(crate) fn get(&self, id: Id, tenant: Tenant) -> Result<Option<Stored>, Error> {
+    /// The record exists and cannot be read.
+    pub(crate) fn get(&self, id: Id, tenant: Tenant) -> Result<Option<StoredRecord>, Error> {
         let entry = self.index().get(id.key(), tenant).cloned();
         entry.map_or(Ok(None), |entry| self.read(id, entry))
     }
 
-    /// The response of this name and those that it follows, latest first.
+    /// Returns the IDs of this response and of those that it follows, latest first.
     ///
     /// # Errors
-    /// One of them does not exist, or there are too many.
+    /// One of the responses does not exist, or the chain is too long.
     pub(crate) fn chain(&self, id: Id, tenant: Tenant) -> Result<Vec<Id>, ChainError> {
         let chain = self.index().chain(id.key(), tenant)?;
         Ok(chain.into_iter().map(id::Key::id).collect())
     }
 
-    /// Stores a response in place of the one of the same name.
+    /// Stores a response and replaces the one with the same ID.
     ///
     /// # Errors
-    /// It is too large, or cannot be written.
+    /// The response is too large or cannot be written.
     pub(crate) fn put_response(&self, record: ResponseRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
         let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
@@ -232,15 +192,15 @@ impl Store {
     /// Stores a new conversation.
     ///
     /// # Errors
-    /// It is too large, or cannot be written.
+    /// The conversation is too large or cannot be written.
     pub(crate) fn put_conversation(&self, record: &ConversationRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
         let lines = Lines::of_conversation(record)?;
-        let tally = Some(Tally { items: record.items.len(), named: record.named });
+        let tally = Some(Tally { items: record.items.len(), generated_ids: record.generated_ids });
         self.put(id, lines, Entry { tenant, previous: None, bytes: 0, data: None, tally })
     }
 
-    /// Removes the record of this name, if this tenant has it. Returns whether it existed.
+    /// Removes the record with this ID if it belongs to this tenant. Returns whether it existed.
     pub(crate) fn remove(&self, id: Id, tenant: Tenant) -> bool {
         let key = id.key();
         let mut index = self.index();
@@ -251,8 +211,8 @@ impl Store {
         removed
     }
 
-    /// Adds items to a conversation; `items` makes them, given what the conversation holds. Returns them, or `None` if
-    /// this tenant has no such conversation.
+    /// Adds items to a conversation; `items` creates them, given what the conversation contains. Returns the items, or
+    /// `None` if this tenant has no such conversation.
     ///
     /// # Errors
     /// The conversation is full or cannot be written, or `items` fails.
@@ -266,16 +226,16 @@ impl Store {
         let Some(entry) = self.index().get(id.key(), tenant).cloned() else { return Ok(None) };
         let (bytes, tally) = match entry.tally {
             Some(tally) => (entry.bytes, tally),
-            // The end of its file may not have been written to its end.
+            // The last write to its file may have been interrupted.
             None => match self.read(id, entry)? {
                 Some(stored) => (stored.bytes(), stored.tally()),
                 None => return Ok(None),
             },
         };
         check_room(tally, bytes)?;
-        let NewItems { items, named } = items(tally)?;
-        let lines = Lines::of_items(&items, named)?.into_bytes();
-        let tally = Tally { items: tally.items + items.len(), named };
+        let NewItems { items, generated_ids } = items(tally)?;
+        let lines = Lines::of_items(&items, generated_ids)?.into_bytes();
+        let tally = Tally { items: tally.items + items.len(), generated_ids };
         let size = Size { bytes: bytes + lines.len() as u64, tally };
         self.check_size(lines.len() as u64, RECORD_BYTES_MAX)?;
         self.check_size(size.bytes, u64::MAX)?;
@@ -292,15 +252,15 @@ impl Store {
         Ok(exists.then_some(items))
     }
 
-    /// Replaces a conversation's head. Returns whether this tenant has such a conversation.
+    /// Replaces the head of a conversation. Returns the new head, or `None` if this tenant has no such conversation.
     ///
     /// # Errors
-    /// It cannot be read or written.
+    /// The conversation cannot be read or written.
     pub(crate) fn set_head<E: From<Error>>(
         &self,
         id: Id,
         tenant: Tenant,
-        head: impl FnOnce(&Stored) -> Result<Conversation, E>,
+        head: impl FnOnce(&StoredRecord) -> Result<Conversation, E>,
     ) -> Result<Option<Conversation>, E> {
         self.rewrite(id, tenant, |stored| {
             let head = head(stored)?;
@@ -308,7 +268,7 @@ impl Store {
         })
     }
 
-    /// Removes an item of a conversation; `item` finds its number, and what to return.
+    /// Removes an item of a conversation; `item` returns its number, and a value that this function returns.
     ///
     /// # Errors
     /// The conversation cannot be read or written, or `item` fails.
@@ -316,7 +276,7 @@ impl Store {
         &self,
         id: Id,
         tenant: Tenant,
-        item: impl FnOnce(&Stored) -> Result<(usize, T), E>,
+        item: impl FnOnce(&StoredRecord) -> Result<(usize, T), E>,
     ) -> Result<Option<T>, E> {
         self.rewrite(id, tenant, |stored| {
             let (number, returned) = item(stored)?;
@@ -328,7 +288,7 @@ impl Store {
         &self,
         id: Id,
         tenant: Tenant,
-        rewrite: impl FnOnce(&Stored) -> Result<(Lines, T), E>,
+        rewrite: impl FnOnce(&StoredRecord) -> Result<(Lines, T), E>,
     ) -> Result<Option<T>, E> {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
@@ -337,7 +297,7 @@ impl Store {
         Ok(Some(returned))
     }
 
-    /// Stores a record; `entry`: what the index is to know beside its size and content.
+    /// Stores a record. Of `entry`, the size and the content are set here.
     fn put(&self, id: Id, lines: Lines, entry: Entry) -> Result<(), Error> {
         let (key, lines) = (id.key(), lines.into_bytes());
         let bytes = lines.len() as u64;
@@ -349,7 +309,7 @@ impl Store {
             }
             Some(folder) => {
                 let written = folder.write(entry.tenant, entry.previous, &lines)?;
-                // At once, so that the index and the directory agree.
+                // Under the lock, so that the index and the directory agree.
                 let mut index = self.index();
                 written.place(key)?;
                 let evicted = index.insert(key, Entry { bytes, ..entry });
@@ -359,10 +319,10 @@ impl Store {
         Ok(())
     }
 
-    fn read(&self, id: Id, entry: Entry) -> Result<Option<Stored>, Error> {
+    fn read(&self, id: Id, entry: Entry) -> Result<Option<StoredRecord>, Error> {
         match (entry.data, &self.0.folder) {
-            (Some(chunks), _) => Ok(Some(Stored::new(chunks))),
-            // It may have been evicted in this moment.
+            (Some(chunks), _) => Ok(Some(StoredRecord::new(chunks))),
+            // The record may have just been evicted.
             (None, Some(folder)) => folder.read(id.key(), entry.bytes),
             (None, None) => Ok(None),
         }

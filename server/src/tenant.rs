@@ -19,10 +19,10 @@ const DIGITS: usize = 32;
 pub(crate) struct Tenant(u128);
 
 impl Tenant {
-    /// Owns what cannot be attributed to anybody.
+    /// The owner of objects whose tenant is unknown.
     pub(crate) const NOBODY: Self = Self(u128::MAX);
 
-    /// The tenant that the headers name, or the default one if they name none.
+    /// Returns the tenant that the headers name, or the default tenant if they name none.
     ///
     /// # Errors
     /// The header is malformed or repeated: an unknown tenant must not be mistaken for the default one.
@@ -41,8 +41,8 @@ impl Tenant {
         Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
-    /// Makes these prompts those of this tenant: they are separate from other tenants' prompts in the prefix cache, and
-    /// take turns with them in the queue.
+    /// Assigns these prompts to this tenant: the prefix cache separates them from other tenants' prompts, and tenants
+    /// take turns in the queue.
     pub(crate) fn claim(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.cache_salt = self.salt(prompt.cache_salt);
@@ -50,8 +50,8 @@ impl Tenant {
         }
     }
 
-    /// The salt of a prompt of this tenant, given the salt that the request asks for. The hash is cryptographic so that
-    /// no client can choose a salt that collides with another tenant's.
+    /// Returns the salt of a prompt of this tenant, given the request's own salt. The hash is cryptographic so that no
+    /// client can choose a salt that collides with another tenant's.
     fn salt(self, salt: u64) -> u64 {
         if self == Self::default() {
             return salt;
@@ -90,7 +90,7 @@ mod tests {
     const ONE: &str = "0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn reads_the_header_and_refuses_a_malformed_or_repeated_one() {
+    fn reads_the_header_and_rejects_a_malformed_or_repeated_one() {
         assert_eq!(of(&[]), Ok(Tenant::default()));
         assert_eq!(of(&[ONE]).unwrap().to_string(), ONE);
         let malformed: [&[&str]; 7] = [

@@ -16,7 +16,7 @@ use tower::ServiceExt as _;
 fn the_flags_are_described() {
     let mut text = String::from(
         "# Flags of the server\n\nFor operators of servers: every flag of `server`, with its environment variable and its default. Subcommands \
-         have\n[a page of their own](flags-server-commands.md).\nGenerated from `server --help`.\n",
+         have\n[a page of their own](flags-server-commands.md).\nGenerated from `ovfleet-server --help`.\n",
     );
     let command = Args::command();
     let mut sections: Vec<(String, Vec<&Arg>)> = Vec::new();
@@ -36,12 +36,12 @@ fn the_flags_are_described() {
     expect_file!["../../docs/reference/flags-server.md"].assert_eq(&text);
 }
 
-/// On a page of their own, because `engine.extraArgs` of a resource may hold the flags of the other page and no others.
+/// On a separate page, because `engine.extraArgs` of a resource may only have the flags of the other page.
 #[test]
 fn the_flags_of_subcommands_are_described() {
     let mut text = String::from(
         "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `server` and \
-         their flags.\nGenerated from `server --help`.\n",
+         their flags.\nGenerated from `ovfleet-server --help`.\n",
     );
     for subcommand in Args::command().get_subcommands() {
         let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
@@ -75,18 +75,18 @@ fn row(argument: &Arg) -> String {
 async fn the_metrics_are_described() {
     let metrics = Metrics::new("MODEL", "BACKEND");
     let limits = Limits {
-        body_bytes_max: 1,
-        requests_max: 1,
-        connections_max: 1,
+        max_body_bytes: 1,
+        max_concurrent_requests: 1,
+        max_connections: 1,
         read_timeout: Duration::from_secs(1),
         ..Limits::default()
     };
     let app = App::new(limits, metrics.clone());
-    // A family shows itself once it has a member.
+    // A family is listed once it has a member.
     let bad = Request::post("/v1/completions").body(Body::from("{")).expect("a request");
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
     metrics.count_adapter("ADAPTER");
-    let scrape = metrics.scrape(&app);
+    let scrape = app.scrape();
     let mut kinds = BTreeMap::new();
     let mut text = String::from(
         "# Metrics of the server\n\nFor builders of dashboards and alerts: every metric of a server.\nGenerated from the output of `/metrics`.\n\n",
@@ -101,7 +101,7 @@ async fn the_metrics_are_described() {
         }
     }
     for (name, kind) in kinds {
-        // What OpenMetrics adds to the names of samples.
+        // The suffixes that OpenMetrics adds to the names of samples.
         let suffix = match kind.as_str() {
             "counter" => "_total",
             "info" => "_info",
@@ -115,9 +115,9 @@ async fn the_metrics_are_described() {
 #[tokio::test]
 async fn the_parameters_are_described() {
     let limits = Limits {
-        body_bytes_max: 1,
-        requests_max: 1,
-        connections_max: 1,
+        max_body_bytes: 1,
+        max_concurrent_requests: 1,
+        max_connections: 1,
         read_timeout: Duration::from_secs(1),
         ..Limits::default()
     };
@@ -150,7 +150,7 @@ async fn the_parameters_are_described() {
     }
 }
 
-/// Whether these are parameters of a request that are in the table.
+/// Whether these are the parameters of a request in the table.
 fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
     properties.values().any(|property| property["x-ovfleet"].is_string())
 }

@@ -1,4 +1,4 @@
-//! `server drain` against a server with the simulator.
+//! `ovfleet-server drain` against a server with the simulator.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -25,8 +25,8 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn a_drained_server_lives_and_is_not_ready() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+fn a_drained_server_is_alive_and_not_ready() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
     command.args(["--backend", "sim", "--port", "0", "--grpc-port", "0"]).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -39,7 +39,7 @@ fn a_drained_server_lives_and_is_not_ready() {
     assert_eq!(get(http, "/v2/health/ready"), "200");
 
     let drain = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
         command.arg("drain").args(arguments).stderr(Stdio::null()).status().unwrap()
     };
     assert!(drain(&["--grpc-port", grpc_port, "--timeout", "60s", "--settle", "0s"]).success());

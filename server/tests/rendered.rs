@@ -1,4 +1,4 @@
-//! The command lines that the operator renders, read by the server itself.
+//! Parses every command line of the server that the operator renders, with the parser of the server.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -8,32 +8,53 @@ use serde::Deserialize as _;
 use serde_yaml::Value;
 use server::{Args, Command};
 
-fn words(list: &Value) -> Vec<&str> {
-    list.as_sequence().unwrap().iter().map(|word| word.as_str().unwrap()).collect()
+const TOKEN_FILE: &str = "/etc/ovfleet-replica-token/token";
+
+/// The containers with this name in all pod templates of the operator's snapshots, with the name of the snapshot.
+fn containers(name: &str) -> Vec<(String, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/snapshots");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for object in serde_yaml::Deserializer::from_str(&text) {
+            let object = Value::deserialize(object).unwrap();
+            for list in ["containers", "initContainers"] {
+                let containers = object["spec"]["template"]["spec"][list].as_sequence();
+                let named = containers.into_iter().flatten().filter(|container| container["name"] == name);
+                found.extend(named.map(|container| (path.display().to_string(), container.clone())));
+            }
+        }
+    }
+    found
+}
+
+fn parse(program: &[&str], arguments: &Value) -> Args {
+    let arguments = arguments.as_sequence().unwrap().iter().map(|argument| argument.as_str().unwrap());
+    Args::try_parse_from(program.iter().copied().chain(arguments)).unwrap()
 }
 
 #[test]
-fn what_the_operator_renders_is_accepted_and_replicas_need_the_token() {
-    let token = Some(Path::new("/etc/ovfleet-replica-token/token"));
-    for name in ["small", "full", "claim", "image", "per-pod"] {
-        let path = format!("{}/../operator/tests/snapshots/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(path).unwrap();
-        let objects = serde_yaml::Deserializer::from_str(&text);
-        let server = format!("{name}-server");
-        let mut deployments = objects
-            .map(|object| Value::deserialize(object).unwrap())
-            .filter(|object| object["kind"] == "Deployment" && object["metadata"]["name"] == *server);
-        let container = deployments.next().unwrap()["spec"]["template"]["spec"]["containers"][0].clone();
+fn servers_accept_their_arguments_and_need_the_replica_token() {
+    let containers = containers("server");
+    assert_eq!(containers.len(), 5, "each snapshot has a server");
+    for (snapshot, container) in containers {
+        let args = parse(&["server"], &container["args"]);
+        assert_eq!(args.replica_token_file.as_deref(), Some(Path::new(TOKEN_FILE)), "{snapshot}");
+        assert!(args.admin_port.is_some(), "{snapshot}: probes have no token");
 
-        let args = words(&container["args"]);
-        let args = Args::try_parse_from(["server"].into_iter().chain(args)).unwrap();
-        assert_eq!(args.replica_token_file.as_deref(), token, "{name}");
-        assert!(args.admin_port.is_some(), "{name}: probes have no token");
+        let drain = parse(&[], &container["lifecycle"]["preStop"]["exec"]["command"]);
+        let Some(Command::Drain(drain)) = drain.command else { panic!("{snapshot}: not a drain") };
+        assert_eq!(drain.replica_token_file.as_deref(), Some(Path::new(TOKEN_FILE)), "{snapshot}");
+    }
+}
 
-        let drain = words(&container["lifecycle"]["preStop"]["exec"]["command"]);
-        let Some(Command::Drain(drain)) = Args::try_parse_from(drain).unwrap().command else {
-            panic!("{name}: not a drain")
-        };
-        assert_eq!(drain.replica_token_file.as_deref(), token, "{name}");
+#[test]
+fn containers_that_fetch_models_accept_their_arguments() {
+    let containers = containers("fetch");
+    assert_eq!(containers.len(), 3, "two snapshots fetch in the pod and one in a Job");
+    for (snapshot, container) in containers {
+        let args = parse(&["server"], &container["args"]);
+        assert!(matches!(args.command, Some(Command::Fetch(_))), "{snapshot}");
     }
 }

@@ -1,4 +1,4 @@
-"""Writes LoRA adapters of random weights for the sample model, as PEFT writes them."""
+"""Writes LoRA adapters with random weights for the sample model, in the format of PEFT."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MODULES = {
 
 
 def write(folder: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
-    """An adapter of every projection. Its weights are small, so that the model still talks."""
+    """Writes an adapter for every projection. Its weights are small, so that the model still generates text."""
     rng = random.Random(seed)
     header, parts, at = {}, [], 0
     for layer in range(LAYERS):
         for module, (rows, columns) in MODULES.items():
             for half, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
                 count = shape[0] * shape[1]
-                # One row of numbers over and over: drawing them all would take longer than the benchmark.
+                # Repeat one random row, because drawing all numbers would take longer than the benchmark.
                 row = [rng.uniform(-0.02, 0.02) for _ in range(997)]
                 values = (row * (count // 997 + 1))[:count]
                 parts.append(struct.pack(f"<{count}f", *values))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`make bench-adapters`: what adapters cost, beside the same work without any, medians of the rounds.
+"""`make bench-adapters`: measures the cost of LoRA adapters against the same work without adapters (medians of the rounds).
 
-*not used* has them loaded and no request that asks for one; *used* has requests that take them and none in turn.
+*not used* loads the adapters, but no request uses one; in *used*, requests with each adapter and without one alternate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def arguments() -> argparse.Namespace:
     known.add_argument("--cases", nargs="+", choices=CONCURRENT, default=CONCURRENT)
     known.add_argument("--rounds", type=int, default=3)
     known.add_argument("--rank", type=int, default=16)
-    known.add_argument("--counts", nargs="+", type=int, default=[1, 4], help="how many adapters are loaded")
+    known.add_argument("--counts", nargs="+", type=int, default=[1, 4], help="number of loaded adapters")
     return known.parse_args()
 
 
 def variants(counts: list[int]) -> dict[str, tuple[int, list[int]]]:
-    """By name: adapters loaded, and those that requests take in turn."""
+    """By name: the number of loaded adapters, and the adapters that the requests use in turn."""
     found: dict[str, tuple[int, list[int]]] = {"none": (0, [])}
     for count in counts:
         found[f"{count}, not used"] = (count, [0])

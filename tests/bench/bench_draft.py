@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""`make bench-draft`: what guesses of a draft model cost, how often they have to be right to pay, and what a server makes of it.
+"""`make bench-draft`: measures the cost of a draft model, the acceptance rate at which it breaks even, and its effect on a server.
 
-First the model's steps with and without guesses, and the runs of the draft model, beside each other in one process
-(`draft-bench`). A step of several sequences saves a sequence its share of a step for each guess that is right; a guess costs its
-share of a run of the draft model and what it adds to the step. Where both are equal the draft model breaks even.
+First, one process (`draft-bench`) measures steps of the model with and without draft tokens, and runs of the draft model. Each
+accepted token saves its sequence a fraction of a step; each draft token costs a fraction of a run of the draft model and makes the
+step longer. The draft model breaks even where both are equal.
 
-Then two servers in turns, one of them with the draft model, with a text that they write. Without `--draft-model` the draft model is
-the first layers of the model: it is seldom right, so that what is seen is what it costs to find out and to leave it.
+Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
+first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting this and turning it off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench_http import Server, throughput
 
 COSTS = engines.ROOT / "target" / "release" / "examples" / "draft-bench"
 LAYERS = 3
-# Guesses may cost so much.
+# The allowed cost of rejected draft tokens.
 WANTED = 0.95
 
 
@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Drafted(Server):
-    """A server with a draft model."""
+    """Starts a server with a draft model."""
 
     def __init__(self, *server, draft: pathlib.Path):
         super().__init__(*server)
@@ -49,7 +49,7 @@ class Drafted(Server):
 
 
 def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path | None) -> list[dict]:
-    """Medians of steps and runs, by the number of sequences."""
+    """Returns the medians of steps and runs, by the number of sequences."""
     command = [str(args.costs), f"--model={args.model}", f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}"]
     command += [f"--plugin-config=INFERENCE_PRECISION_HINT={args.inference_precision}"]
     command += [f"--plugin-config=KV_CACHE_PRECISION={args.kv_cache_precision}"]
@@ -61,7 +61,7 @@ def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path
 
 
 def print_costs(title: str, measured: list[dict]) -> None:
-    """How probable a guess has to be that is alone, and one of two and of four: the cost of each over its gain."""
+    """Returns the acceptance rates at which 1, 2 and 4 draft tokens break even: their cost over their gain."""
     print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 guesses each | run of the draft model | breaks even at |")
     print("|---|---|---|---|---|")
     for row in measured:
@@ -74,7 +74,7 @@ def print_costs(title: str, measured: list[dict]) -> None:
 
 
 def served(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path, folder: pathlib.Path) -> dict:
-    """Tokens per second with and without, by work and case, of each round."""
+    """Returns the tokens per second of each round with and without the draft model, by work and case."""
     measured: dict = {}
     with (
         Drafted(args.server, setup, folder, draft=draft) as drafted,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`make bench-engine`: our engine and openvino_genai, each in process, alternating, medians of the rounds.
+"""`make bench-engine`: compares the engine with openvino_genai, each in process and alternating (medians of the rounds).
 
-Both get the same prompts in the same arrival pattern with the same precisions, threads and cache size. On `ir` both
-run the same IR. On `gguf` ours runs the file and the peer the IR it makes of it (whose zero points it rounds).
-The floor is the bare compiled model stepped over the batches of the same case, nothing sampled or sent.
+Both get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir` both
+run the same IR. With `gguf` the engine runs the file, and the peer the IR that it converts it to (with rounded zero points).
+The floor is the compiled model alone, run on the batches of the same case without sampling or sending.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--forms", nargs="+", choices=["ir", "gguf"], default=["ir", "gguf"])
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=49_152, help="tokens of prompts are below this")
+    parser.add_argument("--vocabulary", type=int, default=49_152, help="the exclusive upper bound of the token IDs in prompts")
     parser.add_argument(
         "--inference-precision",
         default=engines.served_precision(),
-        help="default: what the plugin chooses by itself, bf16 where the processor has it",
+        help="default: the choice of the plugin, which is bf16 on processors that support it",
     )
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--batch-tokens-max", type=int, default=512)
-    parser.add_argument("--chunk-tokens-max", type=int, help="ours alone; without it the engine's default")
+    parser.add_argument("--chunk-tokens-max", type=int, help="only for our engine; default: that of the engine")
     parser.add_argument("--no-floor", action="store_true")
-    parser.add_argument("--section", default="bench-engine", help="whose marks in the document --update looks for")
+    parser.add_argument("--section", default="bench-engine", help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
     return parser.parse_args()
 
 
 class Bench:
-    """The two engines and what they said so far."""
+    """The two engines and their results so far."""
 
     def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
         self.args, self.folder = args, folder
@@ -64,7 +64,7 @@ class Bench:
         self.configs: dict[str, dict] = {}
 
     def ours(self, form: str, work: dict, step_ms_max: int | None = None) -> dict:
-        """One run of our engine."""
+        """Runs our engine once."""
         model = self.ir if form == "ir" else self.args.model
         chunk = self.args.chunk_tokens_max
         setup = self.base.with_model(model, chunk_tokens_max=chunk, step_ms_max=step_ms_max)
@@ -73,13 +73,13 @@ class Bench:
         return result
 
     def peer(self, work: dict) -> dict:
-        """One run of the peer."""
+        """Runs the peer once."""
         result = engines.run_peer(self.base, work, self.folder)
         self.configs["openvino_genai on ir"] = result["config"]
         return result
 
     def round(self, case: Case, seed: int) -> dict[str, dict]:
-        """One round of a case: every engine once, in an order that turns from round to round."""
+        """Runs one round of a case: every engine once, in an order that rotates from round to round."""
         work = scenario(case, seed, self.args.vocabulary)
         runs = [("peer", lambda: measure(case, self.peer(work)))]
         for form in self.args.forms:
@@ -95,13 +95,13 @@ class Bench:
         return measured
 
     def floor(self, form: str, work: dict) -> dict:
-        """The bare model over the case's batches."""
+        """Runs the compiled model alone on the batches of the case."""
         result = self.ours(form, work | {"kind": "floor"})
         return {"figure": result["output_tokens"] / result["seconds"]}
 
 
 def row_of(case: Case, form: str, rounds: list[dict]) -> tuple[str, bool]:
-    """A row of a table, and whether the ratio is as wanted."""
+    """Returns a row of a table, and whether the ratio meets the target."""
     ours, peer = (medians([each[name] for each in rounds]) for name in (form, "peer"))
     ratio = statistics.median(each[form]["figure"] / each["peer"]["figure"] for each in rounds)
     wanted = case.wanted
@@ -130,7 +130,7 @@ def row_of(case: Case, form: str, rounds: list[dict]) -> tuple[str, bool]:
 
 
 def pair(ours: dict, peer: dict, key: str) -> str:
-    """Two delays in milliseconds."""
+    """Formats two delays in milliseconds."""
     return f"{ours[key] * 1000:.0f} / {peer[key] * 1000:.0f}"
 
 
@@ -141,14 +141,14 @@ HEAD = (
 
 
 def delay_row(delay: Delay, form: str, rounds: list[dict]) -> tuple[str, bool]:
-    """A line that compares something else than a case's figure, and whether the ratio is as wanted."""
+    """Returns a line that compares another figure than that of the case, and whether the ratio meets the target."""
     ratio = statistics.median(each[form][delay.key] / each["peer"][delay.key] for each in rounds)
     good = ratio <= delay.wanted
     return f"- {delay.title}: **{ratio:.2f}** of the peer's (≤ {delay.wanted:.2f} {'✓' if good else '✗'})", good
 
 
 def tables(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
-    """Everything that is printed, and whether all ratios are as wanted."""
+    """Returns the text to print, and whether all ratios meet their targets."""
     args = bench.args
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
     lines += [f"{args.model.name}, medians of {args.rounds} rounds; settings as read back from the engines:"]
@@ -172,7 +172,7 @@ def tables(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
 
 
 def update(section: str, text: str) -> None:
-    """Replaces what stands between the marks of the document."""
+    """Replaces the section between the markers in the document."""
     begin, end = (f"<!-- {section}: {edge} -->" for edge in ("begin", "end"))
     document = DOCUMENT.read_text()
     before, rest = document.split(begin)

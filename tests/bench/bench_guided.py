@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-guided`: requests that are held to a JSON schema beside the same that are not, medians of the rounds.
+"""`make bench-guided`: compares requests with a JSON schema with the same requests without one (medians of the rounds).
 
-One server, the two kinds alternating, so that both meet the same machine. The schema cannot be complete before the
-last token, so both kinds generate as many.
+Both kinds alternate on one server, so that other load on the machine affects both. The schema cannot be complete before
+the last token, so both kinds generate the same number of tokens.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def arguments() -> argparse.Namespace:
 
 
 def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tuple[float, float]]:
-    """Guided and unguided figures of each round, in an order that turns."""
+    """Returns the guided and unguided figures of each round, in an order that rotates."""
     measured = []
     for seed in range(args.rounds):
         figures = {}
         order = ["guided", "plain"] if seed % 2 else ["plain", "guided"]
         for place, name in enumerate(order):
-            # Other prompts of the same lengths, so that none is in the cache.
+            # Different prompts of the same lengths, so that none is in the prefix cache.
             work = cases.scenario(case, 2 * seed + place, args.vocabulary)
             more = {"temperature": args.temperature} | (GUIDED if name == "guided" else {})
             figures[name] = throughput(port, work["requests"], more)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make bench-http`: our server over HTTP beside our engine in process, alternating, medians of the rounds.
+"""`make bench-http`: compares the server over HTTP with the engine in process, alternating (medians of the rounds).
 
 The same prompts, concurrency and engine settings; the server is started for each run and stopped after it.
 """
@@ -25,14 +25,14 @@ import engines
 import http_load
 from cases import CASES, Case, measure, scenario
 
-SERVER = engines.ROOT / "target" / "release" / "server"
+SERVER = engines.ROOT / "target" / "release" / "ovfleet-server"
 MODEL = "bench"
 WANTED = 0.93
 READY_SECONDS_MAX = STOP_SECONDS_MAX = 120
 
 
 def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentParser:
-    """The arguments of whatever measures a server: cases of these names, and the settings of a run."""
+    """Parses the arguments that the benchmarks of servers share: the cases and the settings of a run."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
@@ -43,12 +43,12 @@ def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentP
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--chunk-tokens-max", type=int, default=128)
-    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is not as wanted")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
     return parser
 
 
 def throughput(port: int, requests: list[dict], more: dict) -> float:
-    """Tokens per second of requests with these parameters besides."""
+    """Returns the tokens per second of requests with additional parameters."""
     result = asyncio.run(http_load.load(port, MODEL, [request | {"more": more} for request in requests]))
     wanted = sum(request["max_tokens"] for request in requests)
     if result["output_tokens"] != wanted:
@@ -57,7 +57,7 @@ def throughput(port: int, requests: list[dict], more: dict) -> float:
 
 
 def setup_of(args: argparse.Namespace) -> engines.Setup:
-    """The settings that the arguments ask for, once the server is known to be there."""
+    """Returns the settings of a run, and exits if the server has not been built."""
     if not args.server.is_file():
         raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
     return engines.Setup(
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Server:
-    """A server process, ready when the block is entered, stopped when it is left."""
+    """A server process that is ready when the block is entered and stopped when it is left."""
 
     health = "/v2/health/ready"
 
@@ -87,7 +87,7 @@ class Server:
         self.log = folder / "server.log"
 
     def command(self) -> list[str]:
-        """The server with the settings that `engines.run_engine` gives the engine."""
+        """Starts the server with the settings that `engines.run_engine` uses for the engine."""
         self.port, grpc_port = free_ports(2)
         setup = self.setup
         return [
@@ -98,7 +98,7 @@ class Server:
             f"--grpc-port={grpc_port}",
             f"--weights={setup.weights}",
             f"--kv-cache-size={setup.kv_cache_gib}GiB",
-            f"--max-batched-tokens={setup.batch_tokens_max}",
+            f"--max-num-batched-tokens={setup.batch_tokens_max}",
             f"--max-chunk-tokens={setup.chunk_tokens_max}",
             f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
             f"--kv-cache-precision={setup.kv_cache_precision}",
@@ -119,7 +119,7 @@ class Server:
         return self
 
     def ready(self) -> bool:
-        """Whether it answers and says so."""
+        """Whether the server responds and is ready."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.health}", timeout=5) as answer:
                 return answer.status == 200
@@ -127,9 +127,9 @@ class Server:
             return False
 
     def settled(self) -> bool:
-        """Whether nothing is compiled in the background any more, for which the engine in process waits too."""
+        """Whether the background compilation is complete, which the engine in process waits for, too."""
         log = self.log.read_text()
-        return "unpacks=true" not in log or "large steps have" in log
+        return "unpacks=true" not in log or "large steps now use" in log or "for large steps" in log
 
     def __exit__(self, *_exception) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ class Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Returns free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -152,7 +152,7 @@ def free_ports(count: int) -> list[int]:
 def over_http(
     server: pathlib.Path, setup: engines.Setup, work: dict, folder: pathlib.Path, kind: type[Server] = Server
 ) -> dict:
-    """One run of a scenario over HTTP, with a server of this kind."""
+    """Runs a scenario over HTTP on a new server."""
     with kind(server, setup, folder) as running:
         asyncio.run(http_load.load(running.port, MODEL, work["warmup"]))
         result = asyncio.run(http_load.load(running.port, MODEL, work["requests"]))
@@ -163,7 +163,7 @@ def over_http(
 
 
 def one_round(args: argparse.Namespace, case: Case, seed: int, folder: pathlib.Path) -> dict[str, dict]:
-    """Both ways once, in an order that turns from round to round."""
+    """Runs both ways once, in an order that rotates from round to round."""
     setup = setup_of(args)
     engine = engines.find_engine(args.engine)
     work = scenario(case, seed, args.vocabulary)
@@ -186,7 +186,7 @@ HEAD = (
 
 
 def row_of(case: Case, rounds: list[dict]) -> tuple[str, bool]:
-    """A row of the table, and whether the ratio is as wanted."""
+    """Returns a row of the table, and whether the ratio meets the target."""
     http, inside = (cases.medians([each[way] for each in rounds]) for way in ("http", "in process"))
     ratios = [each["http"]["tokens_per_second"] / each["in process"]["tokens_per_second"] for each in rounds]
     ratio = statistics.median(ratios)

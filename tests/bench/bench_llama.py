@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-llama`: our server beside llama.cpp's, both over HTTP, alternating, medians of the rounds.
+"""`make bench-llama`: compares the server with that of llama.cpp over HTTP, alternating (medians of the rounds).
 
-The same prompts of tokens by the same client, greedy, end tokens ignored. llama.cpp has as many slots as there are requests at
-once. It serves the same file, and in columns of their own the same model in Q4_0, which is its fastest form and another model.
+The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. llama.cpp has one slot per
+concurrent request. It serves the same file and, in separate columns, the model in Q4_0, its fastest format.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bench_http import Server, free_ports, over_http, parser, setup_of
 from cases import CASES, Case, medians, scenario
 
 BINARIES = engines.ROOT / ".deps" / "llama" / "build" / "bin"
-# Tokens of a prompt and its answer, with room for more.
+# An upper bound for the tokens of a prompt and its response.
 SLOT_TOKENS = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One of the servers that take turns."""
+    """One of the compared servers."""
 
     name: str
-    # What a run of a case starts, and with which settings.
+    # Starts the server for a case, with the settings of the run.
     serve: collections.abc.Callable[[Case, engines.Setup], tuple[type[Server], engines.Setup]]
 
 
@@ -57,12 +57,12 @@ class Llama(Server):
 
 
 def with_slots(case: Case) -> type[Llama]:
-    """llama.cpp's server for as many requests at once as the case has."""
+    """Starts the server of llama.cpp with one slot per concurrent request of the case."""
     return type("Slots", (Llama,), {"slots": case.concurrent})
 
 
 def in_q4_0(model: pathlib.Path) -> pathlib.Path:
-    """The model in Q4_0, made once."""
+    """Returns the model in Q4_0, which is created once."""
     path = engines.WORK / f"{model.stem}.requantised-Q4_0.gguf"
     if not path.is_file():
         part = path.with_suffix(".part")
@@ -75,7 +75,7 @@ def in_q4_0(model: pathlib.Path) -> pathlib.Path:
 def one_round(
     args: argparse.Namespace, contenders: list[Contender], case: Case, seed: int, folder: pathlib.Path
 ) -> dict[str, dict]:
-    """Each server once, in an order that turns from round to round."""
+    """Runs each server once, in an order that rotates from round to round."""
     setup = setup_of(args)
     work = scenario(case, seed, args.vocabulary)
     first = seed % len(contenders)
@@ -90,7 +90,7 @@ def one_round(
 
 
 def row_of(case: Case, contenders: list[Contender], rounds: list[dict[str, dict]]) -> tuple[str, bool]:
-    """A row of the table, and whether ours is ahead of all."""
+    """Returns a row of the table, and whether our server is the fastest."""
     ours, *peers = (medians([each[contender.name] for each in rounds]) for contender in contenders)
     ratios = [
         statistics.median(
@@ -106,7 +106,7 @@ def row_of(case: Case, contenders: list[Contender], rounds: list[dict[str, dict]
 
 
 def beside(doc: str, version: str, *peers: Contender) -> None:
-    """The program: ours beside these peers, which are of this version."""
+    """Runs the comparison of our server with peers of the given version."""
     contenders = [OURS, *peers]
     names = [case.name for case in CASES if case.concurrent]
     args = parser(doc, names, names).parse_args()
@@ -133,7 +133,7 @@ def beside(doc: str, version: str, *peers: Contender) -> None:
 def main() -> None:
     beside(
         __doc__,
-        # As llama.sh left it: a requirement with its hash.
+        # The requirement with its hash, written by llama.sh.
         (engines.DEPS / "llama" / ".stamp").read_text().split()[0].replace("==", " "),
         Contender("llama.cpp", lambda case, setup: (with_slots(case), setup)),
         Contender("llama.cpp Q4_0", lambda case, setup: (with_slots(case), setup.with_model(in_q4_0(setup.model)))),

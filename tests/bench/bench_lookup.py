@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-lookup`: requests whose next tokens are guessed beside the same without, medians of the rounds.
+"""`make bench-lookup`: compares requests with and without n-gram speculative decoding (medians of the rounds).
 
-One server, the two kinds alternating, so that both meet the same machine. *edit* asks for a text of the prompt again, with a
-change: much of the answer is in the prompt. *free* asks for a story: hardly anything is.
+Both kinds alternate on one server, so that other load on the machine affects both. *edit* requests a changed copy of a text in the
+prompt, so most of the response is in the prompt. *free* requests a story, so hardly any of it is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ WHERE = "near the river|behind the school|in the market|on the hill|at the stati
 OUTPUT_TOKENS = 128
 SINGLE_REQUESTS = 4
 GUESSED = {"max_ngram_size": 3}
-# Ratios of the tokens per second.
+# The target ratios of tokens per second.
 WANTED = {("edit", "c1"): 1.6, ("edit", "c8"): 1.0, ("edit", "c32"): 1.0}
-# Guesses that are wrong may cost so much.
+# The allowed cost of rejected draft tokens.
 WANTED_FREE = 0.95
 
 
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt(work: str, rng: random.Random) -> str:
-    """A turn of the sample model's chat. The text is such that a small model is able to repeat it."""
+    """Returns a chat turn for the sample model, with a text that a small model can repeat."""
     if work == "edit":
         text = " ".join(" ".join(map(rng.choice, (WHO, DOES, WHAT, WHERE))) + "." for _ in range(SENTENCES))
         asked = f"Repeat the following text word for word, with the number {rng.randrange(1000)} at its end.\n\n{text}"
@@ -52,7 +52,7 @@ def prompt(work: str, rng: random.Random) -> str:
 
 
 def requests(work: str, concurrent: int, seed: int) -> list[dict]:
-    """Other prompts with another seed, so that none is in the cache."""
+    """Returns different prompts for each seed, so that none is in the prefix cache."""
     rng = random.Random(f"{work} {concurrent} {seed}")
     count = SINGLE_REQUESTS if concurrent == 1 else concurrent
     arrivals = [cases.after(index, OUTPUT_TOKENS) if concurrent == 1 else None for index in range(count)]
@@ -61,13 +61,13 @@ def requests(work: str, concurrent: int, seed: int) -> list[dict]:
 
 
 def rounds_of(port: int, args: argparse.Namespace, work: str, case: str) -> list[tuple[float, float]]:
-    """Figures of each round, guessed and plain, in an order that turns, with the same prompts."""
+    """Returns the figures of each round with and without speculation, for the same prompts in an order that rotates."""
     measured = []
     for seed in range(args.rounds):
         figures = {}
         order = ["guessed", "plain"] if seed % 2 else ["plain", "guessed"]
         for name in order:
-            # A salt of its own: nothing is found in the cache.
+            # A unique salt avoids hits in the prefix cache.
             more = {"cache_salt": f"{work} {case} {seed} {name}"} | (GUESSED if name == "guessed" else {})
             figures[name] = throughput(port, requests(work, CONCURRENT[case], seed), more)
             note = f"  {work} {case:4} round {seed + 1}  {name:8} {figures[name]:8.1f} tok/s"
@@ -77,7 +77,7 @@ def rounds_of(port: int, args: argparse.Namespace, work: str, case: str) -> list
 
 
 def print_ratios(names: tuple[str, str], measured: dict, wanted_of: Callable[[tuple[str, str]], float]) -> bool:
-    """Medians of what two contenders have measured, by work and case, and whether all ratios are as wanted."""
+    """Returns a table of the medians by work and case, and whether all ratios meet their targets."""
     print(f"| work | {names[0]} | {names[1]} | ratio | wanted |\n|---|---|---|---|---|")
     all_good = True
     for (work, case), figures in measured.items():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`make bench-spill`: the time to the first token of a long prompt that is computed, read back from disk, or still cached.
+"""`make bench-spill`: measures the time to the first token of a long prompt that is computed, restored from disk, or cached.
 
-One server at a time, whose cache holds little more than a prompt, and a directory for what it evicts. A round asks for a
-prompt that is new, for others until nothing of it is cached, then twice for the same. After the rounds each prompt is
-asked for once more, by a server that was started for it.
+The KV cache of the server holds little more than one prompt; evicted blocks are stored in a directory. A round requests a
+new prompt, then other prompts until the first is evicted, then the first one twice. After the rounds, each prompt is
+requested again from a new server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS = ["computed", "from disk", "cached", "after a restart"]
 
 
 class Keeping(Server):
-    """A server with a small cache, which keeps what that evicts."""
+    """Starts a server with a small KV cache that stores evicted blocks on disk."""
 
     def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
         super().__init__(args.server, bench_http.setup_of(args), folder)
@@ -37,18 +37,18 @@ class Keeping(Server):
         return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.folder / 'spill'}"]
 
     def settled(self) -> bool:
-        """Also, it knows what is kept."""
+        """Also waits until the server has read its stored blocks."""
         return super().settled() and "evicted blocks are stored" in self.log.read_text()
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:
-    """Tokens that no other seed's prompt begins with."""
+    """Returns a prompt whose beginning is unique for the seed."""
     rng = random.Random(seed)
     return [rng.randrange(1000, args.vocabulary) for _ in range(args.tokens)]
 
 
 def ask(server: Server, tokens: list[int]) -> tuple[float, int]:
-    """Milliseconds to the first token, and how many tokens of the prompt were cached."""
+    """Returns the time to the first token in milliseconds, and the number of cached prompt tokens."""
     request = {"prompt": tokens, "max_tokens": 4}
     stream = asyncio.run(http_load.send(server.port, http_load.message(server.port, MODEL, request)))
     cached = re.findall(rb'"cached_tokens":\s*(\d+)', stream.tail)
@@ -56,13 +56,13 @@ def ask(server: Server, tokens: list[int]) -> tuple[float, int]:
 
 
 def warm(server: Server, args: argparse.Namespace) -> None:
-    """Asks for another prompt, and again: the model prepares for each number of tokens it is given first."""
+    """Requests another prompt twice, because the first run of each number of tokens is slower."""
     for _ in range(2):
         ask(server, prompt(args, 9000))
 
 
 def expect(way: str, measured: tuple[float, int], args: argparse.Namespace) -> float:
-    """The time, if as much was cached as has to be."""
+    """Returns the time, after checking the number of cached tokens."""
     milliseconds, cached = measured
     if (way == "computed") != (cached < args.tokens // 2):
         raise engines.Failed(f"{way}: {cached} of {args.tokens} tokens were cached")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`make bench-vllm`: our server beside vLLM on the CPU, both over HTTP, alternating, medians of the rounds.
+"""`make bench-vllm`: compares the server with vLLM on the CPU over HTTP, alternating (medians of the rounds).
 
-The same prompts of tokens by the same client, greedy, end tokens ignored; the same threads, token budget of a step, size of the
-cache and prefix caching. vLLM reads no GGUF file on a CPU: it serves the file's weights dequantised, in the precision that ours
-computes in, and keeps its cache in that precision too.
+The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. Both have the same number of
+threads, token budget per step, cache size and prefix caching. vLLM cannot load GGUF files on a CPU, so it serves the dequantized
+weights in the precision that our server computes in, with a KV cache in the same precision.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bench_http import MODEL, Server, free_ports
 from bench_llama import Contender, beside
 
 VENV = engines.DEPS / "venv-vllm"
-# What its kernels are compiled into, so that only the first start compiles.
+# The cache of compiled kernels, so that only the first start compiles.
 CACHE = engines.WORK / "vllm-cache"
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-# More than any prompt of the cases with its answer.
+# An upper bound for the tokens of a prompt and its response.
 CONTEXT = 2048
 
-# Names in GGUF files of the architecture llama, and in Hugging Face's folders.
+# Tensor names in GGUF files of the architecture llama, and in Hugging Face models.
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -40,12 +40,12 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# llama.cpp's number of a token that is never text.
+# The type of control tokens in llama.cpp.
 CONTROL = 3
 
 
 class Vllm(Server):
-    """vLLM's server, off the network."""
+    """Starts the server of vLLM without network access."""
 
     health = "/health"
 
@@ -55,7 +55,7 @@ class Vllm(Server):
         processors = sorted(os.sched_getaffinity(0))[: setup.threads]
         environment = {
             "HF_HUB_OFFLINE": 1,
-            # As its documentation advises.
+            # Recommended by the documentation of vLLM.
             "LD_PRELOAD": VENV / "lib" / "libiomp5.so",
             "TORCHINDUCTOR_CACHE_DIR": CACHE / "inductor",
             "VLLM_CACHE_ROOT": CACHE,
@@ -64,7 +64,7 @@ class Vllm(Server):
             "VLLM_DO_NOT_TRACK": 1,
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": 1,
-            # It writes whole graphs that it fails to read back, and would compile them anew at each start.
+            # vLLM fails to load its cached graphs and would compile them again at each start.
             "VLLM_USE_AOT_COMPILE": 0,
         }
         options = {
@@ -80,7 +80,7 @@ class Vllm(Server):
             "env",
             *(f"{key}={value}" for key, value in environment.items()),
             str(VENV / "bin" / "python"),
-            # `vllm serve` asks for the version of a package `vllm`, which this one is not called.
+            # `vllm serve` requires the version of a package called `vllm`, but this package has another name.
             "-m",
             "vllm.entrypoints.openai.api_server",
             *(str(part) for option in options.items() for part in option),
@@ -89,7 +89,7 @@ class Vllm(Server):
 
 
 def dequantised(model: pathlib.Path) -> pathlib.Path:
-    """The Hugging Face folder of a GGUF file's model, made once."""
+    """Returns the Hugging Face folder for a GGUF file, which is created once."""
     folder = engines.WORK / f"hf-{model.stem}"
     if (folder / "complete").exists():
         return folder
@@ -97,7 +97,7 @@ def dequantised(model: pathlib.Path) -> pathlib.Path:
     reader = gguf.GGUFReader(model)
     values = {name: field.contents() for name, field in reader.fields.items()}
     if values["general.architecture"] != "llama":
-        raise SystemExit(f"{model} is no llama, the only architecture that is written anew for vLLM")
+        raise SystemExit(f"{model} does not have the architecture llama, the only one that is converted for vLLM")
     names = [tensor.name for tensor in reader.tensors]
     for name, content in (
         ("config.json", configuration(values, is_tied="output.weight" not in names)),
@@ -111,7 +111,7 @@ def dequantised(model: pathlib.Path) -> pathlib.Path:
 
 
 def configuration(values: dict, is_tied: bool) -> dict:
-    """The model's shape."""
+    """Returns the configuration of the model."""
     heads = values["llama.attention.head_count"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -135,9 +135,9 @@ def configuration(values: dict, is_tied: bool) -> dict:
 
 
 def tokenizer(values: dict) -> dict:
-    """Pairs of bytes that are merged. Prompts come as tokens: it only has to write text."""
+    """Returns a byte-pair tokenizer. Prompts are tokens, so it is used only for decoding."""
     if values["tokenizer.ggml.model"] != "gpt2":
-        raise SystemExit("only tokenizers that merge bytes are written anew for vLLM")
+        raise SystemExit("only byte-pair tokenizers are converted for vLLM")
     tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
     plain = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": False, "special": True}
     added = [number for number, kind in enumerate(kinds) if kind == CONTROL]
@@ -158,7 +158,7 @@ def tokenizer(values: dict) -> dict:
 
 
 def tokenizer_configuration(values: dict) -> dict:
-    """What of a tokenizer is said outside it."""
+    """Returns the tokenizer configuration, which is a separate file."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": values["tokenizer.ggml.tokens"][values["tokenizer.ggml.eos_token_id"]],
@@ -166,7 +166,7 @@ def tokenizer_configuration(values: dict) -> dict:
 
 
 def write_weights(path: pathlib.Path, tensors: collections.abc.Sequence, values: dict) -> None:
-    """All tensors in bf16, as safetensors: the length of a header, the header, the numbers."""
+    """Writes all tensors in bf16 as safetensors: the length of the header, the header, the values."""
     header, end = {}, 0
     for tensor in tensors:
         start, end = end, end + 2 * int(tensor.n_elements)
@@ -180,17 +180,17 @@ def write_weights(path: pathlib.Path, tensors: collections.abc.Sequence, values:
 
 
 def renamed(name: str) -> str:
-    """The tensor's name in the folder; one that is not known would make another model."""
+    """Returns the name of a tensor in the Hugging Face model. An unknown tensor is an error."""
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if layer and layer[2] in LAYER:
         return f"model.layers.{layer[1]}.{LAYER[layer[2]]}.weight"
     if name.removesuffix(".weight") in OUTSIDE:
         return f"{OUTSIDE[name.removesuffix('.weight')]}.weight"
-    raise SystemExit(f"the tensor {name} has no place in the model that is written for vLLM")
+    raise SystemExit(f"the tensor {name} is not supported by the conversion for vLLM")
 
 
 def in_halves(tensor: gguf.ReaderTensor, values: dict) -> np.ndarray:
-    """The tensor in f32. GGUF files have rows of queries and keys in pairs, as they turn together, and others in two halves."""
+    """Returns the tensor in f32. GGUF files interleave the rows of queries and keys for RoPE; Hugging Face uses two halves."""
     weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     heads = {
         "attn_q": values["llama.attention.head_count"],
@@ -203,7 +203,7 @@ def in_halves(tensor: gguf.ReaderTensor, values: dict) -> np.ndarray:
 
 
 def in_bf16(weights: np.ndarray) -> np.ndarray:
-    """The upper halves of f32, rounded to the nearest and in a tie to the even one."""
+    """Rounds f32 to bf16, ties to even."""
     bits = np.ascontiguousarray(weights).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 

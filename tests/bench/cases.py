@@ -1,4 +1,4 @@
-"""The cases of the benchmark: what is asked, what is measured, and what ratio to the peer is wanted."""
+"""The cases of the benchmark: the requests, the measured figure, and the target ratio to the peer."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 6
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
 # Sequential requests in the case of one at a time, whose single run would be too short to measure.
 SINGLE_REQUESTS = 4
-# Ids that are ordinary text in any vocabulary used here.
+# Token IDs that are ordinary text in all vocabularies used here.
 TOKEN_MIN = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of the table."""
+    """A case, which is a row of the table."""
 
     name: str
     title: str
-    # Of our figure to the peer's: at least this in tokens/s, or at most this where the figure is a gap.
+    # The target ratio of our figure to that of the peer: a minimum for tokens/s, a maximum for a gap.
     wanted: float
     # Whether the figure is the longest gap, in seconds, and not tokens per second.
     is_gap: bool = False
-    # Concurrent requests; 0 for the cases that are made otherwise.
+    # The number of concurrent requests; 0 for cases with another arrival pattern.
     concurrent: int = 0
-    # Ours is asked to limit steps beside decodes to so many milliseconds.
+    # The --max-itl of our engine in milliseconds.
     step_ms_max: int | None = None
 
 
@@ -39,7 +39,7 @@ CASES = (
     Case("c32", "32 concurrent", 1.25, concurrent=32),
     Case("c64", "64 concurrent", 1.35, concurrent=64),
     Case("prefix", "16 concurrent, shared prefix of 1,024", 2.0),
-    # 60 ms, where the peer had 355.
+    # Measured: 60 ms, and 355 ms with the peer.
     Case("gap", "4k prompt beside 8 streams: longest gap", 0.17, is_gap=True),
     Case("itl", "the same, with `--max-itl 40ms`", 0.17, is_gap=True, step_ms_max=40),
 )
@@ -47,7 +47,7 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """A delay whose ratio to the peer's is to be at most so much in a case."""
+    """A delay in a case, with the maximum ratio to that of the peer."""
 
     case: str
     title: str
@@ -68,7 +68,7 @@ def request(prompt: list[int], max_tokens: int, arrival: dict | None = None) -> 
 
 
 def scenario(case: Case, seed: int, vocabulary: int) -> dict:
-    """The case as a scenario; another seed gives other prompts of the same lengths."""
+    """Returns the scenario of a case. Another seed gives different prompts of the same lengths."""
     rng = random.Random(f"{case.name} {seed}")
 
     def prompt(tokens: int) -> list[int]:
@@ -96,13 +96,13 @@ def after(index: int, tokens: int) -> dict | None:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value below which this share lies; nearest rank."""
+    """Returns the percentile, by the nearest-rank method."""
     values = sorted(values)
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def measure(case: Case, result: dict) -> dict:
-    """What a run says: the figure of the case, and its delays."""
+    """Returns the results of a run: the figure of the case, and its delays."""
     requests = result["requests"]
     output = sum(len(row["tokens"]) for row in requests)
     waits = [row["times"][0] - row["arrived"] for row in requests]
@@ -131,5 +131,5 @@ def measure(case: Case, result: dict) -> dict:
 
 
 def medians(rows: list[dict]) -> dict:
-    """Key by key."""
+    """Returns the medians for each key."""
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}

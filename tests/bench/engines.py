@@ -1,4 +1,4 @@
-"""Runs scenarios (README.md) on our engine and on the peer, each in a process of its own, and says on what."""
+"""Runs scenarios (README.md) on our engine and on the peer, each in its own process, and describes the machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WORK = DEPS / "work"
 SAMPLE = DEPS / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PEER = pathlib.Path(__file__).with_name("peer.py")
 ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
-# A run that takes longer hangs.
+# A run that takes longer is considered stuck.
 RUN_SECONDS_MAX = 1800
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 
 
 class Failed(Exception):
-    """A run that gave no result."""
+    """A run without a result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """Everything that decides about speed or result, for both engines alike."""
+    """The settings of both engines that affect speed or results."""
 
     model: pathlib.Path
     inference_precision: str = "f32"
@@ -39,21 +39,21 @@ class Setup:
     prefix_caching: bool = False
     # Tokens that end a sequence.
     stop_tokens: tuple[int, ...] = ()
-    # Ours alone: how a GGUF file's weights are held, and the most prompt tokens beside decoding sequences
+    # Only for our engine: the format of GGUF weights, and the maximum number of prompt tokens beside decoding sequences
     # (None: the default).
     weights: str = "auto"
     chunk_tokens_max: int | None = None
     step_ms_max: int | None = None
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
-    # Ours alone: folders of adapters, and the numbers of those that requests take in turn.
+    # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
-    # Ours alone: the share of the weight that long prompts look at, if not at all of it.
+    # Only for our engine: the attention mass for sparse attention of long prompts (None: full attention).
     sparse_attention: float | None = None
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
-        """The same with another model."""
+        """Returns the settings for another model."""
         return dataclasses.replace(self, model=model, **changes)
 
 
@@ -66,7 +66,7 @@ def find_engine(path: str | None) -> pathlib.Path:
 
 
 def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
-    """One run of our engine."""
+    """Runs our engine once."""
     command = [
         engine,
         f"--model={setup.model}",
@@ -90,7 +90,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
 
 
 def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
-    """One run of openvino_genai, of an IR directory."""
+    """Runs openvino_genai once on an IR directory."""
     command = [
         sys.executable,
         PEER,
@@ -126,15 +126,15 @@ def run(command: list, scenario: dict, folder: pathlib.Path, environment: dict) 
 
 
 def scratch() -> tempfile.TemporaryDirectory:
-    """A folder for one program's runs; deleted with the object."""
+    """A folder for the runs of one program, deleted with the object."""
     WORK.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=WORK, prefix="run-")
 
 
 def peer_ir(model: pathlib.Path) -> pathlib.Path:
-    """The IR directory that openvino_genai makes of a GGUF file; made once.
+    """Returns the IR directory that openvino_genai converts a GGUF file to (once).
 
-    It rounds zero points: for the peer this *is* the model, and for our engine an IR like others."""
+    The conversion rounds zero points, so the IR is a slightly different model."""
     folder = WORK / f"ir-{model.stem}"
     if (folder / "complete").exists():
         return folder
@@ -154,7 +154,7 @@ def peer_ir(model: pathlib.Path) -> pathlib.Path:
 
 
 def machine() -> str:
-    """The processor in one line, with the flags that decide about precision and speed."""
+    """Describes the processor in one line, with the flags that affect precision and speed."""
     text = pathlib.Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = set((re.search(r"^flags\s*: (.*)$", text, re.M) or re.match("()", "")).group(1).split())
@@ -164,12 +164,12 @@ def machine() -> str:
 
 
 def served_precision() -> str:
-    """What the CPU plugin computes in by itself."""
+    """Returns the default inference precision of the CPU plugin."""
     return "bf16" if {"avx512_bf16", "amx_bf16"} & set(machine().split()) else "f32"
 
 
 def versions() -> str:
-    """The versions of both sides' runtimes, and ours by commit."""
+    """Returns the versions of both runtimes, and the commit of ours."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

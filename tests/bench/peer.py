@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The peer: runs a scenario (see README.md) on openvino_genai, in process.
 
-`generate` goes through `openvino_genai.ContinuousBatchingPipeline`, the engine inside OpenVINO Model Server, whose
-`step()` is called here so that each token's time is the end of the step that made it. `score` runs the same
-IR through the runtime alone, with the paged attention the pipeline uses.
+`generate` uses `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. It calls `step()`, so
+the time of a token is the end of its step. `score` runs the same IR with the runtime alone, with the paged attention
+of the pipeline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--kv-cache-gib", type=int, default=2)
-    parser.add_argument("--stop-token", type=int, action="append", default=[], help="ends a sequence; repeatable")
+    parser.add_argument("--stop-token", type=int, action="append", default=[], help="a token that ends a sequence; may be repeated")
     parser.add_argument("--prefix-caching", action="store_true")
     return parser.parse_args()
 
@@ -49,7 +49,7 @@ def read_scenario(path: str) -> dict:
     scenario = json.loads(pathlib.Path(path).read_text())
     kind = scenario["kind"]
     if kind not in ("generate", "score"):
-        raise SystemExit(f"the peer runs no scenario of kind {kind}")
+        raise SystemExit(f"the peer does not support scenarios of kind {kind}")
     unknown = scenario.keys() - FORMAT[kind]
     for request in scenario.get("warmup", []) + scenario.get("requests", []):
         unknown |= request.keys() - FORMAT["warmup"]
@@ -59,7 +59,7 @@ def read_scenario(path: str) -> dict:
 
 
 def properties(args: argparse.Namespace) -> dict:
-    """What both ways of running the model compile it with."""
+    """Returns the properties for compiling the model."""
     return {
         "INFERENCE_PRECISION_HINT": args.inference_precision,
         "KV_CACHE_PRECISION": args.kv_cache_precision,
@@ -69,7 +69,7 @@ def properties(args: argparse.Namespace) -> dict:
 
 
 def head(args: argparse.Namespace, kind: str) -> dict:
-    """The part of the result that is the same for all kinds."""
+    """Returns the part of the result that all kinds have in common."""
     return {
         "engine": "openvino_genai",
         "version": importlib.metadata.version("openvino-genai"),
@@ -87,7 +87,7 @@ def head(args: argparse.Namespace, kind: str) -> dict:
 
 
 class Run:
-    """A pipeline and the requests in it."""
+    """A pipeline and its requests."""
 
     def __init__(self, args: argparse.Namespace):
         import openvino_genai
@@ -104,7 +104,7 @@ class Run:
         self.next_id = 0
 
     def submit(self, request: dict):
-        """Hands one request to the pipeline."""
+        """Submits one request to the pipeline."""
         config = self.genai.GenerationConfig()
         config.max_new_tokens = request["max_tokens"]
         config.ignore_eos = request.get("ignore_eos", False)
@@ -118,7 +118,7 @@ class Run:
         return self.pipeline.add_request(self.next_id, prompt, config)
 
     def generate(self, requests: list[dict]) -> dict:
-        """Runs requests, each submitted when its `arrival` says, to their ends."""
+        """Submits each request at its `arrival`, and runs all of them to the end."""
         state = [{"arrived": None, "tokens": [], "times": [], "done": False} for _ in requests]
         logprobs = [[] for _ in requests]
         handles: dict[int, object] = {}
@@ -150,7 +150,7 @@ class Run:
 
 
 def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]]) -> list[dict]:
-    """Puts the requests' results into the form of README.md."""
+    """Returns the results of the requests in the format of README.md."""
     results = []
     for request, row, chosen in zip(requests, state, logprobs):
         wanted = request.get("logprobs") is not None
@@ -161,7 +161,7 @@ def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]])
             "times": row["times"],
             "logprobs": [{"chosen": value, "top": []} for value in chosen] if wanted else None,
             "finish_reason": "length" if len(row["tokens"]) == request["max_tokens"] else "stop",
-            "error": None if row["tokens"] else "the pipeline gave no token",
+            "error": None if row["tokens"] else "the pipeline returned no token",
         })
     return results
 
@@ -182,12 +182,12 @@ class Scorer:
         }
         key = next(port for name, port in self.caches.items() if name.startswith("key_cache"))
         value = next(port for name, port in self.caches.items() if name.startswith("value_cache"))
-        # Tokens a block holds: keys by channel carry extra rows for scales, so values tell.
+        # The number of tokens of a block, from the values: keys quantized by channel have additional rows for scales.
         self.block = int(min(key.partial_shape[2].get_length(), value.partial_shape[2].get_length()))
         self.blocks = 0
 
     def allocate(self, blocks: int) -> None:
-        """Makes caches of at least so many blocks."""
+        """Allocates caches with at least this number of blocks."""
         if blocks <= self.blocks:
             return
         self.blocks = blocks
@@ -196,7 +196,7 @@ class Scorer:
             self.request.set_tensor(name, ov.Tensor(port.element_type, ov.Shape(shape)))
 
     def logits(self, window: list[int]) -> np.ndarray:
-        """The logits `[tokens, vocabulary]` of a window."""
+        """Returns the logits `[tokens, vocabulary]` of a window."""
         blocks = -(-len(window) // self.block)
         self.allocate(blocks)
         integers = {
@@ -215,7 +215,7 @@ class Scorer:
         return out.reshape(len(window), out.shape[-1]).astype(np.float32)
 
     def score(self, scenario: dict, folder: pathlib.Path) -> dict:
-        """Scores all windows, and writes the logits rows that are asked for."""
+        """Scores all windows, and writes the requested rows of logits."""
         wanted = scenario.get("logits")
         rows = {} if wanted is None else {tuple(row): None for row in wanted["rows"]}
         scores = []
@@ -231,7 +231,7 @@ class Scorer:
 
 
 def chosen_logprobs(logits: np.ndarray, window: list[int]) -> list[float]:
-    """Log probability of each token of the window but the first."""
+    """Returns the log probability of each token of the window except the first."""
     logits = logits[:-1]
     top = logits.max(axis=-1)
     sums = np.exp(logits - top[:, None]).sum(axis=-1, dtype=np.float64)

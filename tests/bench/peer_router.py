@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Starts another router for `make bench-router`: `peer_router.py vllm|sglang ARGUMENTS...`.
 
-Both are programs in Rust inside a Python package, and all that Python does is to read their arguments. Their own
-entry points import a load balancer in Python as well, which is not wanted here and needs further packages.
-`--version` says which version is installed.
+Both routers are Rust programs in a Python package, and Python only parses their arguments. Their entry points also import
+a load balancer in Python, which is not used here and needs further packages. `--version` prints the installed version.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes a Python environment in .deps/, unless it is there and of the same requirements:
-#   peer     openvino_genai, for the conformance tests and the engine's benchmarks
-#   routers  the routers that `make bench-router` compares with
-#   vllm     vLLM on the CPU, which `make bench-vllm` compares with
-# PYTHON names the interpreter.
+# Creates a Python environment in .deps/, unless one with the same requirements exists:
+#   peer     openvino_genai, for the conformance tests and the benchmarks of the engine
+#   routers  the other routers of `make bench-router`
+#   vllm     vLLM on the CPU, for `make bench-vllm`
+# PYTHON is the path of the interpreter.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 name=${1:-}
@@ -25,10 +25,10 @@ if cmp -s "$requirements" "$stamp"; then
 fi
 python=${PYTHON:-python3}
 if ! "$python" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, $newest))"; then
-  echo "setup.sh: $python is not Python 3.$oldest to 3.$newest; set PYTHON to one that is" >&2
+  echo "setup.sh: $python is not Python 3.$oldest to 3.$newest; set PYTHON to a supported version" >&2
   exit 1
 fi
-echo "making the Python environment .deps/venv-$name (about $size MB)" >&2
+echo "creating the Python environment .deps/venv-$name (about $size MB)" >&2
 rm -rf "$venv"
 mkdir -p "$(dirname "$venv")"
 "$python" -m venv "$venv"

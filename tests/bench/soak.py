@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""`make soak`: mixed load on one server for a while; nothing may grow, drift or get stuck.
+"""`make soak`: runs mixed load on one server and checks for leaks, changed results and stuck requests.
 
-Clients ask for everything at once: chats, streams they leave in the middle, several choices, beams, forms, guesses, long
-prompts and nonsense, over a KV cache that is too small for all of them, so that sequences are preempted. Memory, threads
-and open files are sampled. At the end nothing is in work, no block is held, a request by itself is answered as it was
-before, and memory is what it was after a fifth of the time.
+Clients send all kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured outputs,
+speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences are preempted.
+Memory, threads and open files are sampled. At the end, no request is running, no block is in use, a single request has the
+same response as before the load, and memory is what it was after a fifth of the time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import engines
 from bench_http import MODEL, SERVER, Server
 
 CLIENTS = 12
-# The longest that anybody waits for an answer.
+# The time limit for a response.
 ANSWER_SECONDS_MAX = 180
 SAMPLE_SECONDS = 5
-# What memory at the end may be, in parts of what it was after a fifth of the time.
+# The maximum ratio of the memory at the end to that after a fifth of the time.
 GROWTH_MAX = 1.05
 KV_CACHE_MIB = 48
 WORDS = "the cache holds blocks of tokens and each sequence writes its own while others read what is shared".split()
@@ -41,7 +41,7 @@ SCHEMA = {
 
 
 class Small(Server):
-    """A server whose cache is too small."""
+    """Starts a server with a small KV cache."""
 
     def command(self) -> list[str]:
         command = [part for part in super().command() if not part.startswith("--kv-cache-size")]
@@ -49,12 +49,12 @@ class Small(Server):
 
 
 def text(rng: random.Random, words: int) -> str:
-    """So many words."""
+    """Returns a text with this number of words."""
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def bodies(rng: random.Random) -> tuple[str, str, dict, set[int], bool]:
-    """A request: its kind, path and body, the statuses that are right, and whether the client leaves early."""
+    """A request: its kind, path and body, the expected statuses, and whether the client disconnects early."""
     kind = rng.choice(["chat", "stream", "leave", "choices", "beams", "form", "guesses", "long", "nonsense", "scores"])
     ask = [{"role": "user", "content": text(rng, rng.randrange(5, 120))}]
     chat = {"model": MODEL, "messages": ask, "max_tokens": rng.randrange(4, 64), "temperature": rng.choice([0, 1])}
@@ -76,7 +76,7 @@ def bodies(rng: random.Random) -> tuple[str, str, dict, set[int], bool]:
 
 
 class Clients:
-    """Threads that ask until they are told to stop, and what they saw."""
+    """Client threads that send requests until they are stopped, and their results."""
 
     def __init__(self, port: int, count: int):
         self.port, self.stop = port, threading.Event()
@@ -88,7 +88,7 @@ class Clients:
             thread.start()
 
     def run(self, seed: int) -> None:
-        """One client."""
+        """Runs one client."""
         rng = random.Random(seed)
         while not self.stop.is_set():
             kind, path, body, right, leaves = bodies(rng)
@@ -106,14 +106,14 @@ class Clients:
                     self.stop.set()
 
     def join(self) -> None:
-        """Stops them."""
+        """Stops the clients."""
         self.stop.set()
         for thread in self.threads:
             thread.join()
 
 
 def ask(port: int, path: str, body: dict, bytes_max: int | None = None) -> int:
-    """The status of the answer, of which no more than so many bytes are read."""
+    """Returns the status of the response, after reading a limited number of bytes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS_MAX)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -125,7 +125,7 @@ def ask(port: int, path: str, body: dict, bytes_max: int | None = None) -> int:
 
 
 def probe(port: int) -> str:
-    """What is answered to a request by itself."""
+    """Returns the response to a single request."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": MODEL, "messages": question, "max_tokens": 24, "temperature": 0}
     request = urllib.request.Request(
@@ -136,7 +136,7 @@ def probe(port: int) -> str:
 
 
 def metrics(port: int) -> dict[str, float]:
-    """The server's figures that have no labels, or their sums."""
+    """Returns the metrics of the server, summed over their labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     sums: dict[str, float] = {}
@@ -148,7 +148,7 @@ def metrics(port: int) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Sample:
-    """What the process holds."""
+    """Returns the memory, threads and open files of the process."""
 
     memory_bytes: int
     threads: int
@@ -164,7 +164,7 @@ class Sample:
 
 
 def idle(port: int) -> dict[str, float]:
-    """The figures once nothing is in work."""
+    """Returns the metrics after all requests have ended."""
     deadline = time.monotonic() + ANSWER_SECONDS_MAX
     while True:
         now = metrics(port)
@@ -178,7 +178,7 @@ def idle(port: int) -> dict[str, float]:
 
 
 def soak(server: Small, minutes: float) -> list[str]:
-    """Loads the server; returns what is wrong."""
+    """Runs the load on the server, and returns the problems."""
     before = probe(server.port)
     samples, tokens = [], []
     clients = Clients(server.port, CLIENTS)
@@ -193,7 +193,7 @@ def soak(server: Small, minutes: float) -> list[str]:
     after = idle(server.port)
     wrong = list(clients.wrong)
     if probe(server.port) != before:
-        wrong.append(f"the answer to one request was {before!r} and is another now")
+        wrong.append(f"the response to a single request was {before!r} and has changed")
     fifth = max(1, len(samples) // 5)
     early, late = (statistics.median(one.memory_bytes for one in part) for part in (samples[fifth : 2 * fifth], samples[-fifth:]))
     if late > early * GROWTH_MAX:
@@ -201,7 +201,7 @@ def soak(server: Small, minutes: float) -> list[str]:
     rates = [(part[-1] - part[0]) / (SAMPLE_SECONDS * max(1, len(part) - 1)) for part in (tokens[fifth : 2 * fifth], tokens[-fifth:])]
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(clients.answers.items()))
     print(f"{sum(clients.answers.values())} requests in {lasted:.0f} minutes: {kinds}")
-    print(f"longest answer {clients.longest:.1f} s; {after['ovfleet_server_preemptions_total']:.0f} preemptions")
+    print(f"longest response {clients.longest:.1f} s; {after['ovfleet_server_preemptions_total']:.0f} preemptions")
     print(f"memory {early / 2**20:.0f} MiB in the second fifth, {late / 2**20:.0f} in the last; "
           f"threads {samples[fifth].threads} and {samples[-1].threads}, files {samples[fifth].files} and {samples[-1].files} "
           f"while loaded; tokens/s {rates[0]:.0f} and {rates[1]:.0f}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# images.sh FOLDER PRODUCT...: makes the images of the products for the node, out of the binaries in FOLDER
-# (target/release), as docker archives in .deps/node/images/. The last stages of deploy/*.Dockerfile are used as they are, over
-# a Debian of the same kind put together here, because there is no registry of images to ask. The stages before them would
-# compile what FOLDER has already: only that they find their sources is checked.
+# images.sh FOLDER PRODUCT...: builds the images of the products for the node from the binaries in FOLDER (target/release),
+# as docker archives in .deps/node/images/. It runs the unchanged last stages of deploy/*.Dockerfile on a Debian base image
+# that it creates, because no image registry is available. The build stages would only compile the binaries again, so it
+# checks only that they find their sources.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,7 @@ shift
 tag=e2e
 base=.deps/node/base
 images=.deps/node/images
-# The same packages as in the base image of the Dockerfiles, as far as programs need them.
+# The packages of the base image of the Dockerfiles that the programs need.
 packages=libstdc++6,libgcc-s1,ca-certificates,dash,coreutils,python3-minimal
 
 say() { echo "images: $*" >&2; }
@@ -25,7 +25,7 @@ for tool in mmdebstrap buildah gcc; do
 done
 ((missing == 0)) || exit 1
 
-# A root file system, as a tar, becomes an image by two small files beside it.
+# An image consists of the tar of a root file system and two small JSON files.
 archive() { # rootfs.tar, image, entry point, output
   local folder digest
   folder=$(mktemp -d)
@@ -51,7 +51,7 @@ make_pause() {
 }
 
 make_base() {
-  # Nothing of a package runs, so what its scripts would have made is made here.
+  # The scripts of the packages do not run, so their output is created here.
   # shellcheck disable=SC2016 # the hook's own variable
   mmdebstrap --quiet --variant=extract --include="$packages" --extract-hook='
     cat "$1"/usr/share/ca-certificates/mozilla/*.crt >"$1/etc/ssl/certs/ca-certificates.crt"
@@ -65,7 +65,7 @@ build() {
   buildah --root "$PWD/.deps/node/buildah" --runroot "$scratch/buildah" --storage-driver overlay "$@"
 }
 
-# The build stage without its commands: each file that it copies must be there, and nothing that was built or fetched here.
+# Runs the build stage without its commands. Every copied file must exist, and no built or fetched file may be copied.
 check_build_stage() { # product
   {
     sed '/^FROM .*${BASE_IMAGE}/,$d' "deploy/$1.Dockerfile" | sed -E -e ':join' -e '/\\$/{N;s/\\\n//;b join' -e '}' -e '/^RUN /d'
@@ -83,10 +83,10 @@ check_build_stage() { # product
 make_image() { # product
   local product=$1
   check_build_stage "$product"
-  # The last stage of the Dockerfile; the stage it copies from is the folder given instead.
+  # The last stage of the Dockerfile, which copies from the given folder instead of the build stage.
   {
     grep -E '^ARG (BASE_IMAGE|PLATFORM)=' "deploy/$product.Dockerfile"
-    # shellcheck disable=SC2016 # as it stands in the file
+    # shellcheck disable=SC2016 # literal text of the file
     sed -n '/^FROM .*${BASE_IMAGE}/,$p' "deploy/$product.Dockerfile"
   } >"$scratch/$product.Dockerfile"
   deploy/stage "$product" "$binaries" "$scratch/$product/out"
@@ -111,4 +111,4 @@ trap 'rm -rf "$scratch"' EXIT
 build inspect --type image localhost/base:1 >/dev/null 2>&1 ||
   build pull --quiet "docker-archive:$PWD/$base/debian.tar" >/dev/null
 for product in "$@"; do make_image "$product"; done
-say "$* made in $(awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $started}") s"
+say "built $* in $(awk "BEGIN {printf \"%.1f\", $EPOCHREALTIME - $started}") s"

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# node.sh COMMAND...: starts a Kubernetes node with real containers in namespaces of its own, imports the
-# images that images.sh made, runs COMMAND inside with KUBECONFIG set, and takes everything down again.
-# The host keeps nothing but the files under .deps/. Needs root (namespaces, mounts, cgroups).
-# README.md beside this file tells what is inside.
+# node.sh COMMAND...: starts a Kubernetes node with real containers in separate namespaces, imports the images of images.sh,
+# runs COMMAND inside with KUBECONFIG set, and removes everything except the files in .deps/. It needs root for namespaces,
+# mounts and cgroups. README.md in this folder describes the node.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -38,7 +37,7 @@ requirements() {
   return $missing
 }
 
-# The node's part of each cgroup hierarchy, with the version that is in use.
+# The cgroups of the node in each hierarchy, for the cgroup version in use.
 make_cgroups() {
   local hierarchy
   if [[ -f $cgroups/cgroup.controllers ]]; then
@@ -54,7 +53,7 @@ make_cgroups() {
   fi
 }
 
-# What was in them has been killed, but may not be gone yet.
+# Their processes have been killed, but may not have exited yet.
 remove_cgroups() {
   local folder attempt
   for ((attempt = 0; attempt < 50; attempt++)); do
@@ -71,7 +70,7 @@ take_down() {
   local status=$?
   trap - EXIT
   if [[ -n "${unshared:-}" ]]; then
-    # PID 1 of the namespace: with it goes everything in it.
+    # Killing PID 1 of the namespace kills all its processes.
     [[ -z "${init:-}" ]] || kill -KILL "$init" 2>/dev/null || true
     kill -KILL "$unshared" 2>/dev/null || true
     wait "$unshared" 2>/dev/null || true

@@ -1,6 +1,5 @@
-//! A headless Chromium that shows a page to a test: what it reads, which keys it presses, what it sees. Driven over
-//! the browser's DevTools protocol through two pipes: no port, no driver program, no client library. It knows
-//! nothing of the pages that it shows.
+//! A headless Chromium that a test drives over the DevTools protocol. The protocol runs through two pipes, so it needs no
+//! port, no driver program and no client library. This module knows nothing about the pages that it opens.
 
 mod pipe;
 
@@ -13,23 +12,22 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use crate::process::{await_condition, group_exists, kill};
+pub use pipe::LIMIT;
 use pipe::Pipe;
 
-/// How long anything may take that is waited for, on a busy machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
-/// How long the processes of a browser that was killed may take to be gone.
+/// How long the processes of a killed browser may take to exit.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// Pages narrower than this are on a phone.
+/// Narrower pages are displayed as on a phone, in CSS pixels.
 const PHONE_WIDTH: u32 = 600;
-/// By which names browsers go that understand this, the first that is there is used.
+/// The program names of compatible browsers; the first one on `PATH` is used.
 const NAMES: [&str; 5] =
     ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome-headless-shell"];
-/// Set to the path of a browser that goes by another name.
+/// The environment variable for the path of a browser with another name.
 const VARIABLE: &str = "CHROMIUM";
-/// What a browser is told that shows pages of this machine and has nothing to do with anybody else.
+/// The flags of a browser that opens only pages of this machine and sends nothing to anybody else.
 const FLAGS: [&str; 18] = [
     "--headless",
-    // What it shows is ours. In containers and as root there is no sandbox to be had.
+    // The sandbox works neither in containers nor as root, and the pages are trusted.
     "--no-sandbox",
     "--remote-debugging-pipe",
     "--no-first-run",
@@ -44,15 +42,15 @@ const FLAGS: [&str; 18] = [
     "--disable-breakpad",
     // /dev/shm is small in containers.
     "--disable-dev-shm-usage",
-    // All timers of a page run, seen or not.
+    // Timers also run in pages that are not visible.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
-    // Whatever it may want of the network does not exist.
+    // Names outside this machine do not resolve.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
-/// A browser. Dropping it ends it with all it has started, and removes what it has written.
+/// A browser. Dropping it kills its processes and removes its files.
 #[derive(Debug)]
 pub struct Browser {
     child: Child,
@@ -60,37 +58,37 @@ pub struct Browser {
     folder: tempfile::TempDir,
 }
 
-/// A page of a browser, with storage and cookies of its own. It lives as long as the browser.
+/// A page of a browser, with its own storage and cookies. It stays open as long as the browser.
 #[derive(Debug)]
 pub struct Page<'a> {
     browser: &'a Browser,
     session: String,
 }
 
-/// A key that is not a letter.
+/// A key that does not type a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// To the next control.
+    /// Moves the focus to the next control.
     Tab,
-    /// To the one before.
+    /// Moves the focus to the previous control.
     ShiftTab,
-    /// Sends, presses.
+    /// Activates a control or sends a message.
     Enter,
-    /// Begins a line.
+    /// Starts a new line in a text field.
     ShiftEnter,
 }
 
 impl Browser {
-    /// Starts the browser of this machine.
+    /// Starts the browser that is installed on this machine.
     ///
     /// # Errors
-    /// There is none, or it does not come up within [`LIMIT`].
+    /// No browser is installed, or it does not respond within [`LIMIT`].
     pub fn start() -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         let program = program()?;
         let folder = tempfile::Builder::new().prefix("browser").tempdir()?;
         let errors = File::create(folder.path().join("errors"))?;
-        // It reads from its third file and writes to its fourth; a child has three by itself.
+        // Chromium reads from file descriptor 3 and writes to 4, but `Command` sets only 0 to 2.
         let mut child = Command::new("bash")
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >&2", "browser"])
             .arg(&program)
@@ -104,20 +102,20 @@ impl Browser {
             .process_group(0)
             .spawn()
             .context("failed to run bash")?;
-        let input = child.stdin.take().context("the browser has an input")?;
-        let output: ChildStdout = child.stdout.take().context("the browser has an output")?;
+        let input = child.stdin.take().context("the browser has no standard input")?;
+        let output: ChildStdout = child.stdout.take().context("the browser has no standard output")?;
         let browser = Self { child, pipe: Pipe::new(input, output), folder };
         browser
             .pipe
             .call(None, "Browser.getVersion", json!({}))
-            .with_context(|| format!("{} does not come up: {}", program.display(), browser.errors()))?;
+            .with_context(|| format!("{} does not respond: {}", program.display(), browser.errors()))?;
         Ok(browser)
     }
 
-    /// Opens `url` and waits until it is there with all it consists of.
+    /// Opens `url` and waits until the page and its resources are loaded.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The page cannot be loaded.
     pub fn open(&self, url: &str) -> anyhow::Result<Page<'_>> {
         let context = self.pipe.call(None, "Target.createBrowserContext", json!({}))?;
         let target = self.pipe.call(
@@ -130,22 +128,22 @@ impl Browser {
             "Target.attachToTarget",
             json!({"targetId": target["targetId"], "flatten": true}),
         )?;
-        let session = attached["sessionId"].as_str().context("a page has a session")?.to_owned();
+        let session = attached["sessionId"].as_str().context("the page has no session")?.to_owned();
         let page = Page { browser: self, session };
         for domain in ["Page", "Runtime", "Log", "Network"] {
             page.call(&format!("{domain}.enable"), json!({}))?;
         }
-        // As if it were in front of somebody: without, it would show no focus.
+        // Without this, a page in the background does not show the focus.
         page.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true}))?;
         let answer = page.call("Page.navigate", json!({"url": url}))?;
         if let Some(error) = answer["errorText"].as_str() {
             bail!("failed to open {url}: {error}");
         }
-        page.await_that("the page to be there", "document.readyState === 'complete'")?;
+        page.await_expression("the page to load", "document.readyState === 'complete'")?;
         Ok(page)
     }
 
-    /// What it has complained about.
+    /// The standard error of the browser.
     fn errors(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("errors")).unwrap_or_default()
     }
@@ -153,20 +151,20 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The group still has this number as long as the child has not been waited for.
+        // The ID of the group cannot be reused before the child has been waited for.
         let group = self.child.id();
         drop(kill("KILL", &format!("-{group}")));
         drop(self.child.wait());
-        // Else it could write while its folder is removed. What nobody has waited for may stay listed.
-        drop(await_condition("the browser to be gone", END_LIMIT, || (!group_exists(group)).then_some(())));
+        // A process that is still running could write to the folder while it is removed. Zombies may remain.
+        drop(await_condition("the browser to exit", END_LIMIT, || (!group_exists(group)).then_some(())));
     }
 }
 
 impl Page<'_> {
-    /// What `expression`, JavaScript in the page, gives. If that is a promise, what it comes to.
+    /// Evaluates the JavaScript `expression` in the page, and awaits a promise.
     ///
     /// # Errors
-    /// It throws.
+    /// The expression throws.
     pub fn evaluate(&self, expression: &str) -> anyhow::Result<Value> {
         let mut answer = self.call(
             "Runtime.evaluate",
@@ -174,30 +172,30 @@ impl Page<'_> {
         )?;
         if let Some(details) = answer.get("exceptionDetails") {
             let text = details["exception"]["description"].as_str().or_else(|| details["text"].as_str());
-            bail!("{expression}: {}", text.unwrap_or("it failed"));
+            bail!("{expression}: {}", text.unwrap_or("an exception without a description"));
         }
         Ok(answer["result"]["value"].take())
     }
 
-    /// What `expression` gives, as text; nothing if it is none.
+    /// Evaluates `expression` to a string. A value of another type becomes an empty string.
     ///
     /// # Errors
-    /// As [`Page::evaluate`].
+    /// The same as those of [`Page::evaluate`].
     pub fn text(&self, expression: &str) -> anyhow::Result<String> {
         Ok(self.evaluate(expression)?.as_str().unwrap_or_default().to_owned())
     }
 
-    /// Waits until `expression` holds in the page.
+    /// Waits until `expression` is true in the page.
     ///
     /// # Errors
-    /// It does not within [`LIMIT`], or throws. What the page shows then is told.
-    pub fn await_that(&self, what: &str, expression: &str) -> anyhow::Result<()> {
+    /// The expression throws or is not true within [`LIMIT`]. The error contains the text of the page.
+    pub fn await_expression(&self, what: &str, expression: &str) -> anyhow::Result<()> {
         let expression = format!("Boolean({expression})");
-        let held = await_condition(what, LIMIT, || match self.evaluate(&expression) {
-            Ok(holds) => (holds == true).then_some(Ok(())),
+        let result = await_condition(what, LIMIT, || match self.evaluate(&expression) {
+            Ok(value) => (value == true).then_some(Ok(())),
             Err(error) => Some(Err(error)),
         });
-        held.and_then(|held| held).with_context(|| {
+        result.and_then(|result| result).with_context(|| {
             format!("the page shows:\n{}", self.text("document.body.innerText").unwrap_or_default())
         })
     }
@@ -205,7 +203,7 @@ impl Page<'_> {
     /// Presses and releases a key.
     ///
     /// # Errors
-    /// The browser is gone.
+    /// The browser does not respond.
     pub fn press(&self, key: Key) -> anyhow::Result<()> {
         let (name, code, text) = match key {
             Key::Tab | Key::ShiftTab => ("Tab", 9, None),
@@ -229,18 +227,18 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Types `text` into what has the focus.
+    /// Inserts `text` into the focused element.
     ///
     /// # Errors
-    /// The browser is gone.
-    pub fn write(&self, text: &str) -> anyhow::Result<()> {
+    /// The browser does not respond.
+    pub fn insert_text(&self, text: &str) -> anyhow::Result<()> {
         self.call("Input.insertText", json!({"text": text})).map(drop)
     }
 
-    /// Makes the page as large as this, in CSS pixels.
+    /// Sets the size of the page, in CSS pixels.
     ///
     /// # Errors
-    /// The browser is gone.
+    /// The browser does not respond.
     pub fn resize(&self, width: u32, height: u32) -> anyhow::Result<()> {
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -249,11 +247,11 @@ impl Page<'_> {
         .map(drop)
     }
 
-    /// Lets the page know which colours its reader likes: "light" or "dark".
+    /// Sets the preferred color scheme of the reader: "light" or "dark".
     ///
     /// # Errors
-    /// The browser is gone.
-    pub fn prefer(&self, scheme: &str) -> anyhow::Result<()> {
+    /// The browser does not respond.
+    pub fn set_color_scheme(&self, scheme: &str) -> anyhow::Result<()> {
         self.call(
             "Emulation.setEmulatedMedia",
             json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]}),
@@ -261,13 +259,13 @@ impl Page<'_> {
         .map(drop)
     }
 
-    /// The names and roles of what is told to those who do not see the page, of what can be operated.
+    /// The focusable controls in the accessibility tree of the page.
     ///
     /// # Errors
-    /// The browser is gone.
+    /// The browser does not respond.
     pub fn controls(&self) -> anyhow::Result<Vec<Control>> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}))?;
-        let nodes = tree["nodes"].as_array().context("the page has a tree of what it tells")?;
+        let nodes = tree["nodes"].as_array().context("the page has no accessibility tree")?;
         let is_control = |node: &&Value| {
             node["properties"].as_array().is_some_and(|properties| {
                 properties.iter().any(|one| one["name"] == "focusable" && one["value"]["value"] == true)
@@ -278,27 +276,28 @@ impl Page<'_> {
         Ok(controls.map(|node| Control { role: text(&node["role"]), name: text(&node["name"]) }).collect())
     }
 
-    /// Writes a picture of the whole page to `folder` and gives its path.
+    /// Writes a screenshot of the whole page to `folder` and returns its path.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub fn picture(&self, folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
+    /// The file cannot be written.
+    pub fn screenshot(&self, folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
         let size = &self.call("Page.getLayoutMetrics", json!({}))?["cssContentSize"];
         let clip = json!({"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1});
         let answer = self.call(
             "Page.captureScreenshot",
             json!({"format": "png", "clip": clip, "captureBeyondViewport": true}),
         )?;
-        let bytes = base64(answer["data"].as_str().unwrap_or_default()).context("a picture is base64")?;
+        let bytes = base64(answer["data"].as_str().unwrap_or_default())
+            .context("the screenshot is not valid base64")?;
         let path = folder.join(format!("{name}.png"));
         std::fs::write(&path, bytes).with_context(|| format!("failed to write {}", path.display()))?;
         Ok(path)
     }
 
-    /// What the page and the browser have complained about: exceptions, errors and warnings in the console.
+    /// The exceptions, errors and warnings that the page and the browser have logged to the console.
     #[must_use]
-    pub fn complaints(&self) -> Vec<String> {
-        let complaint = |event: &Value| {
+    pub fn console_messages(&self) -> Vec<String> {
+        let message = |event: &Value| {
             let params = &event["params"];
             match event["method"].as_str()? {
                 "Runtime.exceptionThrown" => Some(params["exceptionDetails"].to_string()),
@@ -312,10 +311,10 @@ impl Page<'_> {
                 _ => None,
             }
         };
-        self.browser.pipe.events(&self.session).iter().filter_map(complaint).collect()
+        self.browser.pipe.events(&self.session).iter().filter_map(message).collect()
     }
 
-    /// Where the page, and the browser on its behalf, has sent requests to.
+    /// The URLs of the requests that the page and the browser on its behalf have sent.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         let url = |event: &Value| match event["method"].as_str()? {
@@ -331,16 +330,16 @@ impl Page<'_> {
     }
 }
 
-/// Something that can have the focus, as it is told to those who do not see it.
+/// A focusable element, as assistive technology presents it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// What it is.
+    /// The ARIA role of the element.
     pub role: String,
-    /// What it is called.
+    /// The accessible name of the element.
     pub name: String,
 }
 
-/// The browser of this machine.
+/// The path of the browser that is installed on this machine.
 fn program() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(VARIABLE) {
         return Ok(path.into());
@@ -349,9 +348,7 @@ fn program() -> anyhow::Result<PathBuf> {
         std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
     let mut candidates = NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
     candidates.find(|path| path.is_file()).with_context(|| {
-        format!(
-            "there is no Chromium on PATH: install it (Debian: apt-get install chromium) or set {VARIABLE}"
-        )
+        format!("no Chromium found on PATH: install it (Debian: apt-get install chromium) or set {VARIABLE}")
     })
 }
 

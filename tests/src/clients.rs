@@ -1,5 +1,5 @@
-//! The official clients, each with a script of its own: `clients/python` and `clients/js`, which `scripts/clients`
-//! installs. They are ends of their own: what a script finds wrong it says, and leaves with a status.
+//! The official OpenAI clients, which `scripts/clients` installs, and the scripts that use them in `clients/python` and
+//! `clients/js`. A script reports failures in its output and by its exit status.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,35 +7,35 @@ use std::time::Duration;
 
 use crate::process::Process;
 
-/// How long a script may take, on a busy machine.
+/// The time limit for a script, on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(300);
-/// What each script says at its end.
+/// The last words of the output of a script that succeeds.
 const PASSED: &str = "scenarios passed";
 
-/// A client's language.
+/// An official client library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The package `openai` of PyPI.
+    /// The package `openai` for Python.
     Python,
-    /// The package `openai` of npm.
+    /// The package `openai` for JavaScript.
     JavaScript,
 }
 
 impl Client {
-    /// Runs the script of this name with `arguments`.
+    /// Runs the script `script` with `arguments`.
     ///
     /// # Panics
-    /// If the client is not installed, or the script finds something wrong.
+    /// If the client is not installed, or the script fails.
     pub fn run(self, script: &str, arguments: &[&str]) {
-        self.start(script, arguments).passed();
+        self.start(script, arguments).assert_success();
     }
 
-    /// Starts the script of this name with `arguments`.
+    /// Starts the script `script` with `arguments`.
     ///
     /// # Panics
     /// If the client is not installed.
     #[must_use]
-    pub fn start(self, script: &str, arguments: &[&str]) -> Running {
+    pub fn start(self, script: &str, arguments: &[&str]) -> ClientScript {
         let folder = crate::root().join("tests/clients");
         let mut command = match self {
             Self::Python => {
@@ -49,57 +49,57 @@ impl Client {
                 command
             }
         };
-        Running(Process::start(command.args(arguments)).expect("the client starts"))
+        ClientScript(Process::start(command.args(arguments)).expect("the client starts"))
     }
 }
 
-/// A script that runs.
+/// A running script of a client.
 #[derive(Debug)]
-pub struct Running(Process);
+pub struct ClientScript(Process);
 
-impl Running {
-    /// Its process.
+impl ClientScript {
+    /// The process of the script.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.0
     }
 
-    /// Waits for its end.
+    /// Waits until the script has succeeded.
     ///
     /// # Panics
-    /// If it has found something wrong.
-    pub fn passed(self) {
+    /// If the script fails or does not end within [`LIMIT`].
+    pub fn assert_success(self) {
         let ended = self.0.wait(LIMIT).expect("the client ends");
         assert!(ended.status.success() && ended.output.contains(PASSED), "{}", ended.output);
     }
 }
 
-/// Runs the script of this name with both clients at once, and at each of `urls`: a server computes what several ask for
-/// in hardly more time than what one does.
+/// Runs the script `script` with both clients and for each of `urls` concurrently, because a server batches concurrent
+/// requests.
 ///
 /// # Panics
-/// As [`Client::run`].
+/// In the same cases as [`Client::run`].
 pub fn run(script: &str, urls: &[&str], arguments: &[&str]) {
     let clients = urls.iter().flat_map(|url| [(Client::Python, *url), (Client::JavaScript, *url)]);
-    let running: Vec<Running> =
+    let scripts: Vec<ClientScript> =
         clients.map(|(client, url)| client.start(script, &[&[url], arguments].concat())).collect();
-    running.into_iter().for_each(Running::passed);
+    scripts.into_iter().for_each(ClientScript::assert_success);
 }
 
-/// Runs the script of this name with both clients, one after the other: for what depends on who else asks, such as which
-/// of several replicas is chosen.
+/// Runs the script `script` with both clients, one after the other, because concurrent requests would affect its result,
+/// such as the choice of a replica.
 ///
 /// # Panics
-/// As [`Client::run`].
+/// In the same cases as [`Client::run`].
 pub fn run_in_turns(script: &str, arguments: &[&str]) {
     Client::Python.run(script, arguments);
     Client::JavaScript.run(script, arguments);
 }
 
-/// A Python with the official client.
+/// The path of a Python interpreter with the official client.
 ///
 /// # Panics
-/// If it is not installed.
+/// If the client is not installed.
 #[must_use]
 pub fn python() -> PathBuf {
     let python = crate::root().join(".deps/venv-clients/bin/python");
@@ -107,21 +107,21 @@ pub fn python() -> PathBuf {
     python
 }
 
-/// A block of a page that is marked with `<!-- tested: TEXT -->`.
+/// A code block of a page that is marked with `<!-- tested: TEXT -->`.
 #[derive(Debug)]
 pub struct Example {
-    /// The language of the block.
+    /// The language of the code block.
     pub language: String,
-    /// The text that its output must contain.
+    /// The text that the output must contain.
     pub expected: String,
-    /// The block as it stands in the page.
+    /// The code of the block, unchanged.
     pub code: String,
 }
 
-/// The tested blocks of a page of the repository.
+/// Returns the tested code blocks of a page of the repository.
 ///
 /// # Panics
-/// If there is no such page, or if it has no tested block.
+/// If the page does not exist or has no tested block.
 #[must_use]
 pub fn examples(page: &str) -> Vec<Example> {
     let text = std::fs::read_to_string(crate::root().join(page)).expect("the page is in the tree");
@@ -139,10 +139,10 @@ pub fn examples(page: &str) -> Vec<Example> {
 }
 
 impl Example {
-    /// Runs the block as it stands, with `address` in place of the address in the page.
+    /// Runs the code, with the address in it replaced by `address`.
     ///
     /// # Panics
-    /// If it fails, or if its output lacks what is expected.
+    /// If the code fails, or if its output does not contain the expected text.
     pub fn run(&self, address: &str) {
         const ADDRESS: &str = "127.0.0.1:8000";
         let Self { language, expected, code } = self;
@@ -157,7 +157,7 @@ impl Example {
             "js" => command.args(["--input-type=module", "--eval"]),
             _ => command.arg("-c"),
         };
-        // The packages that the blocks import are found from here.
+        // Node.js resolves the imported packages relative to this folder.
         command.arg(code.replace(ADDRESS, address)).current_dir(crate::root().join("tests/clients/js"));
         let ended =
             Process::start(&mut command).expect("the block starts").wait(LIMIT).expect("the block ends");

@@ -1,6 +1,6 @@
-//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers and the
-//! scheduler, as child processes on free ports of the loopback interface. There is no node: pods are objects
-//! that nobody runs. It knows nothing of this repository's products.
+//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers and the scheduler, as
+//! child processes on free ports of the loopback interface. The cluster has no node, so pods never run. This module
+//! knows nothing about the products of this repository.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
@@ -31,20 +31,20 @@ mod programs;
 use certificates::{Authority, Identity};
 pub use programs::Program;
 
-/// How long each part may take to be ready, on a busy machine.
+/// The time limit for starting each process, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// How often a server is asked whether it is ready.
+/// The time between two readiness checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Between finding a free port and the API server taking it, somebody else may have.
+/// The number of ports to try, because another process may bind a free port before the API server does.
 const PORT_ATTEMPTS_MAX: usize = 3;
-/// The group that may do everything.
+/// The group with all permissions.
 const ADMINS: &str = "system:masters";
 
-/// A running control plane. Dropping it kills its processes and removes its files; so does, should it come to
-/// that, the end of the process that holds it.
+/// A running control plane. Dropping it kills its processes and removes its files, and so does the end of the process
+/// that started it.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // In the order in which they are dropped: clients of a server before it.
+    // The order in which they are dropped: clients before their servers.
     controllers: Vec<Process>,
     api_server: Option<Process>,
     etcd: Process,
@@ -61,7 +61,7 @@ impl ControlPlane {
     /// Starts etcd and the API server and waits until the latter is ready.
     ///
     /// # Errors
-    /// A program is missing, or not ready within two minutes; the message then has what it wrote.
+    /// A program is missing or is not ready within two minutes; the message contains its output.
     pub async fn start() -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("control-plane-").tempdir()?;
         let mut guard = Guard::start(folder.path())?;
@@ -94,28 +94,27 @@ impl ControlPlane {
         Ok(cluster)
     }
 
-    /// [`ControlPlane::start`], with the controllers: Deployments get ReplicaSets and those pods, Jobs get
-    /// pods, and what an owner leaves behind is deleted.
+    /// Starts a control plane with the controllers, which create ReplicaSets and pods and collect garbage.
     ///
     /// # Errors
-    /// As [`ControlPlane::start`].
+    /// The same as those of [`ControlPlane::start`].
     pub async fn start_with_controllers() -> anyhow::Result<Self> {
         let mut cluster = Self::start().await?;
         cluster.start_controllers().await?;
         Ok(cluster)
     }
 
-    /// Starts the controllers.
+    /// Starts the Kubernetes controller manager.
     ///
     /// # Errors
-    /// As [`ControlPlane::start`].
+    /// The same as those of [`ControlPlane::start`].
     pub async fn start_controllers(&mut self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig_for("controllers", Some(ADMINS))?;
         let mut command = self.controller(Program::ControllerManager, &kubeconfig)?;
         command
             .arg(flag("service-account-private-key-file", self.service_accounts.key.display()))
             .arg(flag("root-ca-file", self.authority.certificate().display()))
-            // With the usual limits the controllers take four seconds to start.
+            // With the default limits, the controllers need four seconds to start.
             .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-gc-syncs=20"]);
         self.add_controller(&mut command)?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, "default");
@@ -127,30 +126,30 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Starts the scheduler, which needs Node objects to put pods on.
+    /// Starts the scheduler, which assigns pods to Node objects.
     ///
     /// # Errors
-    /// It is missing or cannot be started.
+    /// The program is missing or cannot be started.
     pub fn start_scheduler(&mut self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig_for("scheduler", Some(ADMINS))?;
         let mut command = self.controller(Program::Scheduler, &kubeconfig)?;
         self.add_controller(&mut command)
     }
 
-    /// Where the API server listens.
+    /// The URL of the API server.
     #[must_use]
     pub fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The configuration of a client that may do everything.
+    /// The path of the kubeconfig of a client with all permissions.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Writes the configuration of a client that is `user`, in `group` if given. Nobody outside
-    /// `system:masters` has rights until a role gives them some.
+    /// Writes a kubeconfig for `user`, a member of `group` if one is given. Users outside `system:masters` have no
+    /// permissions until a role grants some.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -158,43 +157,43 @@ impl ControlPlane {
         self.authority.kubeconfig(&self.url(), user, group)
     }
 
-    /// A client that may do everything.
+    /// Creates a client with all permissions.
     ///
     /// # Errors
-    /// Its configuration cannot be read.
+    /// The kubeconfig cannot be read.
     pub async fn client(&self) -> anyhow::Result<kube::Client> {
         client(&self.kubeconfig).await
     }
 
-    /// A client for [`ControlPlane::kubeconfig_for`].
+    /// Creates a client for [`ControlPlane::kubeconfig_for`].
     ///
     /// # Errors
-    /// Its configuration cannot be written or read.
+    /// The kubeconfig cannot be written or read.
     pub async fn client_for(&self, user: &str, group: Option<&str>) -> anyhow::Result<kube::Client> {
         client(&self.kubeconfig_for(user, group)?).await
     }
 
-    /// The processes, by number, each the leader of a group of its own.
+    /// The IDs of the processes, each of which leads its own process group.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         let servers = self.api_server.iter().chain([&self.etcd]);
         self.controllers.iter().chain(servers).map(Process::id).collect()
     }
 
-    /// `kubectl` with `arguments`, as a user who may do everything.
+    /// The command for `kubectl` with `arguments`, as a user with all permissions.
     ///
     /// # Errors
-    /// It is missing.
+    /// `kubectl` is missing.
     pub fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<Command> {
         let mut command = Command::new(Program::Kubectl.find()?);
         command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.folder.path()).args(arguments);
         Ok(command)
     }
 
-    /// Ends the API server without warning. Its port and its data stay.
+    /// Kills the API server. Its port and its data are retained.
     ///
     /// # Errors
-    /// The guard is gone.
+    /// The guard has ended.
     pub fn kill_api_server(&mut self) -> anyhow::Result<()> {
         if let Some(server) = self.api_server.take() {
             self.guard.forget(&server)?;
@@ -202,10 +201,10 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Starts the API server, again on the same port when it was killed, and waits until it is ready.
+    /// Starts or restarts the API server on the same port, and waits until it is ready.
     ///
     /// # Errors
-    /// As [`ControlPlane::start`].
+    /// The same as those of [`ControlPlane::start`].
     pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
         let server = Process::start(&mut self.api_server_command()?)?;
         self.guard.add(&server)?;
@@ -239,7 +238,7 @@ impl ControlPlane {
             .arg(flag("client-ca-file", authority.display()))
             .arg(flag("service-account-key-file", keys.certificate.display()))
             .arg(flag("service-account-signing-key-file", keys.key.display()))
-            // Without these its log repeats harmless errors.
+            // Without these flags the log repeats harmless errors.
             .arg(flag("requestheader-client-ca-file", authority.display()))
             .args(["--requestheader-allowed-names=nobody", "--requestheader-group-headers=X-Remote-Group"])
             .args(["--requestheader-username-headers=X-Remote-User"])
@@ -252,7 +251,7 @@ impl ControlPlane {
         for name in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
             command.arg(flag(name, kubeconfig.display()));
         }
-        // Port 0 is none.
+        // Port 0 disables the listener.
         command.args(["--leader-elect=false", "--secure-port=0"]).current_dir(self.folder.path());
         Ok(command)
     }
@@ -264,33 +263,33 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Fails when a process has ended, or `end` is past while waiting for `what`.
+    /// Fails if a process has ended, or if `end` has passed while waiting for `what`.
     fn check_alive(&mut self, end: Instant, what: &str) -> anyhow::Result<()> {
-        let late = Instant::now() > end;
+        let is_late = Instant::now() > end;
         for process in self.controllers.iter_mut().chain(&mut self.api_server).chain([&mut self.etcd]) {
-            if late || process.has_ended() {
-                bail!("waited in vain for {what}:\n{}", last_lines(&process.output()));
+            if is_late || process.has_ended() {
+                bail!("timed out or failed waiting for {what}:\n{}", last_lines(&process.output()));
             }
         }
         Ok(())
     }
 }
 
-/// Creates a namespace whose name begins with `prefix` and gives its name.
+/// Creates a namespace whose name begins with `prefix`, and returns its name.
 ///
 /// # Errors
-/// The API server refuses.
+/// The API server rejects the request.
 pub async fn namespace(client: &kube::Client, prefix: &str) -> anyhow::Result<String> {
     let metadata = ObjectMeta { generate_name: Some(format!("{prefix}-")), ..ObjectMeta::default() };
     let namespace = Namespace { metadata, ..Namespace::default() };
     let created = Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
-    created.metadata.name.context("a namespace without a name")
+    created.metadata.name.context("the namespace has no name")
 }
 
-/// A client configured by the file `kubeconfig` and nothing else.
+/// Creates a client that is configured only by the file `kubeconfig`.
 ///
 /// # Errors
-/// The file cannot be read or is wrong.
+/// The file cannot be read or is invalid.
 pub async fn client(kubeconfig: &Path) -> anyhow::Result<kube::Client> {
     let config = Kubeconfig::read_from(kubeconfig)?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
@@ -325,8 +324,8 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// A process that ends others and removes a folder once the process that started it is gone, however it
-/// went: a test that is killed drops nothing.
+/// A process that kills the control plane and removes its folder when the test process has ended. Destructors alone would
+/// not do, because a killed test does not run them.
 #[derive(Debug)]
 struct Guard {
     child: Child,
@@ -335,7 +334,7 @@ struct Guard {
 impl Guard {
     fn start(folder: &Path) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
-        // The standard input ends with whoever holds its other end.
+        // The standard input is closed when the test process ends.
         let script = r#"
             declare -A groups
             while read -r word group; do
@@ -361,24 +360,24 @@ impl Guard {
     }
 
     fn add(&mut self, process: &Process) -> anyhow::Result<()> {
-        self.tell(&format!("add {}", process.id()))
+        self.send(&format!("add {}", process.id()))
     }
 
-    /// Leaves `process` alone from now on: it is about to be ended, and its number may be reused.
+    /// Removes `process` from the guard before it is killed, because its ID may be reused.
     fn forget(&mut self, process: &Process) -> anyhow::Result<()> {
-        self.tell(&format!("forget {}", process.id()))
+        self.send(&format!("forget {}", process.id()))
     }
 
-    fn tell(&mut self, line: &str) -> anyhow::Result<()> {
-        let stdin = self.child.stdin.as_mut().context("the guard has no input")?;
-        writeln!(stdin, "{line}").context("failed to tell the guard")
+    fn send(&mut self, line: &str) -> anyhow::Result<()> {
+        let stdin = self.child.stdin.as_mut().context("the guard has no standard input")?;
+        writeln!(stdin, "{line}").context("failed to write to the guard")
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The others are gone by now, and their numbers may be anybody's.
-        drop(self.tell("end"));
+        // The processes have ended by now, and their IDs may have been reused.
+        drop(self.send("end"));
         drop(self.child.wait());
     }
 }

@@ -1,6 +1,5 @@
-//! A source of metrics for HorizontalPodAutoscalers, as the Prometheus adapter and KEDA are: it serves
-//! `external.metrics.k8s.io` to the API server of the node of [`crate::node`], which passes requests for that group on
-//! to it. Its values come from the `/metrics` of running routers.
+//! A source of metrics for HorizontalPodAutoscalers, like the Prometheus adapter and KEDA. It serves the API group
+//! `external.metrics.k8s.io` to the API server of the node of [`crate::node`], from the `/metrics` of running routers.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -16,11 +15,11 @@ use crate::http;
 use crate::node::{self, kubectl};
 use crate::scene;
 
-/// The group of the API and its version.
+/// The API group and its version.
 const GROUP_VERSION: &str = "external.metrics.k8s.io/v1beta1";
-/// The metric that is served: the requests that all routers of the namespace have received and not answered in full.
+/// The name of the served metric: the unfinished requests of all routers of the namespace.
 pub const METRIC: &str = "ovfleet_router_requests_in_work";
-/// The time after which a connection that is not used is closed.
+/// The time after which an idle connection is closed.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A registered source of metrics. Dropping it removes the registration.
@@ -31,13 +30,13 @@ impl ExternalMetrics {
     /// Serves the metric on a free port of the node, and registers the API with the API server.
     ///
     /// # Errors
-    /// The registration fails, or the API server does not reach the port.
+    /// The registration fails, or the API server cannot reach the port.
     pub fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind((node::ADDRESS, 0))?;
         let port = listener.local_addr()?.port();
         let config = Arc::new(tls()?);
         let runtime = tokio::runtime::Handle::current();
-        // They end with the process of the test.
+        // The threads end with the test process.
         std::thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let (config, runtime) = (Arc::clone(&config), runtime.clone());
@@ -58,7 +57,7 @@ impl ExternalMetrics {
 
 impl Drop for ExternalMetrics {
     fn drop(&mut self) {
-        // A registration that nobody serves would keep namespaces from being deleted.
+        // Namespaces cannot be deleted while a registered API is unavailable.
         drop(kubectl(&["delete", "apiservice", "v1beta1.external.metrics.k8s.io"]));
         drop(kubectl(&["delete", "service,endpointslice", "--namespace=kube-system", "external-metrics"]));
     }
@@ -115,10 +114,10 @@ fn serve(
         let mut head = Vec::new();
         while head.last().is_none_or(|line: &String| !line.trim().is_empty()) {
             let mut line = String::new();
-            anyhow::ensure!(stream.read_line(&mut line)? > 0, "closed");
+            anyhow::ensure!(stream.read_line(&mut line)? > 0, "the connection is closed");
             head.push(line);
         }
-        let target = head[0].split(' ').nth(1).context("no target")?.to_owned();
+        let target = head[0].split(' ').nth(1).context("the request has no target")?.to_owned();
         let (status, body) = runtime.block_on(answer(&target))?;
         let body = body.to_string();
         let length = body.len();
@@ -163,7 +162,7 @@ async fn requests_in_work(namespace: &str) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for address in node::addresses(namespace, scene::ROUTER)? {
         let metrics = http::get(&format!("http://{address}:8081/metrics")).await?;
-        let text = metrics.body.as_str().context("no metrics")?;
+        let text = metrics.body.as_str().context("the router returned no metrics")?;
         sum += http::metric(text, METRIC).unwrap_or_default();
     }
     Ok(sum)

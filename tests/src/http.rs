@@ -1,22 +1,22 @@
-//! A client of the server's HTTP interface that knows no more of it than the tests need.
+//! A minimal HTTP client for the API of the server and the router.
 
 use anyhow::{Context as _, bail};
-use futures_util::StreamExt as _;
+pub use futures_util::future::join_all;
 use serde_json::Value;
 
-/// An answer, whole.
+/// A complete HTTP response.
 #[derive(Debug)]
-pub struct Answer {
-    /// The status code.
+pub struct Response {
+    /// The HTTP status code.
     pub status: u16,
-    /// The body as JSON, or as a string where it is none.
+    /// The body as JSON, or as a string if it is not JSON.
     pub body: Value,
-    /// The `Retry-After` header.
+    /// The value of the header `Retry-After`.
     pub retry_after: Option<String>,
 }
 
-impl Answer {
-    /// The text of the first choice.
+impl Response {
+    /// The generated text of the first choice.
     #[must_use]
     pub fn text(&self) -> &str {
         let choice = &self.body["choices"][0];
@@ -24,49 +24,49 @@ impl Answer {
     }
 }
 
-/// A client. Nobody here speaks TLS, but the library, built together with a crate that does, wants to know by what.
+/// Creates an HTTP client. No test uses TLS, but reqwest is built with TLS for another crate and needs a provider.
 #[must_use]
 pub fn client() -> reqwest::Client {
-    // Fails if that is known already, which is as good.
+    // This fails if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()
 }
 
-/// Sends a GET request.
+/// Sends a GET request to `url`.
 ///
 /// # Errors
-/// There is no answer.
-pub async fn get(url: &str) -> anyhow::Result<Answer> {
-    answer(client().get(url)).await
+/// No response is received.
+pub async fn get(url: &str) -> anyhow::Result<Response> {
+    receive(client().get(url)).await
 }
 
-/// Sends `body` as JSON.
+/// Sends a POST request with the JSON `body`.
 ///
 /// # Errors
-/// There is no answer.
-pub async fn post(url: &str, body: &Value) -> anyhow::Result<Answer> {
-    answer(client().post(url).json(body)).await
+/// No response is received.
+pub async fn post(url: &str, body: &Value) -> anyhow::Result<Response> {
+    receive(client().post(url).json(body)).await
 }
 
-/// Sends `body` as it is and calls it JSON.
+/// Sends a POST request with `body`, which need not be valid JSON, and the content type of JSON.
 ///
 /// # Errors
-/// There is no answer.
-pub async fn post_text(url: &str, body: String) -> anyhow::Result<Answer> {
-    answer(client().post(url).header("content-type", "application/json").body(body)).await
+/// No response is received.
+pub async fn post_text(url: &str, body: String) -> anyhow::Result<Response> {
+    receive(client().post(url).header("content-type", "application/json").body(body)).await
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> anyhow::Result<Answer> {
+async fn receive(request: reqwest::RequestBuilder) -> anyhow::Result<Response> {
     let response = request.send().await?;
     let status = response.status().as_u16();
     let retry_after =
         response.headers().get("retry-after").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let text = response.text().await?;
     let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
-    Ok(Answer { status, body, retry_after })
+    Ok(Response { status, body, retry_after })
 }
 
-/// A streamed answer. Dropping it closes the connection.
+/// A streamed response. Dropping it closes the connection.
 pub struct Stream {
     response: reqwest::Response,
     buffer: Vec<u8>,
@@ -74,10 +74,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Sends `body`, which asks for a stream, over a connection of its own.
+    /// Sends `body`, which requests a stream, over a new connection.
     ///
     /// # Errors
-    /// There is no answer, or it is no stream.
+    /// No response is received, or its status is an error.
     pub async fn open(url: &str, body: &Value) -> anyhow::Result<Self> {
         let response = client().post(url).json(body).send().await?;
         let status = response.status();
@@ -87,19 +87,19 @@ impl Stream {
         Ok(Self { response, buffer: Vec::new(), done: false })
     }
 
-    /// The next event, or nothing after the `[DONE]` that must end the stream.
+    /// Returns the next event, or `None` after the `[DONE]` that ends the stream.
     ///
     /// # Errors
-    /// The stream breaks, ends early, or carries something else than JSON.
+    /// The connection breaks, the stream ends without `[DONE]`, or an event is not JSON.
     pub async fn next(&mut self) -> anyhow::Result<Option<Value>> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
                 let event = std::str::from_utf8(&event)?.trim();
                 if event.starts_with(':') {
-                    continue; // a comment that keeps the connection open
+                    continue; // a comment, sent as a keep-alive
                 }
-                let data = event.strip_prefix("data:").context("an event without data")?.trim();
+                let data = event.strip_prefix("data:").context("the event has no data")?.trim();
                 if data == "[DONE]" {
                     self.done = true;
                     return Ok(None);
@@ -113,10 +113,10 @@ impl Stream {
         }
     }
 
-    /// The text of all events that are left, of the first choice.
+    /// Reads the rest of the stream and returns the generated text of the first choice.
     ///
     /// # Errors
-    /// As [`Stream::next`].
+    /// The same as those of [`Stream::next`].
     pub async fn text(mut self) -> anyhow::Result<String> {
         let mut text = String::new();
         while let Some(event) = self.next().await? {
@@ -126,24 +126,14 @@ impl Stream {
     }
 }
 
-/// The text that an event of a chat or a completion adds to its first choice.
+/// The text that an event of a chat or completion stream adds to the first choice.
 #[must_use]
 pub fn delta(event: &Value) -> &str {
     let choice = &event["choices"][0];
     choice["delta"]["content"].as_str().or_else(|| choice["text"].as_str()).unwrap_or_default()
 }
 
-/// Runs all of `futures` at once and gives what they give, in their order.
-pub async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut running: futures_util::stream::FuturesOrdered<_> = futures.into_iter().collect();
-    let mut results = Vec::new();
-    while let Some(result) = running.next().await {
-        results.push(result);
-    }
-    results
-}
-
-/// The value of the metric `name`, all label sets added up, in the text that `/metrics` gives.
+/// The value of the metric `name` in the Prometheus text format, summed over all labels.
 #[must_use]
 pub fn metric(text: &str, name: &str) -> Option<f64> {
     let values: Vec<f64> = text
@@ -160,7 +150,7 @@ mod tests {
     use super::metric;
 
     #[test]
-    fn adds_up_a_metric_over_its_labels() {
+    fn a_metric_is_summed_over_its_labels() {
         let text = "# TYPE a gauge\na{b=\"c d\"} 1\na{b=\"e\"} 2.5\nab 9\n";
         assert_eq!(metric(text, "a"), Some(3.5));
         assert_eq!(metric(text, "ab"), Some(9.0));

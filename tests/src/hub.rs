@@ -1,8 +1,7 @@
-//! A mirror of the Hugging Face Hub with one repository, for tests that fetch: the pages that list its files, and the
-//! files, whole or in part.
+//! A mock of the Hugging Face Hub with one repository, for tests that fetch models. It lists the files and serves them,
+//! with range requests.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,24 +12,23 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
-use tokio::task::JoinSet;
 
-/// The commit of every repository.
+use crate::mock::{self, MockServer};
+
+/// The commit that every revision resolves to.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A mirror that answers until it is dropped.
+/// A mock Hub that runs until it is dropped.
 #[derive(Debug)]
 pub struct Hub {
-    address: SocketAddr,
-    _server: JoinSet<()>,
+    server: MockServer,
 }
 
 #[derive(Debug)]
 struct Repository {
     name: String,
     files: BTreeMap<String, File>,
-    /// Without which nobody is told anything.
+    /// The token that every request must carry, if one is set.
     token: Option<String>,
 }
 
@@ -45,16 +43,16 @@ impl Hub {
     /// Serves `files` as the repository `name` (`owner/name`), on a free port of `host`.
     ///
     /// # Errors
-    /// A file cannot be read, or the address is not there.
+    /// A file cannot be read, or this machine does not have the address `host`.
     pub async fn start(host: &str, name: &str, files: &[&Path]) -> anyhow::Result<Self> {
-        Self::start_for(host, name, files, None).await
+        Self::start_with_token(host, name, files, None).await
     }
 
-    /// [`Hub::start`], for those who show `token`, if one is given.
+    /// Starts a mock Hub like [`Hub::start`] that requires `token`, if one is given.
     ///
     /// # Errors
-    /// As [`Hub::start`].
-    pub async fn start_for(
+    /// The same as those of [`Hub::start`].
+    pub async fn start_with_token(
         host: &str,
         name: &str,
         files: &[&Path],
@@ -65,43 +63,36 @@ impl Hub {
         for path in files {
             let content =
                 std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
-            let digest = Sha256::digest(&content);
-            let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            let name = path.file_name().context("a file without a name")?.to_string_lossy().into_owned();
+            let sha256 = mock::sha256(&content);
+            let name = path.file_name().context("the path has no file name")?.to_string_lossy().into_owned();
             let file = File { path: (*path).to_owned(), bytes: content.len() as u64, sha256 };
             repository.files.insert(name, file);
         }
-        let pages = Router::new()
+        let routes = Router::new()
             .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
             .route("/api/models/{owner}/{name}/tree/{revision}", get(tree))
             .route("/{owner}/{name}/resolve/{revision}/{*file}", get(resolve))
             .with_state(Arc::new(repository));
-        let listener = tokio::net::TcpListener::bind((host, 0)).await?;
-        let address = listener.local_addr()?;
-        let mut server = JoinSet::new();
-        server.spawn(async move {
-            drop(axum::serve(listener, pages).await);
-        });
-        Ok(Self { address, _server: server })
+        Ok(Self { server: MockServer::start(host, routes).await? })
     }
 
-    /// What to write as the Hub's endpoint.
+    /// The URL to configure as the endpoint of the Hub.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.server.url()
     }
 }
 
-type Shared = State<Arc<Repository>>;
+type RepositoryState = State<Arc<Repository>>;
 
 impl Repository {
-    /// Whether it is the one that is asked for; if not, or if it is not for who asks, the answer.
-    fn admit(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
+    /// Checks the requested name and the token, and returns the status of the refusal.
+    fn authorize(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
-        let wanted = self.token.as_ref().map(|token| format!("Bearer {token}"));
-        match wanted {
+        let expected = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        match expected {
             Some(_) if shown.is_none() => Err(StatusCode::UNAUTHORIZED),
-            Some(wanted) if shown != Some(&*wanted) => Err(StatusCode::FORBIDDEN),
+            Some(expected) if shown != Some(&*expected) => Err(StatusCode::FORBIDDEN),
             _ if self.name != format!("{owner}/{name}") => Err(StatusCode::NOT_FOUND),
             _ => Ok(()),
         }
@@ -110,10 +101,10 @@ impl Repository {
 
 async fn revision(
     UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
-    State(repository): Shared,
+    State(repository): RepositoryState,
     headers: HeaderMap,
 ) -> Response {
-    if let Err(status) = repository.admit(&owner, &name, &headers) {
+    if let Err(status) = repository.authorize(&owner, &name, &headers) {
         return status.into_response();
     }
     let siblings: Vec<Value> = repository
@@ -129,10 +120,10 @@ async fn revision(
 
 async fn tree(
     UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
-    State(repository): Shared,
+    State(repository): RepositoryState,
     headers: HeaderMap,
 ) -> Response {
-    if let Err(status) = repository.admit(&owner, &name, &headers) {
+    if let Err(status) = repository.authorize(&owner, &name, &headers) {
         return status.into_response();
     }
     let entries: Vec<Value> = repository
@@ -148,38 +139,32 @@ async fn tree(
 
 async fn resolve(
     UrlPath((owner, name, _, file)): UrlPath<(String, String, String, String)>,
-    State(repository): Shared,
+    State(repository): RepositoryState,
     headers: HeaderMap,
 ) -> Response {
-    if let Err(status) = repository.admit(&owner, &name, &headers) {
+    if let Err(status) = repository.authorize(&owner, &name, &headers) {
         return status.into_response();
     }
     let Some(file) = repository.files.get(&file) else { return StatusCode::NOT_FOUND.into_response() };
     let Ok(content) = tokio::fs::read(&file.path).await else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    let described = [
+    let metadata = [
         (header::ETAG.as_str(), format!("\"{}\"", file.sha256)),
         (header::ACCEPT_RANGES.as_str(), "bytes".to_owned()),
         ("x-linked-etag", format!("\"{}\"", file.sha256)),
         ("x-linked-size", file.bytes.to_string()),
         ("x-repo-commit", COMMIT.to_owned()),
     ];
-    let from = headers.get(header::RANGE).and_then(|range| start(range.to_str().ok()?));
-    match from {
-        Some(from) if from >= content.len() => (StatusCode::RANGE_NOT_SATISFIABLE, described).into_response(),
+    match mock::range_start(&headers) {
+        Some(from) if from >= content.len() => (StatusCode::RANGE_NOT_SATISFIABLE, metadata).into_response(),
         Some(from) => {
             let range = format!("bytes {from}-{}/{}", content.len() - 1, content.len());
             let rest = content[from..].to_vec();
-            (StatusCode::PARTIAL_CONTENT, described, [(header::CONTENT_RANGE, range)], rest).into_response()
+            (StatusCode::PARTIAL_CONTENT, metadata, [(header::CONTENT_RANGE, range)], rest).into_response()
         }
-        None => (described, content).into_response(),
+        None => (metadata, content).into_response(),
     }
-}
-
-/// Where a range begins that goes to the end.
-fn start(range: &str) -> Option<usize> {
-    range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
 }
 
 #[cfg(test)]
@@ -188,7 +173,7 @@ mod tests {
     use crate::http;
 
     #[tokio::test]
-    async fn lists_and_serves_files_whole_and_in_part() {
+    async fn lists_files_and_serves_them_with_range_requests() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         std::fs::write(&path, "0123456789").unwrap();

@@ -1,6 +1,6 @@
-//! What the tests of the whole repository share: the rules of the tree, harnesses around the real
-//! server process and a real Kubernetes control plane. It decides nothing about the products and no product depends on it: it sees what a user
-//! sees.
+//! The harness of the tests of the whole repository: the rules for its files, the real server and router as child
+//! processes, a real Kubernetes control plane, and mocks of the services that models are fetched from. It uses the
+//! products only through their public interfaces, and no product depends on it.
 
 pub mod browser;
 pub mod clients;
@@ -10,6 +10,7 @@ pub mod http;
 pub mod hub;
 pub mod limits;
 pub mod memory;
+mod mock;
 pub mod node;
 pub mod process;
 pub mod registry;
@@ -28,7 +29,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-/// The sample model that `make fetch` puts into the tree.
+/// The path of the sample model, which `make fetch` downloads.
 #[must_use]
 pub fn sample_model() -> PathBuf {
     root().join(".deps/models/SmolLM2-135M-Instruct.Q4_1.gguf")

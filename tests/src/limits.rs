@@ -1,15 +1,15 @@
-//! The reference of limits, generated from the code: a limit is a constant or a flag whose documentation has a paragraph
-//! `Beyond it: …` with the status code, or with what else happens.
+//! Generates the reference of limits from the code. A limit is a constant or a flag whose documentation has a paragraph
+//! `Beyond it: …` with the status code or another effect.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::tidy::Tree;
 
-/// What starts the paragraph that says what happens beyond a limit.
+/// The start of the paragraph about the effect of exceeding a limit.
 const MARK: &str = "Beyond it: ";
 
-/// The sections of the page, with the paths of the sources whose limits they list. The longest path that matches counts.
+/// The sections of the page, with the paths of the sources whose limits they list. The longest matching path counts.
 const SECTIONS: &[(&str, &[&str])] = &[
     ("Flags of the server", &["server/src/args"]),
     ("Requests to the server", &["server/src/", "server/parsers/"]),
@@ -23,10 +23,10 @@ const SECTIONS: &[(&str, &[&str])] = &[
             "server/src/store",
         ],
     ),
-    ("Structured outputs", &["server/guidance/", "server/engine/src/engine/core/guides"]),
+    ("Structured outputs", &["server/guidance/", "server/engine/src/guides"]),
     ("Tokenizers and chat templates", &["server/text/"]),
     ("Model files and adapters", &["server/gguf/", "server/openvino/", "server/engine/src/runner.rs"]),
-    ("Engine and caches", &["server/engine/", "server/scheduler/", "server/openvino/src/kept/"]),
+    ("Engine and caches", &["server/engine/", "server/scheduler/", "server/openvino/src/model_cache/"]),
     ("Fetching, draining and shutdown", &["server/src/fetch", "server/src/drain.rs", "server/src/run.rs"]),
     ("Flags of the router", &["router/src/args"]),
     ("Other limits of the router", &["router/"]),
@@ -34,22 +34,22 @@ const SECTIONS: &[(&str, &[&str])] = &[
     ("Operator", &["operator/"]),
 ];
 
-/// A limit.
+/// A limit with its documentation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The heading of the section that lists it.
     pub section: &'static str,
-    /// What is limited: the first sentence of its documentation.
+    /// The limited quantity: the first sentence of the documentation.
     pub what: String,
-    /// The flag that sets it, with its dashes, if there is one.
+    /// The flag that sets the limit, with its dashes.
     pub flag: Option<String>,
-    /// Its value, or the default of its flag.
+    /// The value of the constant, or the default of the flag.
     pub default: String,
-    /// What happens beyond it.
+    /// The effect of exceeding the limit.
     pub beyond: String,
 }
 
-/// All limits of the tree, in the order of files and lines.
+/// Collects all limits of the repository, in the order of files and lines.
 #[must_use]
 pub fn limits(tree: &Tree) -> Vec<Limit> {
     let sources = tree.files.iter().filter(|file| file.path.ends_with(".rs") && file.path.contains("/src/"));
@@ -84,7 +84,7 @@ fn in_file(section: &'static str, text: &str) -> Vec<Limit> {
         } else if !documentation.is_empty() {
             code.push_str(line);
             code.push(' ');
-            // An attribute goes on until its bracket closes, and an item follows it.
+            // An attribute continues to its closing bracket, and an item follows it.
             let is_whole = line.ends_with(';') || line.ends_with(',') && !code.trim_end().ends_with("(,");
             let is_attribute = code.matches('[').count() > code.matches(']').count();
             if is_whole && !is_attribute && !code.trim_end().ends_with(")]") {
@@ -134,7 +134,7 @@ fn first_sentence(text: &str) -> &str {
     text.split(". ").next().unwrap_or_default().trim_end_matches('.')
 }
 
-/// The flag of a field of a command line, and its default: that of the attribute, or what the documentation says.
+/// The flag of a command-line field, and its default, from the attribute or from the documentation.
 fn flag(code: &str, documentation: &str, constants: &Constants<'_>) -> Option<(Option<String>, String)> {
     let (attribute, field) = code.rsplit_once(")]")?;
     let name = match attribute.split_once("long = \"") {
@@ -161,7 +161,7 @@ fn flag(code: &str, documentation: &str, constants: &Constants<'_>) -> Option<(O
     Some((Some(format!("--{name}")), default))
 }
 
-/// `8MiB` as `8 MiB`, `10m` as `10 min`, `1024` as it is.
+/// Formats `8MiB` as `8 MiB` and `10m` as `10 min`; `1024` is unchanged.
 fn spaced(value: &str) -> String {
     let end = value.find(|letter: char| !letter.is_ascii_digit() && letter != '_' && letter != '.');
     let (number, unit) = value.split_at(end.unwrap_or(value.len()));
@@ -192,7 +192,7 @@ fn constant(code: &str, constants: &Constants<'_>) -> Option<String> {
     Some(if name.contains("BYTES") { bytes(number) } else { grouped(number) })
 }
 
-/// The value of a number, a constant, a product, a shift or a difference.
+/// Evaluates a number, a constant, a product, a shift or a difference.
 fn evaluate(text: &str, constants: &Constants<'_>) -> Option<u64> {
     let text = text.trim();
     if let Some(value) = constants.get(text) {
@@ -211,7 +211,7 @@ fn evaluate(text: &str, constants: &Constants<'_>) -> Option<u64> {
     text.replace('_', "").parse().ok()
 }
 
-/// `16777216` as `16,777,216`, `1024` as it is.
+/// Formats `16777216` as `16,777,216`; `1024` is unchanged.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     if number < 10_000 {
@@ -255,7 +255,7 @@ Defaults are those of the programs. An LLMDeployment sets some flags of the rout
 This page is generated from the code: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
 ";
 
-/// The page of the reference that lists `limits`.
+/// Renders the page of the reference that lists `limits`.
 #[must_use]
 pub fn reference(limits: &[Limit]) -> String {
     let mut text = INTRODUCTION.to_owned();
@@ -374,7 +374,7 @@ mod tests {
     fn the_most_specific_section_lists_a_limit() {
         assert_eq!(section("server/src/args/limits.rs"), Some("Flags of the server"));
         assert_eq!(section("server/src/limits.rs"), Some("Requests to the server"));
-        assert_eq!(section("server/openvino/src/kept/folder.rs"), Some("Engine and caches"));
+        assert_eq!(section("server/openvino/src/model_cache/folder.rs"), Some("Engine and caches"));
         assert_eq!(section("tests/src/limits.rs"), None);
     }
 }

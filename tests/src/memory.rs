@@ -1,4 +1,4 @@
-//! A memory limit for child processes, by a control group of their own, and their memory as the kernel accounts it.
+//! Memory limits of child processes, set by control groups, and the memory usage that the kernel reports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, bail};
 
-/// A control group with a memory limit. Dropping it removes the group, which must be empty by then.
+/// A control group with a memory limit. Dropping it removes the group, which must be empty.
 #[derive(Debug)]
 pub struct MemoryLimit {
     folder: PathBuf,
@@ -17,7 +17,7 @@ impl MemoryLimit {
     /// Creates a control group that is limited to `bytes`.
     ///
     /// # Errors
-    /// No memory controller is writable, which takes root or a delegated control group.
+    /// No memory controller is writable; this requires root or a delegated control group.
     pub fn new(bytes: u64) -> anyhow::Result<Self> {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let name =
@@ -30,7 +30,7 @@ impl MemoryLimit {
         Ok(limit)
     }
 
-    /// `command`, to be run inside this group from its first instruction on.
+    /// Wraps `command` so that it runs inside this group from the start.
     #[must_use]
     pub fn wrap(&self, command: &Command) -> Command {
         let mut wrapped = Command::new("sh");
@@ -54,12 +54,12 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // A group whose last process is still exiting stays behind; it holds no memory.
+        // This fails while the last process is still exiting; such a group uses no memory.
         drop(fs::remove_dir(&self.folder));
     }
 }
 
-/// The root of the memory controller, version 1 or 2, and the name of its limit.
+/// The root of the memory controller (version 1 or 2) and the file name of its limit.
 fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
     let (first, second) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
     if first.join("memory.limit_in_bytes").exists() {
@@ -69,19 +69,19 @@ fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
     if controllers.split_whitespace().any(|name| name == "memory") {
         return Ok((second, "memory.max"));
     }
-    bail!("no memory controller below {}", second.display())
+    bail!("no memory controller is available below {}", second.display())
 }
 
-/// Memory of a process in bytes.
+/// The memory usage of a process in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Anonymous memory in use now, without mapped files.
+    /// The anonymous memory in use, without mapped files.
     pub anonymous: u64,
-    /// The most that was resident at any time since the start or the last [`reset_peak`], mapped files included.
+    /// The peak of resident memory since the start or the last [`reset_peak`], including mapped files.
     pub peak: u64,
 }
 
-/// The memory of process `id`.
+/// Returns the memory usage of process `id`.
 ///
 /// # Errors
 /// The process does not exist.
@@ -89,7 +89,7 @@ pub fn of_process(id: u32) -> anyhow::Result<ProcessMemory> {
     parse(&fs::read_to_string(format!("/proc/{id}/status"))?)
 }
 
-/// Makes [`ProcessMemory::peak`] of process `id` start anew from what is resident now.
+/// Resets [`ProcessMemory::peak`] of process `id` to the resident memory.
 ///
 /// # Errors
 /// The process does not exist, or belongs to another user.
@@ -101,9 +101,12 @@ pub fn reset_peak(id: u32) -> anyhow::Result<()> {
 
 fn parse(status: &str) -> anyhow::Result<ProcessMemory> {
     let kibibytes = |name: &str| -> anyhow::Result<u64> {
-        let line =
-            status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
-        let number = line.trim_start_matches(':').split_whitespace().next().context("no number")?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .with_context(|| format!("{name} is missing"))?;
+        let number =
+            line.trim_start_matches(':').split_whitespace().next().context("the number is missing")?;
         Ok(number.parse::<u64>()? << 10)
     };
     Ok(ProcessMemory { anonymous: kibibytes("RssAnon")?, peak: kibibytes("VmHWM")? })
@@ -114,20 +117,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_kernel_reports() {
-        let memory = parse("Name:\tx\nVmHWM:\t    2048 kB\nRssAnon:\t    1024 kB\n").expect("both are there");
+    fn parses_the_status_file_of_the_kernel() {
+        let memory =
+            parse("Name:\tx\nVmHWM:\t    2048 kB\nRssAnon:\t    1024 kB\n").expect("both values are present");
         assert_eq!(memory, ProcessMemory { anonymous: 1 << 20, peak: 2 << 20 });
         assert!(parse("Name:\tx\n").is_err());
         assert!(of_process(std::process::id()).expect("this process exists").peak > 0);
     }
 
     #[test]
-    fn forgets_a_peak() {
+    fn resetting_lowers_the_peak() {
         const BYTES: usize = 256 << 20;
         let id = std::process::id();
         drop(std::hint::black_box(vec![1_u8; BYTES]));
         let peak = of_process(id).expect("this process exists").peak;
-        reset_peak(id).expect("it is this user's");
+        reset_peak(id).expect("the process belongs to this user");
         let after = of_process(id).expect("this process exists").peak;
         assert!(peak >= BYTES as u64 && after < peak, "{peak} {after}");
     }

@@ -1,41 +1,41 @@
-//! The node that `tests/cluster/node.sh` starts, seen from a test that runs inside it: Helm, kubectl, pods and
-//! their processes. It needs what `make e2e` prepares.
+//! The Kubernetes node that `tests/cluster/node.sh` starts, for tests that run inside it: Helm, kubectl, pods and their
+//! processes. `make e2e` prepares the node and runs the tests.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-/// The address of the node, which pods reach too.
-pub const ADDRESS: &str = "10.99.0.1";
-/// Where the charts put the operator.
-pub const OPERATOR_NAMESPACE: &str = "ovfleet";
-/// How often a state is looked at that nobody announces.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub use crate::process::await_state;
 
-/// The folder of the node: its logs, and the numbers of its processes.
+/// The IP address of the node, which pods can reach.
+pub const ADDRESS: &str = "10.99.0.1";
+/// The namespace that the chart installs the operator into.
+pub const OPERATOR_NAMESPACE: &str = "ovfleet";
+
+/// The folder of the node, with its logs and process IDs.
 ///
 /// # Errors
-/// This does not run inside a node.
+/// The test does not run inside a node.
 pub fn folder() -> anyhow::Result<PathBuf> {
-    std::env::var_os("NODE").map(PathBuf::from).context("no node here: run `make e2e`")
+    std::env::var_os("NODE").map(PathBuf::from).context("the test does not run inside a node: run `make e2e`")
 }
 
-/// Runs a program and gives what it wrote to its standard output.
+/// Runs a program and returns its standard output.
 ///
 /// # Errors
-/// It cannot be started or fails; the message has all that it wrote.
+/// The program cannot be started or fails; the message contains its output.
 pub fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     run_with_input(program, arguments, "")
 }
 
-/// [`run`], with `input`.
+/// Runs a program like [`run`], with the standard input `input`.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     use std::io::{Seek as _, Write as _};
     folder()?;
@@ -55,56 +55,32 @@ pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow:
     Ok(text)
 }
 
-/// Runs `kubectl`.
+/// Runs `kubectl` with `arguments`.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn kubectl(arguments: &[&str]) -> anyhow::Result<String> {
     run("kubectl", arguments)
 }
 
-/// What `kubectl get` gives, as JSON.
+/// Returns the JSON output of `kubectl get`.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn get(arguments: &[&str]) -> anyhow::Result<Value> {
     let text = kubectl(&[&["get", "--output=json"], arguments].concat())?;
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Applies `manifest`.
+/// Applies `manifest` in a namespace.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn apply(namespace: &str, manifest: &str) -> anyhow::Result<String> {
     run_with_input("kubectl", &["apply", "--namespace", namespace, "--filename=-"], manifest)
 }
 
-/// Looks at a state until it is the one wanted. Unlike the await in [`crate::process`], a look that fails counts as
-/// "not yet": the API server may be on its way back.
-///
-/// # Errors
-/// It does not come within `limit`; the message says what the last look gave.
-pub fn await_state<T>(
-    what: &str,
-    limit: Duration,
-    mut look: impl FnMut() -> anyhow::Result<Option<T>>,
-) -> anyhow::Result<T> {
-    let end = Instant::now() + limit;
-    loop {
-        let seen = look();
-        if let Ok(Some(value)) = seen {
-            return Ok(value);
-        }
-        if Instant::now() > end {
-            let seen = seen.err().map_or_else(String::new, |error| format!(": {error:#}"));
-            bail!("waited {limit:?} for {what}{seen}");
-        }
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// A release of the chart, gone with this value.
+/// An installed release of the chart. Dropping it uninstalls the release and the custom resource definition.
 #[derive(Debug)]
 pub struct Release {
     helm: &'static str,
@@ -115,17 +91,17 @@ impl Release {
     /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
     ///
     /// # Errors
-    /// As [`run`]; among others, when the operator is not ready within a minute.
+    /// The same as those of [`run`]; Helm fails if the operator is not ready within a minute.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
         let release = Self { helm, is_installed: true };
         release.helm(&["install", "--create-namespace"], arguments)?;
         Ok(release)
     }
 
-    /// Installs the chart again over what is there.
+    /// Upgrades the release to the chart in the repository.
     ///
     /// # Errors
-    /// As [`Release::install`].
+    /// The same as those of [`Release::install`].
     pub fn upgrade(&self, arguments: &[&str]) -> anyhow::Result<String> {
         self.helm(&["upgrade"], arguments)
     }
@@ -137,10 +113,10 @@ impl Release {
         run(self.helm, &[command, &fixed, &images, arguments].concat())
     }
 
-    /// Removes it as a user does: the definition of the resource stays.
+    /// Uninstalls the release as a user does, so the custom resource definition stays.
     ///
     /// # Errors
-    /// As [`run`].
+    /// The same as those of [`run`].
     pub fn uninstall(mut self) -> anyhow::Result<()> {
         self.is_installed = false;
         self.remove()
@@ -159,7 +135,7 @@ impl Drop for Release {
         if !self.is_installed {
             return;
         }
-        // So that what comes next finds the node as it was; the definition stays by intention, and goes here.
+        // Helm retains the definition on purpose, but the next test needs a clean node.
         drop(self.remove());
         drop(kubectl(&[
             "delete",
@@ -171,18 +147,18 @@ impl Drop for Release {
     }
 }
 
-/// A namespace of the test's own in which the restricted Pod Security Standard is enforced; gone with this value.
+/// A namespace that enforces the restricted Pod Security Standard. Dropping it deletes the namespace.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Its name.
+    /// The name of the namespace.
     pub name: String,
 }
 
 impl Namespace {
-    /// Makes it.
+    /// Creates the namespace `name`.
     ///
     /// # Errors
-    /// It is there already.
+    /// The namespace already exists.
     pub fn new(name: &str) -> anyhow::Result<Self> {
         kubectl(&["create", "namespace", name])?;
         let namespace = Self { name: name.to_owned() };
@@ -197,45 +173,49 @@ impl Drop for Namespace {
     }
 }
 
-/// The names of the running pods that `selector` selects, those that leave not.
+/// The names of the pods that `selector` selects, without those that are being deleted.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn pods(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
-    let pods = get(&["pods", "--namespace", namespace, "--selector", selector])?;
-    let pods = pods["items"].as_array().into_iter().flatten();
-    let staying = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    Ok(staying.filter_map(|pod| pod["metadata"]["name"].as_str().map(str::to_owned)).collect())
+    pod_fields(namespace, selector, "/metadata/name")
 }
 
-/// The numbers of the processes of a pod whose program is called `program`.
+fn pod_fields(namespace: &str, selector: &str, pointer: &str) -> anyhow::Result<Vec<String>> {
+    let pods = get(&["pods", "--namespace", namespace, "--selector", selector])?;
+    let pods = pods["items"].as_array().into_iter().flatten();
+    let pods = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(pods.filter_map(|pod| pod.pointer(pointer)?.as_str().map(str::to_owned)).collect())
+}
+
+/// The IDs of the processes of a pod that run `program`.
 ///
 /// # Errors
-/// There is no such pod, or no such process in it.
+/// The pod does not exist, or does not run the program.
 pub fn processes(namespace: &str, pod: &str, program: &str) -> anyhow::Result<Vec<u32>> {
     let uid = get(&["pod", "--namespace", namespace, pod])?;
-    let uid = uid["metadata"]["uid"].as_str().context("a pod without an identity")?.to_owned();
-    let mut found = Vec::new();
+    let uid = uid["metadata"]["uid"].as_str().context("the pod has no UID")?.to_owned();
+    let mut ids = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Ok(id) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // Processes end while this looks at them.
+        // A process may end in the meantime.
         let cgroups = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
         let is_program = std::fs::read_link(entry.path().join("exe"))
             .is_ok_and(|path| path.file_name().is_some_and(|name| name == program));
         if is_program && cgroups.contains(&uid) {
-            found.push(id);
+            ids.push(id);
         }
     }
-    if found.is_empty() {
-        bail!("no process {program} in {namespace}/{pod}");
+    if ids.is_empty() {
+        bail!("{namespace}/{pod} has no process {program}");
     }
-    Ok(found)
+    Ok(ids)
 }
 
-/// Ends a program of the pod without warning.
+/// Kills the processes of a pod that run `program` with SIGKILL.
 ///
 /// # Errors
-/// As [`processes`].
+/// The same as those of [`processes`].
 pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
     for id in processes(namespace, pod, program)? {
         run("kill", &["-s", "KILL", &id.to_string()])?;
@@ -243,25 +223,22 @@ pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends a program of the node itself (`kube-apiserver`) without warning. It is started again at once.
+/// Kills a component of the node, such as `kube-apiserver`, with SIGKILL. The node restarts it immediately.
 ///
 /// # Errors
-/// There is none of that name.
+/// The node has no component `name`.
 pub fn kill_component(name: &str) -> anyhow::Result<()> {
     let id = std::fs::read_to_string(folder()?.join("pids").join(name))?;
     run("kill", &["-s", "KILL", id.trim()])?;
     Ok(())
 }
 
-/// The IP addresses of the running pods that `selector` selects, without those that are being deleted.
+/// The IP addresses of the pods that `selector` selects, without those that are being deleted.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn addresses(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
-    let pods = get(&["pods", "--namespace", namespace, "--selector", selector])?;
-    let pods = pods["items"].as_array().into_iter().flatten();
-    let staying = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    Ok(staying.filter_map(|pod| pod["status"]["podIP"].as_str().map(str::to_owned)).collect())
+    pod_fields(namespace, selector, "/status/podIP")
 }
 
 /// A write to the API server by the operator.
@@ -301,11 +278,11 @@ pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
 }
 
 impl Release {
-    /// [`Release::install`] of another chart, such as one of an earlier release. [`Release::upgrade`] then upgrades it to
-    /// the present one.
+    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in the
+    /// repository.
     ///
     /// # Errors
-    /// As [`Release::install`].
+    /// The same as those of [`Release::install`].
     pub fn install_chart(helm: &'static str, chart: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let release = Self { helm, is_installed: true };
         let fixed = [
@@ -323,38 +300,40 @@ impl Release {
     }
 }
 
-/// Waits until a condition of an LLMDeployment has a status and a reason and the whole status is about the present spec.
-/// Returns the message of the condition.
+/// Waits until the status of an LLMDeployment is up to date and one of its conditions has `status` and `reason`. Returns
+/// the message of the condition.
 ///
 /// # Errors
-/// It does not become so within two minutes; the error lists the conditions, the pods and the events of the namespace.
+/// This takes longer than two minutes; the error lists the conditions, the pods and the events of the namespace.
 pub fn await_condition(
     namespace: &str,
     name: &str,
-    (condition, status, reason): (&str, &str, &str),
+    condition: &str,
+    status: &str,
+    reason: &str,
 ) -> anyhow::Result<String> {
     const LIMIT: Duration = Duration::from_secs(120);
-    let seen = await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
+    let message = await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
         let resource = get(&["llmd", name, "--namespace", namespace])?;
         let is_current = resource["status"]["observedGeneration"] == resource["metadata"]["generation"];
         let conditions = resource["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let found = conditions.iter().find(|found| {
+        let matching = conditions.iter().find(|found| {
             found["type"] == condition && found["status"] == status && found["reason"] == reason
         });
-        anyhow::ensure!(is_current && found.is_some(), "{:#}", Value::from(conditions.clone()));
-        Ok(found.map(|found| found["message"].as_str().unwrap_or_default().to_owned()))
+        anyhow::ensure!(is_current && matching.is_some(), "{:#}", Value::from(conditions.clone()));
+        Ok(matching.map(|found| found["message"].as_str().unwrap_or_default().to_owned()))
     });
-    seen.with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
+    message.with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
 }
 
-/// A PersistentVolume of the storage class `here` that all pods of the node share, and its folder.
+/// Creates a PersistentVolume of the storage class `here` that all pods of the node share, and returns its folder.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn shared_volume(name: &str) -> anyhow::Result<PathBuf> {
     let folder = folder()?.join("volumes").join(name);
     std::fs::create_dir_all(&folder)?;
-    // Pods run as a user that the node does not know.
+    // The user ID of the pods does not own the folder.
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777))?;
     let volume = format!(
         "

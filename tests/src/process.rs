@@ -1,4 +1,4 @@
-//! Child processes that do not outlive their test: output gathered, waiting bounded, killed when dropped.
+//! Child processes of a test. Their output is captured, every wait has a time limit, and dropping a process kills it.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,50 +8,64 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-/// How often a condition is looked at that nobody announces.
+/// The time between two evaluations of an awaited condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks at `condition` until it holds.
+/// Polls `condition` until it returns a value.
 ///
 /// # Errors
-/// It does not within `limit`; `what` says what was awaited.
+/// It does not return a value within `limit`; `what` describes the condition in the error.
 pub fn await_condition<T>(
     what: &str,
     limit: Duration,
     mut condition: impl FnMut() -> Option<T>,
 ) -> anyhow::Result<T> {
+    await_state(what, limit, || Ok(condition()))
+}
+
+/// Polls `state` until it returns a value. An error counts as "not yet", because a server may be restarting.
+///
+/// # Errors
+/// It does not return a value within `limit`; the message contains the last error of `state`.
+pub fn await_state<T>(
+    what: &str,
+    limit: Duration,
+    mut state: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
     let end = Instant::now() + limit;
     loop {
-        if let Some(value) = condition() {
+        let last = state();
+        if let Ok(Some(value)) = last {
             return Ok(value);
         }
         if Instant::now() > end {
-            bail!("waited {limit:?} for {what}");
+            let error = last.err().map_or_else(String::new, |error| format!(": {error:#}"));
+            bail!("timed out after {limit:?} waiting for {what}{error}");
         }
         std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What a process has written so far, both streams together, line by line.
+/// The output of a process so far: the lines of both streams.
 #[derive(Debug, Default)]
 struct Output {
-    written: Mutex<Written>,
+    state: Mutex<OutputState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Written {
+struct OutputState {
     lines: Vec<String>,
     streams_open: usize,
 }
 
 impl Output {
-    fn lock(&self) -> MutexGuard<'_, Written> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, OutputState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A running child in a process group of its own.
+/// A running child process in its own process group.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -59,20 +73,20 @@ pub struct Process {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// A process that has ended.
+/// The exit status and the output of a process that has ended.
 #[derive(Debug)]
-pub struct Ended {
-    /// How.
+pub struct ExitReport {
+    /// The exit status of the process.
     pub status: ExitStatus,
-    /// What it wrote, both streams together.
+    /// The lines of both output streams.
     pub output: String,
 }
 
 impl Process {
-    /// Starts `command` with its output gathered and no input.
+    /// Starts `command` without input and captures its output.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The program cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         let mut child = command
@@ -85,87 +99,86 @@ impl Process {
         let output = Arc::new(Output::default());
         let mut readers = Vec::new();
         if let Some(stdout) = child.stdout.take() {
-            readers.push(gather(stdout, &output));
+            readers.push(capture(stdout, &output));
         }
         if let Some(stderr) = child.stderr.take() {
-            readers.push(gather(stderr, &output));
+            readers.push(capture(stderr, &output));
         }
         Ok(Self { child, output, readers })
     }
 
-    /// The number of the process, and of its group.
+    /// The ID of the process and of its group.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has written so far.
+    /// The output so far, from both streams.
     #[must_use]
     pub fn output(&self) -> String {
         self.output.lock().lines.join("\n")
     }
 
-    /// Whether it is over.
+    /// Whether the process has ended.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for a line from which `find` makes something.
+    /// Waits for a line of the output for which `find` returns a value.
     ///
     /// # Errors
-    /// The process closes its output, or `limit` passes, before there is one.
+    /// The process closes its output, or `limit` passes, before such a line is written.
     pub fn await_line<T>(&self, limit: Duration, find: impl Fn(&str) -> Option<T>) -> anyhow::Result<T> {
         let end = Instant::now() + limit;
-        let mut written = self.output.lock();
+        let mut state = self.output.lock();
         let mut seen = 0;
         loop {
-            if let Some(found) = written.lines[seen..].iter().find_map(|line| find(line)) {
-                return Ok(found);
+            if let Some(value) = state.lines[seen..].iter().find_map(|line| find(line)) {
+                return Ok(value);
             }
-            seen = written.lines.len();
+            seen = state.lines.len();
             let left = end.saturating_duration_since(Instant::now());
-            if written.streams_open == 0 || left.is_zero() {
-                bail!("the awaited line is not in the output:\n{}", written.lines.join("\n"));
+            if state.streams_open == 0 || left.is_zero() {
+                bail!("the expected line is not in the output:\n{}", state.lines.join("\n"));
             }
-            written =
-                self.output.changed.wait_timeout(written, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.output.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Sends `signal` ("TERM", "INT", "KILL") to the process.
     ///
     /// # Errors
-    /// It is gone.
+    /// The process does not exist.
     pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
         kill(signal, &self.id().to_string())
     }
 
-    /// Sends `signal` to the process and all it has started, as a terminal does on Ctrl-C.
+    /// Sends `signal` to all processes of the group, as a terminal does on Ctrl-C.
     ///
     /// # Errors
-    /// They are gone.
+    /// The group does not exist.
     pub fn signal_group(&self, signal: &str) -> anyhow::Result<()> {
         kill(signal, &format!("-{}", self.id()))
     }
 
-    /// Waits for the end of the process and of its output.
+    /// Waits until the process has ended and its output is closed.
     ///
     /// # Errors
-    /// It does not end within `limit`.
-    pub fn wait(mut self, limit: Duration) -> anyhow::Result<Ended> {
+    /// The process does not end within `limit`.
+    pub fn wait(mut self, limit: Duration) -> anyhow::Result<ExitReport> {
         let status = await_condition("the process to end", limit, || self.child.try_wait().transpose())
             .with_context(|| self.output())??;
         for reader in self.readers.drain(..) {
-            // A reader ends with its stream, and that with the last process that holds it.
+            // A stream is closed when the last process that inherited it has ended.
             drop(reader.join());
         }
-        Ok(Ended { status, output: self.output() })
+        Ok(ExitReport { status, output: self.output() })
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The group still has this number as long as the child has not been waited for.
+        // The ID of the group cannot be reused before the child has been waited for.
         if matches!(self.child.try_wait(), Ok(None)) {
             drop(self.signal_group("KILL"));
             drop(self.child.wait());
@@ -173,71 +186,71 @@ impl Drop for Process {
     }
 }
 
-/// The processes that `id` has started, directly or not, each with the name of its program.
+/// Returns the ID and the program name of each descendant of process `id`.
 ///
 /// # Errors
-/// The system does not tell.
+/// `/proc` cannot be read.
 pub fn descendants(id: u32) -> anyhow::Result<Vec<(u32, String)>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Ok(child) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // It may have ended since.
+        // The process may have ended in the meantime.
         let Some((name, _, parent)) = stat(child) else { continue };
         all.push((child, name, parent));
     }
-    let mut found = Vec::new();
+    let mut descendants = Vec::new();
     let mut parents = vec![id];
     while let Some(parent) = parents.pop() {
         for (child, name, _) in all.iter().filter(|(.., of)| *of == parent) {
             parents.push(*child);
-            found.push((*child, name.clone()));
+            descendants.push((*child, name.clone()));
         }
     }
-    Ok(found)
+    Ok(descendants)
 }
 
-/// Whether process `id` runs. One that has ended and that nobody has asked after does not.
+/// Whether process `id` is running; a zombie is not.
 #[must_use]
-pub fn runs(id: u32) -> bool {
+pub fn is_running(id: u32) -> bool {
     stat(id).is_some_and(|(_, state, _)| !matches!(state, 'Z' | 'X'))
 }
 
-/// Ends process `id` without warning.
+/// Kills process `id` with SIGKILL.
 ///
 /// # Errors
-/// It is gone.
+/// The process does not exist.
 pub fn kill_process(id: u32) -> anyhow::Result<()> {
     kill("KILL", &id.to_string())
 }
 
-/// The name of a process's program, its state, and who has started it.
+/// The program name, the state and the parent of a process.
 fn stat(id: u32) -> Option<(String, char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name is in brackets and may hold anything.
+    // The name is in parentheses and may contain any character.
     let (name, rest) = text.split_once('(')?.1.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     Some((name.to_owned(), fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Whether any process of group `id` is left.
+/// Whether process group `id` has any process.
 #[must_use]
 pub fn group_exists(id: u32) -> bool {
     kill("0", &format!("-{id}")).is_ok()
 }
 
-/// Sends a signal to a process or, with a minus before its number, to a group.
+/// Sends a signal to a process or, with a minus sign before the ID, to a group.
 pub(crate) fn kill(signal: &str, target: &str) -> anyhow::Result<()> {
     let status = Command::new("bash")
         .args(["-c", "kill -s \"$1\" -- \"$2\" 2>/dev/null", "kill", signal, target])
         .status()
         .context("failed to run bash")?;
     if !status.success() {
-        bail!("no process {target} to send {signal} to");
+        bail!("failed to send {signal} to {target}: no such process");
     }
     Ok(())
 }
 
-fn gather(stream: impl Read + Send + 'static, output: &Arc<Output>) -> JoinHandle<()> {
+fn capture(stream: impl Read + Send + 'static, output: &Arc<Output>) -> JoinHandle<()> {
     output.lock().streams_open += 1;
     let output = Arc::clone(output);
     std::thread::spawn(move || {
@@ -262,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn gathers_output_and_status() {
-        let ended = bash("echo out; echo err >&2; exit 3").wait(LIMIT).unwrap();
-        assert_eq!(ended.status.code(), Some(3));
-        assert!(ended.output.contains("out") && ended.output.contains("err"));
+    fn captures_output_and_status() {
+        let report = bash("echo out; echo err >&2; exit 3").wait(LIMIT).unwrap();
+        assert_eq!(report.status.code(), Some(3));
+        assert!(report.output.contains("out") && report.output.contains("err"));
     }
 
     #[test]
-    fn awaits_a_line_and_notices_when_it_cannot_come() {
+    fn awaiting_a_line_fails_when_the_output_ends_without_it() {
         let process = bash("echo one; echo two; exec sleep 60");
         assert_eq!(
             process.await_line(LIMIT, |line| line.strip_prefix("tw").map(str::to_owned)).unwrap(),
@@ -280,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_process_is_gone_with_all_it_started() {
+    fn dropping_a_process_kills_its_whole_group() {
         let process = bash("sleep 60 & echo started; wait");
         process.await_line(LIMIT, |line| (line == "started").then_some(())).unwrap();
         let group = process.id();
         assert!(group_exists(group));
         drop(process);
-        await_condition("the group to be gone", LIMIT, || (!group_exists(group)).then_some(())).unwrap();
+        await_condition("the group to end", LIMIT, || (!group_exists(group)).then_some(())).unwrap();
     }
 }

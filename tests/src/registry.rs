@@ -1,8 +1,7 @@
-//! A registry of images with one image, which holds a file: what containerd asks of a registry to pull it, and nothing
-//! else. It may ask for a user and a password.
+//! A mock image registry with one image that contains one file. It implements only the requests that containerd sends
+//! to pull the image, optionally with basic authentication.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,37 +12,36 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::json;
-use sha2::{Digest as _, Sha256};
-use tokio::task::JoinSet;
+
+use crate::mock::{self, MockServer};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// A registry that answers until it is dropped.
+/// A registry that runs until it is dropped.
 #[derive(Debug)]
 pub struct Registry {
-    address: SocketAddr,
+    server: MockServer,
     name: String,
     digest: String,
-    _server: JoinSet<()>,
 }
 
-/// What the registry stores.
+/// The content of the registry.
 #[derive(Debug)]
 struct Content {
-    /// By digest: the media type, and the bytes.
+    /// The media type and the bytes of each blob, by digest.
     blobs: BTreeMap<String, (&'static str, Vec<u8>)>,
-    /// The value of the header `Authorization` without which nothing is served.
+    /// The value that the header `Authorization` of every request must have.
     authorization: Option<&'static str>,
 }
 
 impl Registry {
-    /// Serves an image called `name` that holds `file` at its root, on a free port of `host`. Only requests with
-    /// `authorization` are answered, if one is given.
+    /// Serves an image called `name` with `file` at its root, on a free port of `host`. If `authorization` is given, only
+    /// requests with this value of the header `Authorization` are allowed.
     ///
     /// # Errors
-    /// The file cannot be read, or the address does not exist.
+    /// The file cannot be read, or this machine does not have the address `host`.
     pub async fn start(
         host: &str,
         name: &str,
@@ -70,41 +68,34 @@ impl Registry {
         let image = digest(&manifest);
         let blobs = [(MANIFEST, manifest), (CONFIG, config), (LAYER, layer)];
         let blobs = blobs.into_iter().map(|(media, bytes)| (digest(&bytes), (media, bytes))).collect();
-        let pages = Router::new()
+        let routes = Router::new()
             .route("/v2/", get(version))
             .route("/v2/{*path}", get(blob))
             .with_state(Arc::new(Content { blobs, authorization }));
-        let listener = tokio::net::TcpListener::bind((host, 0)).await?;
-        let address = listener.local_addr()?;
-        let mut server = JoinSet::new();
-        server.spawn(async move {
-            drop(axum::serve(listener, pages).await);
-        });
-        Ok(Self { address, name: name.to_owned(), digest: image, _server: server })
+        let server = MockServer::start(host, routes).await?;
+        Ok(Self { server, name: name.to_owned(), digest: image })
     }
 
     /// The host and port of the registry.
     #[must_use]
     pub fn host(&self) -> String {
-        self.address.to_string()
+        self.server.address.to_string()
     }
 
-    /// The image, with its digest.
+    /// The image reference, with its digest.
     #[must_use]
     pub fn image(&self) -> String {
-        format!("{}/{}@{}", self.address, self.name, self.digest)
+        format!("{}/{}@{}", self.server.address, self.name, self.digest)
     }
 }
 
 fn digest(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", mock::sha256(bytes))
 }
 
-/// An archive of one file that everybody may read.
+/// A tar archive of one world-readable file.
 fn tar(file: &Path) -> anyhow::Result<Vec<u8>> {
-    let (folder, name) = file.parent().zip(file.file_name()).context("not a file")?;
+    let (folder, name) = file.parent().zip(file.file_name()).context("the path has no file name")?;
     let output = std::process::Command::new("tar")
         .args(["--create", "--mode=0444", "--owner=0", "--group=0", "--directory"])
         .arg(folder)
@@ -116,7 +107,7 @@ fn tar(file: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 impl Content {
-    /// The answer to a client that may not read here, `None` for one that may.
+    /// The response to an unauthorized client, `None` for an authorized one.
     fn refusal(&self, headers: &HeaderMap) -> Option<Response> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
         if self.authorization.is_none() || shown == self.authorization {
@@ -140,9 +131,9 @@ async fn blob(
     if let Some(refused) = content.refusal(&headers) {
         return refused;
     }
-    let found = path.rsplit('/').next().and_then(|digest| Some((digest, content.blobs.get(digest)?)));
-    let Some((digest, (media, bytes))) = found else { return StatusCode::NOT_FOUND.into_response() };
-    let described =
+    let requested = path.rsplit('/').next().and_then(|digest| Some((digest, content.blobs.get(digest)?)));
+    let Some((digest, (media, bytes))) = requested else { return StatusCode::NOT_FOUND.into_response() };
+    let metadata =
         [(header::CONTENT_TYPE.as_str(), (*media).to_owned()), ("docker-content-digest", digest.to_owned())];
-    (described, bytes.clone()).into_response()
+    (metadata, bytes.clone()).into_response()
 }

@@ -1,9 +1,7 @@
-//! A service like S3 with one bucket, for tests that fetch: objects, whole or in part, and lists of them, a few to a page.
-//! Whoever asks has to have signed the address, with the keys that the service knows, as AWS describes it ("Signature
-//! Version 4", with the signature in the query).
+//! A mock of S3 with one bucket, for tests that fetch models. It lists the objects page by page and serves them, with
+//! range requests. Every request must be signed with AWS Signature Version 4 in the query parameters.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,69 +9,62 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest as _, Sha256};
-use tokio::task::JoinSet;
 
-/// Objects on a page of a list: so few that a list has several.
+use crate::mock::{MockServer, hex, range_start, sha256};
+
+/// Objects per page of a listing, few enough that a listing has several pages.
 const PAGE_OBJECTS: usize = 2;
-/// Bytes of what HMAC works on at once, with SHA-256.
+/// The block size of HMAC with SHA-256.
 const HMAC_BLOCK_BYTES: usize = 64;
 
-/// Who may ask.
+/// The AWS credentials that requests must be signed with.
 #[derive(Clone, Debug)]
-pub struct Keys {
-    /// The access key's name.
-    pub access: String,
-    /// The secret.
-    pub secret: String,
-    /// What goes with keys that are lent.
-    pub token: Option<String>,
+pub struct Credentials {
+    /// The ID of the access key.
+    pub access_key_id: String,
+    /// The secret of the access key.
+    pub secret_access_key: String,
+    /// The session token of temporary credentials.
+    pub session_token: Option<String>,
 }
 
-/// A service that answers until it is dropped.
+/// A mock S3 service that runs until it is dropped.
 #[derive(Debug)]
 pub struct S3 {
-    address: SocketAddr,
-    _server: JoinSet<()>,
+    server: MockServer,
 }
 
+/// A bucket and the credentials for it.
 #[derive(Debug)]
-struct Bucket {
-    name: String,
-    region: String,
-    keys: Keys,
-    objects: BTreeMap<String, Vec<u8>>,
+pub struct Bucket {
+    /// The name of the bucket.
+    pub name: String,
+    /// The AWS region of the bucket.
+    pub region: String,
+    /// The credentials that give access to the bucket.
+    pub credentials: Credentials,
+    /// The content of each object, by its key.
+    pub objects: BTreeMap<String, Vec<u8>>,
 }
 
 impl S3 {
-    /// Serves `objects` as the bucket `name` of a region, on a free port of `host`.
+    /// Serves `bucket` on a free port of `host`.
     ///
     /// # Errors
-    /// The address is not there.
-    pub async fn start(
-        host: &str,
-        (name, region): (&str, &str),
-        keys: Keys,
-        objects: BTreeMap<String, Vec<u8>>,
-    ) -> anyhow::Result<Self> {
-        let bucket = Bucket { name: name.to_owned(), region: region.to_owned(), keys, objects };
-        let pages = Router::new().fallback(answer).with_state(Arc::new(bucket));
-        let listener = tokio::net::TcpListener::bind((host, 0)).await?;
-        let address = listener.local_addr()?;
-        let mut server = JoinSet::new();
-        server.spawn(async move {
-            drop(axum::serve(listener, pages).await);
-        });
-        Ok(Self { address, _server: server })
+    /// This machine does not have the address `host`.
+    pub async fn start(host: &str, bucket: Bucket) -> anyhow::Result<Self> {
+        let routes = Router::new().fallback(respond).with_state(Arc::new(bucket));
+        Ok(Self { server: MockServer::start(host, routes).await? })
     }
 
-    /// What to write as the service's endpoint.
+    /// The URL to configure as the endpoint of the service.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.server.url()
     }
 }
 
-async fn answer(
+async fn respond(
     State(bucket): State<Arc<Bucket>>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
@@ -98,7 +89,7 @@ fn refusal(status: StatusCode, code: &str) -> Response {
 }
 
 impl Bucket {
-    /// Whether the address was signed by somebody who has the keys; if not, why, in S3's words.
+    /// Checks the signature of a request and returns the S3 error code of an invalid one.
     fn check(
         &self,
         uri: &Uri,
@@ -109,46 +100,47 @@ impl Bucket {
         let (date, signature) = (of("X-Amz-Date").ok_or("AccessDenied")?, of("X-Amz-Signature"));
         let day = date.get(..8).ok_or("AccessDenied")?;
         let scope = format!("{day}/{}/s3/aws4_request", self.region);
-        if of("X-Amz-Credential") != Some(&*format!("{}/{scope}", self.keys.access)) {
+        if of("X-Amz-Credential") != Some(&*format!("{}/{scope}", self.credentials.access_key_id)) {
             return Err("InvalidAccessKeyId");
         }
-        if of("X-Amz-Security-Token") != self.keys.token.as_deref() {
+        if of("X-Amz-Security-Token") != self.credentials.session_token.as_deref() {
             return Err("InvalidToken");
         }
-        // As it was sent: both sides have to encode it in the same way.
+        // The query as it was sent: client and service must encode it in the same way.
         let mut pairs: Vec<&str> = uri.query().unwrap_or_default().split('&').collect();
         pairs.retain(|pair| !pair.starts_with("X-Amz-Signature="));
         pairs.sort_unstable();
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let request =
             format!("GET\n{}\n{}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD", uri.path(), pairs.join("&"));
-        let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", hex(&Sha256::digest(request)));
+        let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{}", sha256(request.as_bytes()));
         let key = [day, &self.region, "s3", "aws4_request"]
             .into_iter()
-            .fold(format!("AWS4{}", self.keys.secret).into_bytes(), |key, part| {
+            .fold(format!("AWS4{}", self.credentials.secret_access_key).into_bytes(), |key, part| {
                 hmac(&key, part.as_bytes()).to_vec()
             });
-        let wanted = hex(&hmac(&key, text.as_bytes()));
-        if signature == Some(&*wanted) { Ok(()) } else { Err("SignatureDoesNotMatch") }
+        let expected = hex(&hmac(&key, text.as_bytes()));
+        if signature == Some(&*expected) { Ok(()) } else { Err("SignatureDoesNotMatch") }
     }
 
     fn list(&self, query: &BTreeMap<String, String>) -> String {
         let prefix = query.get("prefix").map_or("", String::as_str);
         let from = query.get("continuation-token").map_or("", String::as_str);
-        let mut found = self.objects.iter().filter(|(key, _)| key.starts_with(prefix) && key.as_str() > from);
-        let page: Vec<_> = found.by_ref().take(PAGE_OBJECTS).collect();
+        let mut matches =
+            self.objects.iter().filter(|(key, _)| key.starts_with(prefix) && key.as_str() > from);
+        let page: Vec<_> = matches.by_ref().take(PAGE_OBJECTS).collect();
         let contents: String = page
             .iter()
             .map(|(key, object)| {
                 format!(
                     "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>\
                      <ETag>\"{}\"</ETag><Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
-                    hex(&Sha256::digest(object)),
+                    sha256(object),
                     object.len()
                 )
             })
             .collect();
-        let next = match (found.next(), page.last()) {
+        let next = match (matches.next(), page.last()) {
             (Some(_), Some((last, _))) => format!("<NextContinuationToken>{last}</NextContinuationToken>"),
             _ => String::new(),
         };
@@ -165,23 +157,20 @@ impl Bucket {
 
     fn object(&self, key: &str, headers: &HeaderMap) -> Response {
         let Some(object) = self.objects.get(key) else { return refusal(StatusCode::NOT_FOUND, "NoSuchKey") };
-        let mark = [(header::ETAG, format!("\"{}\"", hex(&Sha256::digest(object))))];
-        let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok());
-        let from =
-            range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-        match from {
+        let etag = [(header::ETAG, format!("\"{}\"", sha256(object)))];
+        match range_start(headers) {
             Some(from) if from < object.len() => {
                 let range = format!("bytes {from}-{}/{}", object.len() - 1, object.len());
                 let rest = object[from..].to_vec();
-                (StatusCode::PARTIAL_CONTENT, mark, [(header::CONTENT_RANGE, range)], rest).into_response()
+                (StatusCode::PARTIAL_CONTENT, etag, [(header::CONTENT_RANGE, range)], rest).into_response()
             }
             Some(_) => refusal(StatusCode::RANGE_NOT_SATISFIABLE, "InvalidRange"),
-            None => (mark, object.clone()).into_response(),
+            None => (etag, object.clone()).into_response(),
         }
     }
 }
 
-/// The members of the query, decoded.
+/// The decoded query parameters.
 fn query(uri: &Uri) -> BTreeMap<String, String> {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.filter_map(|pair| pair.split_once('=')).map(|(name, value)| (decode(name), decode(value))).collect()
@@ -207,11 +196,7 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// RFC 2104, with SHA-256.
+/// Computes HMAC-SHA-256 (RFC 2104).
 fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
     let mut block = [0; HMAC_BLOCK_BYTES];
     if key.len() > HMAC_BLOCK_BYTES {
@@ -228,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_is_that_of_the_rfc() {
+    fn hmac_matches_the_test_vectors_of_the_rfc() {
         // RFC 4231, test cases 2 and 6.
         let code = hex(&hmac(b"Jefe", b"what do ya want for nothing?"));
         assert_eq!(code, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
@@ -236,16 +221,16 @@ mod tests {
         assert_eq!(code, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
     }
 
-    /// The example of AWS's documentation of signatures in the query.
+    /// The example in the AWS documentation of query parameter signatures.
     #[test]
-    fn a_signature_is_the_one_of_the_documentation() {
+    fn the_signature_matches_the_example_in_the_documentation() {
         let bucket = Bucket {
             name: "examplebucket".to_owned(),
             region: "us-east-1".to_owned(),
-            keys: Keys {
-                access: "AKIAIOSFODNN7EXAMPLE".to_owned(),
-                secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned(),
-                token: None,
+            credentials: Credentials {
+                access_key_id: "AKIAIOSFODNN7EXAMPLE".to_owned(),
+                secret_access_key: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".to_owned(),
+                session_token: None,
             },
             objects: BTreeMap::new(),
         };

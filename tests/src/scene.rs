@@ -1,4 +1,4 @@
-//! The LLMDeployment `chat` on the node of [`crate::node`], and continuous traffic through its Service.
+//! The LLMDeployment `chat` on the node of [`crate::node`], with continuous traffic through its Service.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use serde_json::Value;
 
 use crate::hub::Hub;
 use crate::node::{self, kubectl};
-use crate::traffic::{Account, Plan, Traffic};
+use crate::traffic::{Plan, Traffic, TrafficReport};
 
-/// The longest time for which a test waits for a state.
+/// The time limit for reaching a state.
 pub const LIMIT: Duration = Duration::from_secs(300);
-/// The number of requests that must end before and after each change, so that it happens under traffic.
-pub const AROUND: usize = 12;
-/// Selects the pods of the replicas.
+/// The number of requests that must complete before and after each change, so that it happens under traffic.
+pub const REQUESTS_AROUND_CHANGE: usize = 12;
+/// The label selector of the replicas' pods.
 pub const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
-/// Selects the pods of the routers.
+/// The label selector of the routers' pods.
 pub const ROUTER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=router";
 
-/// The resource, with its model on `hub`. `more` is added to its `spec`.
+/// The manifest of the resource, whose model is on `hub`. `more` is appended to its `spec`.
 #[must_use]
 pub fn manifest(namespace: &str, hub: &Hub, replicas: u32, more: &str) -> String {
     format!(
@@ -43,7 +43,7 @@ spec:
     )
 }
 
-/// A mirror of the Hub with the sample model, which pods reach.
+/// Starts a mock Hub with the sample model on an address that pods can reach.
 ///
 /// # Errors
 /// The model has not been fetched.
@@ -51,10 +51,10 @@ pub async fn hub() -> anyhow::Result<Hub> {
     Hub::start(node::ADDRESS, "owner/model", &[&crate::sample_model()]).await
 }
 
-/// Waits until the status is about the present generation of the resource, and all of its `replicas` are as specified.
+/// Waits until the status is up to date and all `replicas` are ready and updated.
 ///
 /// # Errors
-/// This does not happen within [`LIMIT`].
+/// This takes longer than [`LIMIT`].
 pub fn settled(namespace: &str, replicas: u32) -> anyhow::Result<()> {
     node::await_state("the deployment to be settled", LIMIT, || {
         let resource = node::get(&["llmd", "chat", "--namespace", namespace])?;
@@ -70,55 +70,55 @@ pub fn settled(namespace: &str, replicas: u32) -> anyhow::Result<()> {
     .with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
 }
 
-/// Whether a condition of an object is true.
+/// Whether the condition `condition` of an object is true.
 #[must_use]
 pub fn is_true(object: &Value, condition: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     conditions.filter(|found| found["type"] == condition).any(|found| found["status"] == "True")
 }
 
-/// Changes the resource by a JSON merge patch.
+/// Changes the resource with a JSON merge patch.
 ///
 /// # Errors
-/// As [`node::run`].
+/// The same as those of [`node::run`].
 pub fn patch(namespace: &str, patch: &Value) -> anyhow::Result<()> {
     let patch = patch.to_string();
     kubectl(&["patch", "llmd/chat", "--namespace", namespace, "--type=merge", "--patch", &patch]).map(drop)
 }
 
-/// The address of the Service that clients use, once it responds.
+/// Waits until the Service responds, and returns its address.
 ///
 /// # Errors
-/// It does not respond within [`LIMIT`].
+/// The Service does not respond within [`LIMIT`].
 pub fn service_address(namespace: &str) -> anyhow::Result<String> {
     let service = node::get(&["service", "chat", "--namespace", namespace])?;
-    let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
+    let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
     let address = format!("{address}:{}", service["spec"]["ports"][0]["port"]);
     node::await_state("the Service to respond", LIMIT, || {
         let status = crate::server::probe(&address, "/v3/models")?;
-        // 401 is a response, too: the key is what the traffic has.
+        // Only the traffic sends an API key, so 401 shows that the Service responds.
         Ok(matches!(status, 200 | 401).then_some(()))
     })?;
     Ok(address)
 }
 
-/// Starts traffic to the Service with `clients`, and waits until it flows.
+/// Starts traffic to the Service with `clients` clients, and waits until the first requests are complete.
 ///
 /// # Errors
-/// As [`service_address`].
+/// The same as those of [`service_address`].
 pub async fn traffic(namespace: &str, clients: usize, key: Option<&str>) -> anyhow::Result<Traffic> {
     let url = format!("http://{}", service_address(namespace)?);
     let plan = Plan { url, model: "chat".to_owned(), clients, tokens: 48 };
     let mut traffic = Traffic::start_with_key(&plan, key);
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     Ok(traffic)
 }
 
-/// Checks that there was traffic, and that each request was answered.
+/// Asserts that there was enough traffic and that every request succeeded.
 ///
 /// # Panics
-/// If that is not so.
-pub fn assert_none_failed(account: &Account) {
-    assert!(account.requests.len() > 3 * AROUND, "{}", account.summary());
-    assert_eq!(account.failures().len(), 0, "{}", account.summary());
+/// If there was too little traffic, or if a request failed.
+pub fn assert_none_failed(report: &TrafficReport) {
+    assert!(report.requests.len() > 3 * REQUESTS_AROUND_CHANGE, "{}", report.summary());
+    assert_eq!(report.failures().len(), 0, "{}", report.summary());
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 
-use crate::process::{Ended, Process, await_condition};
+use crate::process::{ExitReport, Process, await_condition};
 
-/// How long a server may take to load the sample model, on a busy machine.
+/// The time limit for loading the sample model, on a busy machine.
 pub const START_LIMIT: Duration = Duration::from_secs(120);
-/// Makes what one request gets independent of what else is in its batch, and of the processor. With an 8-bit KV cache, or
-/// with activations rounded to 8 bits where the processor multiplies these, as by default, the shape of a batch can tip the
-/// balance between tokens that are nearly as probable.
+/// Flags that make responses independent of the other sequences in the batch, and of the processor. With the defaults,
+/// an 8-bit KV cache and 8-bit activations on processors that support them, near-ties between tokens can resolve
+/// differently in batches of different shapes.
 pub const EXACT: [&str; 8] = [
     "--kv-cache-precision",
     "f32",
@@ -24,71 +24,72 @@ pub const EXACT: [&str; 8] = [
     "--kv-cache-size",
     "1GiB",
 ];
-/// How long a server may take to end after it was asked to.
+/// The time limit for shutting down after a signal.
 pub const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// A server that is ready. Dropping it kills it.
+/// A server that is ready. Dropping it kills its process.
 #[derive(Debug)]
 pub struct Server {
     process: Process,
     address: String,
 }
 
-/// The server binary, as [`built`].
+/// The path of the server binary, see [`built`].
 ///
 /// # Errors
-/// There is none.
+/// The binary does not exist.
 pub fn binary() -> anyhow::Result<PathBuf> {
-    built("server")
+    built("ovfleet-server")
 }
 
-/// The binary of this name that was built together with this test.
+/// The path of the binary `name` that was built together with this test.
 ///
 /// # Errors
-/// There is none.
+/// The binary does not exist.
 pub fn built(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(Path::parent).context("the test is not in a target folder")?;
+    let folder = test.parent().and_then(Path::parent).context("the test is not in a target directory")?;
     let binary = folder.join(name);
     if !binary.is_file() {
-        bail!("{} is not there: build it with `cargo build -p {name}`", binary.display());
+        bail!("{} does not exist: build it with `cargo build -p {name}`", binary.display());
     }
     Ok(binary)
 }
 
-/// The folder in which servers of tests keep what they compile, so that only the first compiles. It is for the server as
-/// it is built now: those of former builds are removed.
+/// The cache directory that the servers of all tests share, so that only the first one compiles the model. Each build of
+/// the server has its own; those of earlier builds are removed.
 ///
 /// # Panics
-/// If there is no server.
+/// If the server has not been built.
 #[must_use]
-pub fn kept() -> String {
-    const PREFIX: &str = "kept-by-";
+pub fn cache_dir() -> String {
+    const PREFIX: &str = "cache-of-";
     let binary = binary().expect("the server is built");
-    let built = binary.metadata().and_then(|file| file.modified()).expect("the server has a time");
-    let built = built.duration_since(UNIX_EPOCH).expect("it was built after 1970").as_nanos();
+    let built =
+        binary.metadata().and_then(|file| file.modified()).expect("the binary has a modification time");
+    let built = built.duration_since(UNIX_EPOCH).expect("the binary was built after 1970").as_nanos();
     let temporary =
-        binary.parent().and_then(Path::parent).expect("the server is in a target folder").join("tmp");
+        binary.parent().and_then(Path::parent).expect("the server is in a target directory").join("tmp");
     let name = format!("{PREFIX}{built}");
     for other in std::fs::read_dir(&temporary).into_iter().flatten().flatten() {
         let other_name = other.file_name().to_string_lossy().into_owned();
         if other_name.starts_with(PREFIX) && other_name != name {
-            // Another test may be doing the same.
+            // Another test may be removing it at the same time.
             let _ = std::fs::remove_dir_all(other.path());
         }
     }
     temporary.join(name).display().to_string()
 }
 
-/// A server without arguments, and without those that the environment holds.
+/// The command for a server without arguments and without the settings in the environment.
 ///
 /// # Errors
-/// The server is not there.
+/// The server has not been built.
 pub fn bare_command() -> anyhow::Result<Command> {
     Ok(without_settings(Command::new(binary()?)))
 }
 
-/// `command` without the settings that the environment holds.
+/// Removes the settings of ovfleet from the environment of `command`.
 #[must_use]
 pub fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
@@ -97,18 +98,18 @@ pub fn without_settings(mut command: Command) -> Command {
     command
 }
 
-/// A server on a free port, with the sample model, and `arguments`.
+/// The command for a server on a free port with the sample model and `arguments`.
 ///
 /// # Errors
-/// The server or the model is not there.
+/// The server has not been built.
 pub fn command(arguments: &[&str]) -> anyhow::Result<Command> {
     command_for(&crate::sample_model(), arguments)
 }
 
-/// A server on a free port, with `model` and `arguments`.
+/// The command for a server on a free port with `model` and `arguments`.
 ///
 /// # Errors
-/// The server is not there.
+/// The server has not been built.
 pub fn command_for(model: &Path, arguments: &[&str]) -> anyhow::Result<Command> {
     let mut command = bare_command()?;
     command.arg("--model").arg(model);
@@ -120,21 +121,21 @@ impl Server {
     /// Starts a server with the sample model and `arguments` and waits until it is ready.
     ///
     /// # Errors
-    /// It does not become ready within [`START_LIMIT`].
+    /// The server does not become ready within [`START_LIMIT`].
     pub fn start(arguments: &[&str]) -> anyhow::Result<Self> {
         if !crate::sample_model().is_file() {
-            bail!("the sample model is not there: run `make fetch`");
+            bail!("the sample model does not exist: run `make fetch`");
         }
         Self::from_command(&mut command(arguments)?)
     }
 
-    /// Starts a server, `scripted`, whose simulated model thinks as Qwen's do, takes no time and says `answers` in its
-    /// turns of a conversation.
+    /// Starts a server with a simulated model called `scripted` that takes no time, reasons in Qwen's format and returns
+    /// `answers` in the successive turns of a conversation.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// The same as those of [`Server::start`].
     pub fn scripted(answers: &[&str], arguments: &[&str]) -> anyhow::Result<Self> {
-        const TIMES: [&str; 3] = ["--sim-step-time", "--sim-prefill-token-time", "--sim-decode-row-time"];
+        const TIMES: [&str; 3] = ["--sim-step-time", "--sim-prefill-token-time", "--sim-decode-token-time"];
         let mut command = bare_command()?;
         command.args(["--backend", "sim", "--model-name", "scripted", "--reasoning-parser", "qwen3"]);
         command.args(TIMES.iter().flat_map(|time| [time, "0ms"]));
@@ -146,7 +147,7 @@ impl Server {
     /// Starts `command`, which runs a server on a free port, and waits until it is ready.
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// The same as those of [`Server::start`].
     pub fn from_command(command: &mut Command) -> anyhow::Result<Self> {
         let process = Process::start(command)?;
         let address = process.await_line(START_LIMIT, address)?;
@@ -156,11 +157,11 @@ impl Server {
         Ok(server)
     }
 
-    /// The server that the tests of one binary share, as [`Server::named`]: started by the first that asks, ended with
-    /// the last that lets go.
+    /// The [`Server::named`] that the tests of one binary share. The first call starts it, and dropping the last reference
+    /// ends it.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the server cannot be started.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
@@ -172,66 +173,66 @@ impl Server {
         })
     }
 
-    /// The server with the sample model, [`EXACT`], that is called `smollm2`. What clients are tested with has one graph,
-    /// since a second one would be compiled beside half of what they do, and starts from what is [`kept`].
+    /// Starts a server with the sample model under the name `smollm2`, with [`EXACT`]. It uses a single graph, because
+    /// a second one would be compiled while clients are tested, and the shared [`cache_dir`].
     ///
     /// # Errors
-    /// As [`Server::start`].
+    /// The same as those of [`Server::start`].
     pub fn named() -> anyhow::Result<Self> {
-        let kept = kept();
-        let own = ["--model-name", "smollm2", "--unpack-weights", "never", "--cache-dir", &kept];
-        Self::start(&[&EXACT[..], &own].concat())
+        let cache_dir = cache_dir();
+        let arguments = ["--model-name", "smollm2", "--unpack-weights", "never", "--cache-dir", &cache_dir];
+        Self::start(&[&EXACT[..], &arguments].concat())
     }
 
-    /// `path` on this server.
+    /// The URL of `path` on this server.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// Host and port it listens on.
+    /// The host and port that the server listens on.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Host and port of its gRPC services.
+    /// The host and port of the gRPC services.
     ///
     /// # Panics
-    /// If it does not say where they are, which it does before it is ready.
+    /// If the address is not in the log, which a ready server has written.
     #[must_use]
     pub fn grpc_address(&self) -> String {
         let output = self.process.output();
-        let (_, address) = output.split_once("gRPC on ").expect("it says where its gRPC services are");
+        let (_, address) = output.split_once("gRPC on ").expect("the log contains the gRPC address");
         address.lines().next().unwrap_or_default().trim().to_owned()
     }
 
-    /// The process.
+    /// The process of the server.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Waits for its end, once something has made it end.
+    /// Waits until the process has ended.
     ///
     /// # Errors
-    /// It goes on.
-    pub fn wait(self) -> anyhow::Result<Ended> {
+    /// The process does not end within [`STOP_LIMIT`].
+    pub fn wait(self) -> anyhow::Result<ExitReport> {
         self.process.wait(STOP_LIMIT)
     }
 
     fn is_ready(&self) -> bool {
-        // The API's port may need a token.
+        // The port of the API may require a token.
         let has_admin_port = self.process.output().contains(ADMIN_MARK);
         let address = if has_admin_port { admin_address(&self.process) } else { self.address.clone() };
         probe(&address, "/v2/health/ready").is_ok_and(|status| status == 200)
     }
 }
 
-/// The status of a GET request, without an asynchronous runtime.
+/// Sends a GET request without an asynchronous runtime and returns the status.
 ///
 /// # Errors
-/// Nobody answers.
+/// No HTTP response is received.
 pub fn probe(address: &str, path: &str) -> anyhow::Result<u16> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(address)?;
@@ -241,24 +242,24 @@ pub fn probe(address: &str, path: &str) -> anyhow::Result<u16> {
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP answer")
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).context("no HTTP response")
 }
 
-/// What precedes the address of the admin port in the log.
+/// The text before the address of the admin port in the log.
 const ADMIN_MARK: &str = "metrics and probes on ";
 
-/// Host and port at which a process serves metrics and probes, of a server or a router with `--admin-port`.
+/// The host and port of the metrics and probes of a server or router with `--admin-port`.
 ///
 /// # Panics
-/// If the process does not say where they are, which it does before it is ready.
+/// If the address is not in the log, which a ready process has written.
 #[must_use]
 pub fn admin_address(process: &Process) -> String {
     let output = process.output();
-    let (_, address) = output.split_once(ADMIN_MARK).expect("it says where its probes are");
+    let (_, address) = output.split_once(ADMIN_MARK).expect("the log contains the address of the probes");
     address.lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// The HTTP address in the line of the log that tells it.
+/// Parses the HTTP address in a line of the log.
 pub(crate) fn address(line: &str) -> Option<String> {
     let address = line.split("http://").nth(1)?;
     let end = address.find(|letter: char| !letter.is_ascii_digit() && letter != '.' && letter != ':');

@@ -1,5 +1,5 @@
-//! Continuous streaming traffic, each request of which is marked and accounted for: what a client sees while a cluster
-//! changes beneath it. It knows no more of the servers than an OpenAI client does.
+//! Continuous streaming traffic for tests that change a fleet under load. Each request has an ID, and its outcome is
+//! recorded. This module knows no more about the servers than an OpenAI client does.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -11,81 +11,80 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// As often as the official clients do it by default: a request is sent again whose connection failed before anything
-/// of its answer came.
+/// The default of the official clients: how often a request is retried whose connection failed before a response began.
 const RETRIES_MAX: u32 = 2;
-/// As the official clients wait before that, doubled each time, and a quarter less at random, so that those who failed
-/// together do not come again together.
+/// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up to
+/// a quarter, so that clients that failed together do not retry together.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// Longer than this, no answer takes that comes at all.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// The time limit for a complete response.
+const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What is sent.
+/// The configuration of the traffic.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The address of the API, as in `http://10.96.1.2`.
+    /// The base URL of the API, such as `http://10.96.1.2`.
     pub url: String,
-    /// The model to ask for.
+    /// The name of the model.
     pub model: String,
-    /// Clients that ask at once, each again as soon as it has its answer.
+    /// The number of concurrent clients, each of which sends one request after the other.
     pub clients: usize,
-    /// Length of answers, in tokens.
+    /// The length of each response in tokens.
     pub tokens: u32,
 }
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// All of the answer came, and its end.
+    /// The response is complete, including the end of the stream.
     Answered,
-    /// It was refused with this status.
+    /// The response has an error status and this body.
     Refused(u16, String),
-    /// The answer began and then said that it failed.
+    /// The stream began and then reported an error.
     Failed(String),
-    /// The answer began and broke off.
+    /// The stream began and then broke off.
     Broken(String),
-    /// There was no answer at all.
+    /// No response was received.
     Unanswered(String),
 }
 
-/// A request that has ended.
+/// A completed or failed request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its mark, also sent as `x-request-id`.
-    pub mark: String,
-    /// When it was sent, counted from the start of the traffic.
+    /// The ID of the request, sent as `x-request-id`.
+    pub id: String,
+    /// The time from the start of the traffic until the request was sent.
     pub sent: Duration,
-    /// How long it took.
-    pub took: Duration,
-    /// How often it was sent before, in vain, as its connection failed before anything of an answer came.
+    /// The time from the request to the end of the response.
+    pub duration: Duration,
+    /// The number of retries, made when the connection failed before a response began.
     pub retries: u32,
-    /// How it ended.
+    /// How the request ended.
     pub outcome: Outcome,
 }
 
-/// All requests of a stretch of time.
+/// All requests of the traffic so far.
 #[derive(Clone, Debug, Default)]
-pub struct Account {
-    /// In the order of their ends.
+pub struct TrafficReport {
+    /// The requests in the order in which they ended.
     pub requests: Vec<Request>,
 }
 
-impl Account {
-    /// Those that were not answered.
+impl TrafficReport {
+    /// The requests without a complete response.
     #[must_use]
     pub fn failures(&self) -> Vec<&Request> {
         self.requests.iter().filter(|request| request.outcome != Outcome::Answered).collect()
     }
 
-    /// One line, and one for each kind of failure.
+    /// A summary in one line, followed by a line for each kind of failure.
     #[must_use]
     pub fn summary(&self) -> String {
-        let mut times: Vec<Duration> = self.requests.iter().map(|request| request.took).collect();
+        let mut times: Vec<Duration> = self.requests.iter().map(|request| request.duration).collect();
         times.sort();
         let at = |percent: usize| times.get(times.len() * percent / 100).copied().unwrap_or_default();
         let retries: u32 = self.requests.iter().map(|request| request.retries).sum();
         let mut text = format!(
-            "{} requests, {} failed, {retries} sent again; took {:.2?} at the median, {:.2?} at most",
+            "{} requests, {} failed, {retries} retries; median {:.2?}, maximum {:.2?}",
             self.requests.len(),
             self.failures().len(),
             at(50),
@@ -98,12 +97,12 @@ impl Account {
         for (outcome, requests) in kinds {
             let (first, last) = (requests[0], requests[requests.len() - 1]);
             text += &format!(
-                "\n  {} x {outcome:?}: first {} (sent at {:.2?}, took {:.2?}), last {} (sent at {:.2?})",
+                "\n  {} x {outcome:?}: first {} (sent at {:.2?}, duration {:.2?}), last {} (sent at {:.2?})",
                 requests.len(),
-                first.mark,
+                first.id,
                 first.sent,
-                first.took,
-                last.mark,
+                first.duration,
+                last.id,
                 last.sent
             );
         }
@@ -111,7 +110,7 @@ impl Account {
     }
 }
 
-/// Traffic that flows until it is stopped.
+/// Traffic that continues until it is stopped.
 #[derive(Debug)]
 pub struct Traffic {
     started: Instant,
@@ -119,53 +118,53 @@ pub struct Traffic {
     /// The API key of the next requests.
     key: watch::Sender<Option<String>>,
     clients: JoinSet<()>,
-    ended: Arc<Mutex<Account>>,
-    counted: watch::Receiver<usize>,
+    report: Arc<Mutex<TrafficReport>>,
+    completed: watch::Receiver<usize>,
 }
 
 impl Traffic {
-    /// Starts it.
+    /// Starts traffic without an API key.
     #[must_use]
     pub fn start(plan: &Plan) -> Self {
         Self::start_with_key(plan, None)
     }
 
-    /// [`Traffic::start`], with an API key.
+    /// Starts traffic with an API key, if one is given.
     #[must_use]
     pub fn start_with_key(plan: &Plan, key: Option<&str>) -> Self {
         let (stop, stopped) = watch::channel(false);
         let (key, key_in_use) = watch::channel(key.map(str::to_owned));
-        let (count, counted) = watch::channel(0);
+        let (count, completed) = watch::channel(0);
         let count = Arc::new(count);
-        let ended = Arc::new(Mutex::new(Account::default()));
+        let report = Arc::new(Mutex::new(TrafficReport::default()));
         let started = Instant::now();
         let mut clients = JoinSet::new();
         for client in 0..plan.clients {
-            let (plan, stopped, ended, count) =
-                (plan.clone(), stopped.clone(), Arc::clone(&ended), Arc::clone(&count));
+            let (plan, stopped, report, count) =
+                (plan.clone(), stopped.clone(), Arc::clone(&report), Arc::clone(&count));
             let key = key_in_use.clone();
             clients.spawn(async move {
-                // Connections are kept between requests, as clients do it.
+                // The client reuses connections, as the official clients do.
                 let http = crate::http::client();
                 for number in 0_u64.. {
                     if *stopped.borrow() {
                         break;
                     }
-                    let mark = format!("{client}-{number}");
+                    let id = format!("{client}-{number}");
                     let sent = started.elapsed();
                     let key = key.borrow().clone();
-                    let (outcome, retries) = ask(&http, &plan, &mark, key.as_deref()).await;
-                    let request = Request { mark, sent, took: started.elapsed() - sent, retries, outcome };
-                    let mut account = ended.lock().unwrap_or_else(PoisonError::into_inner);
-                    account.requests.push(request);
-                    count.send_replace(account.requests.len());
+                    let (outcome, retries) = send(&http, &plan, &id, key.as_deref()).await;
+                    let request = Request { id, sent, duration: started.elapsed() - sent, retries, outcome };
+                    let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+                    report.requests.push(request);
+                    count.send_replace(report.requests.len());
                 }
             });
         }
-        Self { started, stop, key, clients, ended, counted }
+        Self { started, stop, key, clients, report, completed }
     }
 
-    /// Sends the next requests with another API key.
+    /// Sends all further requests with another API key.
     pub fn use_key(&self, key: &str) {
         self.key.send_replace(Some(key.to_owned()));
     }
@@ -176,41 +175,41 @@ impl Traffic {
         self.started.elapsed()
     }
 
-    /// Waits until `more` further requests have ended, so that what was done before is behind them.
-    pub async fn flow(&mut self, more: usize) {
-        let end = *self.counted.borrow_and_update() + more;
-        // It cannot close while clients run.
-        drop(self.counted.wait_for(|count| *count >= end).await);
+    /// Waits until `more` further requests have ended.
+    pub async fn await_requests(&mut self, more: usize) {
+        let end = *self.completed.borrow_and_update() + more;
+        // The channel cannot close while the clients run.
+        drop(self.completed.wait_for(|count| *count >= end).await);
     }
 
-    /// Waits for the requests under way and gives the account of all.
-    pub async fn stop(mut self) -> Account {
+    /// Waits for the requests in flight and returns the report on all requests.
+    pub async fn stop(mut self) -> TrafficReport {
         self.stop.send_replace(true);
         while self.clients.join_next().await.is_some() {}
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str, key: Option<&str>) -> (Outcome, u32) {
+async fn send(http: &reqwest::Client, plan: &Plan, id: &str, key: Option<&str>) -> (Outcome, u32) {
     let body = json!({
         "model": plan.model,
         "stream": true,
         "temperature": 0,
         "max_tokens": plan.tokens,
         "ignore_eos": true,
-        "messages": [{"role": "user", "content": format!("Request {mark}: count from one to twenty.")}],
+        "messages": [{"role": "user", "content": format!("Request {id}: count from one to twenty.")}],
     });
     for retries in 0.. {
         let mut request = http
             .post(format!("{}/v3/chat/completions", plan.url))
-            .header("x-request-id", mark)
-            .timeout(ANSWER_LIMIT)
+            .header("x-request-id", id)
+            .timeout(RESPONSE_LIMIT)
             .json(&body);
         if let Some(key) = key {
             request = request.bearer_auth(key);
         }
-        // That there is an answer means that its head has come. From then on nothing is sent again: the client may
-        // have seen a part of it.
+        // `send` returns when the head of the response has been received. From then on the request is not retried,
+        // because the client may already have used a part of the response.
         match request.send().await {
             Err(error) if !error.is_timeout() && retries < RETRIES_MAX => {
                 tokio::time::sleep(delay(retries)).await;
@@ -219,10 +218,10 @@ async fn ask(http: &reqwest::Client, plan: &Plan, mark: &str, key: Option<&str>)
             Ok(response) => return (read(response).await, retries),
         }
     }
-    unreachable!("invariant: the last try returns")
+    unreachable!("invariant: the last attempt returns")
 }
 
-/// The pause before a request is sent again that was sent again `retries` times.
+/// The delay before the next retry, after `retries` retries.
 fn delay(retries: u32) -> Duration {
     let random = RandomState::new().hash_one(retries) as f64 / u64::MAX as f64;
     (RETRY_DELAY * (1 << retries)).mul_f64(1.0 - 0.25 * random)
@@ -238,14 +237,14 @@ async fn read(response: reqwest::Response) -> Outcome {
     loop {
         match bytes.next().await {
             Some(Ok(chunk)) => text.extend_from_slice(&chunk),
-            Some(Err(error)) => return ended(&text, &chain(&error)),
-            None => return ended(&text, "the connection was closed"),
+            Some(Err(error)) => return outcome(&text, &chain(&error)),
+            None => return outcome(&text, "the connection was closed"),
         }
     }
 }
 
-/// What a stream was that ended with `how`.
-fn ended(text: &[u8], how: &str) -> Outcome {
+/// The outcome of a stream with the content `text` that ended for the reason `how`.
+fn outcome(text: &[u8], how: &str) -> Outcome {
     let text = String::from_utf8_lossy(text);
     let mut is_done = false;
     let mut is_finished = false;
@@ -276,11 +275,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_is_answered_only_with_its_end() {
+    fn a_stream_without_its_end_is_broken() {
         let piece = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
         let finish = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\n";
         let done = "data: [DONE]\n\n";
-        let of = |text: &str| ended(text.as_bytes(), "closed");
+        let of = |text: &str| outcome(text.as_bytes(), "closed");
         assert_eq!(of(&format!("{piece}{finish}{done}")), Outcome::Answered);
         for text in ["", piece, &format!("{piece}{finish}"), &format!("{piece}{done}")] {
             assert_eq!(of(text), Outcome::Broken("closed".to_owned()), "{text}");
@@ -289,8 +288,7 @@ mod tests {
         assert_eq!(of(&format!("{piece}{error}{done}")), Outcome::Failed("gone".to_owned()));
     }
 
-    /// Somebody who resets each connection once there is a request on it, but for one in three, on a thread that ends
-    /// with the process.
+    /// Resets two of three connections after the request has arrived.
     fn unreliable(listener: &std::net::TcpListener) {
         use std::io::{Read as _, Write as _};
         let event = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
@@ -304,41 +302,41 @@ mod tests {
                 connection.shutdown(std::net::Shutdown::Write).unwrap();
                 let _ = connection.read_to_end(&mut Vec::new());
             }
-            // What was not read makes the kernel answer with a reset.
+            // Closing a socket with unread data makes the kernel send a reset.
         }
     }
 
     #[tokio::test]
-    async fn what_breaks_before_anything_of_the_answer_is_sent_again_and_counted() {
+    async fn requests_whose_connection_breaks_before_a_response_are_retried() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         std::thread::spawn(move || unreliable(&listener));
         let plan = Plan { url, model: "chat".to_owned(), clients: 1, tokens: 1 };
         let mut traffic = Traffic::start(&plan);
-        traffic.flow(2).await;
-        let account = traffic.stop().await;
-        assert_eq!(account.failures().len(), 0, "{}", account.summary());
-        assert!(account.requests.iter().all(|request| request.retries == 2), "{}", account.summary());
+        traffic.await_requests(2).await;
+        let report = traffic.stop().await;
+        assert_eq!(report.failures().len(), 0, "{}", report.summary());
+        assert!(report.requests.iter().all(|request| request.retries == 2), "{}", report.summary());
     }
 
     #[test]
     fn the_summary_names_each_kind_of_failure_once() {
-        let request = |mark: &str, outcome| Request {
-            mark: mark.to_owned(),
+        let request = |id: &str, outcome| Request {
+            id: id.to_owned(),
             sent: Duration::from_secs(1),
-            took: Duration::from_secs(2),
+            duration: Duration::from_secs(2),
             retries: 1,
             outcome,
         };
-        let account = Account {
+        let report = TrafficReport {
             requests: vec![
                 request("0-0", Outcome::Answered),
                 request("0-1", Outcome::Broken("reset".to_owned())),
                 request("1-0", Outcome::Broken("reset".to_owned())),
             ],
         };
-        let summary = account.summary();
-        assert!(summary.starts_with("3 requests, 2 failed, 3 sent again"), "{summary}");
+        let summary = report.summary();
+        assert!(summary.starts_with("3 requests, 2 failed, 3 retries"), "{summary}");
         assert!(summary.contains("2 x Broken(\"reset\"): first 0-1"), "{summary}");
         assert_eq!(summary.lines().count(), 2, "{summary}");
     }

@@ -1,5 +1,5 @@
-//! The Helm charts: valid with Helm 3 and Helm 4, strict about what they are given, and with no more rights
-//! than they list. The node test installs them; this one needs no node.
+//! The Helm charts: they render with Helm 3 and Helm 4, validate their values, and grant only the listed permissions. These
+//! tests need no node; the node tests install the charts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tests::cluster::ControlPlane;
 
 const HELMS: [&str; 2] = ["helm3", "helm4"];
-/// Kinds of the Prometheus operator, which no API server here knows.
+/// Kinds of the Prometheus operator, whose definitions the API server does not have.
 const FOREIGN: &str = "ServiceMonitor,PrometheusRule";
-/// All ways of installing that are tried: a name for messages, and arguments.
+/// The tested installations: a name for messages, and the arguments.
 const WAYS: [(&str, &[&str]); 3] = [
     ("plain", &[]),
     ("everything", &["--values", "tests/tests/charts/everything.yaml"]),
@@ -23,7 +23,7 @@ const WAYS: [(&str, &[&str]); 3] = [
 fn tool(name: &str) -> anyhow::Result<Command> {
     let path = tests::root().join(".deps/tools/bin").join(name);
     if !path.is_file() {
-        bail!("{} is not there: run scripts/tools charts", path.display());
+        bail!("{} does not exist: run scripts/tools charts", path.display());
     }
     let mut command = Command::new(path);
     command.current_dir(tests::root()).env("HOME", std::env::temp_dir());
@@ -34,7 +34,7 @@ fn helm(helm: &str, arguments: &[&str]) -> anyhow::Result<Output> {
     tool(helm)?.args(arguments).output().context("failed to run helm")
 }
 
-/// What the chart makes of `arguments`, as text.
+/// Renders the chart with `arguments`.
 fn render(version: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let fixed = ["template", "fleet", "charts/ovfleet", "--namespace", "ovfleet", "--kube-version", "1.35"];
     let output = helm(version, &[&fixed, arguments].concat())?;
@@ -61,7 +61,7 @@ fn field<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 #[test]
-fn lint_finds_nothing() -> anyhow::Result<()> {
+fn helm_lint_finds_no_problems() -> anyhow::Result<()> {
     for version in HELMS {
         for chart in ["charts/ovfleet", "charts/ovfleet-crds"] {
             let output = helm(version, &["lint", "--strict", "--kube-version", "1.35", chart])?;
@@ -96,7 +96,7 @@ fn both_helms_render_the_same() -> anyhow::Result<()> {
 
 /// `helm upgrade --reuse-values` renders this chart with the values of the installed one, whose chart may be older.
 #[test]
-fn values_of_the_chart_before_render() -> anyhow::Result<()> {
+fn the_values_of_the_previous_chart_still_render() -> anyhow::Result<()> {
     for version in HELMS {
         let text = render(version, &["--set", "upgrades=null"])?;
         assert!(!text.contains("--max-concurrent-upgrades"), "{version}: the operator's default applies");
@@ -104,14 +104,16 @@ fn values_of_the_chart_before_render() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The schema of each kind the API server has, strict, in files as kubeconform wants them.
+/// Writes a strict schema of each kind of the API server, in the file layout of kubeconform.
 fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
     let mut definitions = open_api["definitions"].clone();
-    for definition in definitions.as_object_mut().context("no definitions")?.values_mut() {
+    for definition in
+        definitions.as_object_mut().context("the OpenAPI document has no definitions")?.values_mut()
+    {
         if definition.get("properties").is_some() {
             definition["additionalProperties"] = json!(false);
         }
-        // Its description says so, its type does not.
+        // The schema has only the type string, although the format allows both.
         if definition["format"] == "int-or-string" {
             *definition = json!({"type": ["string", "integer"]});
         }
@@ -134,7 +136,7 @@ fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn is_what_the_api_server_takes() -> anyhow::Result<()> {
+async fn rendered_objects_match_the_schemas_of_the_api_server() -> anyhow::Result<()> {
     let plane = ControlPlane::start().await?;
     let request = http::Request::get("/openapi/v2").body(Vec::new())?;
     let open_api: Value = plane.client().await?.request(request).await?;
@@ -153,7 +155,7 @@ async fn is_what_the_api_server_takes() -> anyhow::Result<()> {
         let output = check(&render("helm4", arguments)?)?;
         assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stdout));
     }
-    // And it does find something.
+    // An invalid object is found.
     let right = render("helm4", &[])?;
     let wrong = right.replace("serviceAccountName:", "serviceAcountName:");
     assert!(!check(&wrong)?.status.success());
@@ -161,7 +163,7 @@ async fn is_what_the_api_server_takes() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn samples_are_what_the_resource_takes() -> anyhow::Result<()> {
+async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
     let plane = ControlPlane::start().await?;
     let kubectl = |arguments: &[&str]| -> anyhow::Result<Output> {
         Ok(plane.kubectl(arguments)?.current_dir(tests::root()).output()?)
@@ -192,10 +194,10 @@ async fn samples_are_what_the_resource_takes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The Kubernetes objects in the pages for users, each with its page. A block that shows a part of the `spec` of an
-/// LLMDeployment is completed.
+/// The Kubernetes objects in the pages for users, each with its page. A block with a part of the `spec` of an LLMDeployment
+/// is completed to an object.
 fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
-    // Kinds that an API server without further definitions knows.
+    // The API groups of an API server without custom resource definitions.
     const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
     const PLACEHOLDERS: [(&str, &str); 3] =
         [("OWNER/NAME", "owner/name"), ("NAMESPACE", "namespace"), ("NAME", "name")];
@@ -229,7 +231,7 @@ fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
 }
 
 #[test]
-fn what_is_not_a_value_is_refused() -> anyhow::Result<()> {
+fn unknown_values_are_rejected() -> anyhow::Result<()> {
     for version in HELMS {
         for (wrong, named) in [
             ("image.tg=x", "tg"),
@@ -248,7 +250,7 @@ fn what_is_not_a_value_is_refused() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_namespaced_install_touches_nothing_of_the_cluster() -> anyhow::Result<()> {
+fn a_namespaced_install_creates_no_cluster_scoped_objects() -> anyhow::Result<()> {
     let objects = objects(&render("helm4", WAYS[2].1)?)?;
     let namespaces: BTreeSet<&str> =
         objects.iter().map(|object| field(object, "/metadata/namespace")).collect();
@@ -284,9 +286,8 @@ fn the_operator_can_change_its_own_lease_only() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As who installs from a download of it does.
 #[test]
-fn the_chart_of_the_definition_works_alone() -> anyhow::Result<()> {
+fn a_copy_of_the_chart_of_the_definition_is_self_contained() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let chart = folder.path().join("ovfleet-crds");
     let copied = Command::new("cp")
@@ -304,7 +305,7 @@ fn the_chart_of_the_definition_works_alone() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One LLMDeployment is one model: alerts about requests and replicas have to say which it is.
+/// Alerts about requests and replicas must name the LLMDeployment that they concern.
 #[test]
 fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     let read = |file: &str| std::fs::read_to_string(tests::root().join("charts/ovfleet").join(file));
@@ -320,7 +321,7 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     }
     assert!(expressions.len() > 40, "{expressions:#?}");
     for expression in expressions.iter().filter(|expression| !expression.contains("ovfleet_operator_")) {
-        // What is not aggregated keeps all labels.
+        // A value that is not aggregated retains all labels.
         assert!(
             expression.contains("llmdeployment") || !expression.contains("sum"),
             "{expression} is of all models together"
@@ -329,9 +330,9 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each alert fires for the model that is in trouble and for no other, and says what its text promises.
+/// Each alert fires only for the affected model, with the expected text.
 #[test]
-fn alerts_fire_when_they_should_and_not_otherwise() -> anyhow::Result<()> {
+fn alerts_fire_only_under_their_conditions() -> anyhow::Result<()> {
     const VECTORS: &str = "tests/tests/charts/alerts.yaml";
     let output = tool("promtool")?.args(["test", "rules", VECTORS]).output()?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -351,7 +352,7 @@ fn alerts_fire_when_they_should_and_not_otherwise() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_resource_definition_stays() -> anyhow::Result<()> {
+fn uninstalling_retains_the_resource_definition() -> anyhow::Result<()> {
     let objects = objects(&render("helm4", &[])?)?;
     let crd = objects.iter().find(|object| object["kind"] == "CustomResourceDefinition").context("no CRD")?;
     assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
@@ -359,7 +360,7 @@ fn the_resource_definition_stays() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_number_of_operators_that_others_set_is_left_alone() -> anyhow::Result<()> {
+fn operator_replicas_set_by_others_are_not_reverted() -> anyhow::Result<()> {
     let replicas = |arguments: &[&str]| -> anyhow::Result<Value> {
         let objects = objects(&render("helm4", arguments)?)?;
         let deployment =
@@ -371,7 +372,7 @@ fn a_number_of_operators_that_others_set_is_left_alone() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line for each right of each role.
+/// Lists each permission of each role in one line.
 fn rights(objects: &[Value]) -> String {
     let mut lines = Vec::new();
     for role in objects.iter().filter(|object| field(object, "/kind").ends_with("Role")) {
@@ -395,12 +396,12 @@ fn rights(objects: &[Value]) -> String {
 }
 
 #[test]
-fn its_rights_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
+fn permissions_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
     let rights = rights(&objects(&render("helm4", &[])?)?);
     for forbidden in ["pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"] {
         assert!(!rights.contains(forbidden), "{forbidden} is among the rights:\n{rights}");
     }
-    // The replica token is created and never read.
+    // The replica token is created but never read.
     for right in rights.lines().filter(|right| right.contains("secrets")) {
         assert_eq!(right, "  secrets (core): create");
     }

@@ -1,4 +1,4 @@
-//! The control plane that other tests stand on.
+//! The control plane that other tests use.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ async fn await_absence(api: &Api<ConfigMap>, name: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn is_a_real_one_and_leaves_no_process() -> anyhow::Result<()> {
+async fn the_control_plane_is_complete_and_leaves_no_process() -> anyhow::Result<()> {
     let mut plane = ControlPlane::start_with_controllers().await?;
     let client = plane.client().await?;
     let namespace = cluster::namespace(&client, "plane").await?;
@@ -54,12 +54,12 @@ async fn is_a_real_one_and_leaves_no_process() -> anyhow::Result<()> {
     maps.delete("owner", &DeleteParams::default()).await?;
     await_absence(&maps, "owned").await?;
 
-    // Rights are checked.
+    // Permissions are checked.
     let stranger = plane.client_for("stranger", None).await?;
     let refused = Api::<ConfigMap>::namespaced(stranger, &namespace).get("kept").await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
-    // What was written outlives the API server.
+    // Objects survive a restart of the API server.
     plane.kill_api_server()?;
     assert!(maps.get("kept").await.is_err());
     plane.start_api_server().await?;
@@ -72,7 +72,7 @@ async fn is_a_real_one_and_leaves_no_process() -> anyhow::Result<()> {
     assert_eq!(processes.len(), 3);
     drop(plane);
     for group in processes {
-        assert!(!process::group_exists(group), "{group} is left");
+        assert!(!process::group_exists(group), "process group {group} remains");
     }
     Ok(())
 }

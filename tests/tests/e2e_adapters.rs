@@ -1,18 +1,18 @@
-//! Adapters of the real model: asked for by name, beside each other, through the router too.
+//! LoRA adapters of the real model: selected by name, in the same batch, directly and through the router.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use tests::http::{self, Answer};
+use tests::http::{self, Response};
 use tests::router::{Router, replica};
 use tests::server::{EXACT, Server};
 
-/// The sample model's layers, and its value and output projections with their rows and columns.
+/// The number of layers of the sample model, and its value and output projections with their rows and columns.
 const LAYERS: usize = 30;
 const PROJECTIONS: [(&str, usize, usize); 2] = [("v_proj", 192, 576), ("o_proj", 576, 576)];
 const RANK: usize = 4;
 
-/// Writes an adapter whose products have values of about this size; 0 changes nothing.
+/// Writes an adapter whose products have values of about `size`; an adapter with size 0 changes nothing.
 fn adapter(folder: &Path, size: f32) -> PathBuf {
     let (mut header, mut data) = (Map::new(), Vec::new());
     let mut state = 1u32;
@@ -36,26 +36,26 @@ fn adapter(folder: &Path, size: f32) -> PathBuf {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.into_bytes());
     file.extend(data);
-    std::fs::create_dir_all(folder).expect("the folder is made");
-    std::fs::write(folder.join("adapter_model.safetensors"), file).expect("the matrices are written");
+    std::fs::create_dir_all(folder).expect("the folder can be created");
+    std::fs::write(folder.join("adapter_model.safetensors"), file).expect("the matrices can be written");
     let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK});
     std::fs::write(folder.join("adapter_config.json"), config.to_string())
-        .expect("the configuration is written");
+        .expect("the configuration can be written");
     folder.to_owned()
 }
 
-async fn ask(url: &str, model: &str) -> Answer {
+async fn ask(url: &str, model: &str) -> Response {
     let body = json!({
         "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
         "max_tokens": 24,
     });
-    http::post(url, &body).await.expect("an answer")
+    http::post(url, &body).await.expect("the server responds")
 }
 
 #[tokio::test]
-async fn requests_have_the_adapter_they_name_alone_together_and_through_the_router() {
+async fn each_request_uses_the_adapter_that_it_names() {
     let folder = tempfile::tempdir().unwrap();
     let still = adapter(&folder.path().join("still"), 0.0);
     let loud = adapter(&folder.path().join("loud"), 20.0);
@@ -68,13 +68,13 @@ async fn requests_have_the_adapter_they_name_alone_together_and_through_the_rout
     let direct = server.url("/v3/chat/completions");
     let base = ask(&direct, "base").await.text().to_owned();
     assert!(base.contains("Paris"), "{base}");
-    assert_eq!(ask(&direct, "still").await.text(), base, "an adapter of zeros changes nothing");
+    assert_eq!(ask(&direct, "still").await.text(), base, "an adapter of zeros changed the response");
     let loud = ask(&direct, "loud").await.text().to_owned();
     assert_ne!(loud, base);
 
     let routed = router.url("/v3/chat/completions");
     for url in [&direct, &routed] {
-        let all = http::all((0..12).map(|index| ask(url, ["base", "still", "loud"][index % 3]))).await;
+        let all = http::join_all((0..12).map(|index| ask(url, ["base", "still", "loud"][index % 3]))).await;
         for (index, answer) in all.iter().enumerate() {
             assert_eq!(answer.text(), [&base, &base, &loud][index % 3], "{index}: {}", answer.body);
         }

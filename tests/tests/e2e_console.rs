@@ -1,6 +1,5 @@
-//! The console in a real browser, in front of real servers: what it shows while there is load and when a replica
-//! dies, the chat by keyboard, keys, and how it looks. Pictures of it are left in the folder
-//! `console` of what cargo sets aside for tests under `target`.
+//! The console in a real browser with a real router and real servers: load, a killed replica, the chat by keyboard, API
+//! keys, and the layout. Screenshots are written to `console` in `CARGO_TARGET_TMPDIR`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,17 +13,17 @@ use tests::router::{Router, replica};
 use tests::server::{Server, bare_command};
 use tests::traffic::{Plan, Traffic};
 
-/// A simulator with few places and a small cache, so that load is seen.
+/// Flags for a simulator with few sequences and a small cache, so that load is visible.
 const SIM: [&str; 8] =
     ["--backend", "sim", "--sim-step-time", "10ms", "--sim-blocks", "400", "--max-num-seqs", "4"];
-/// One that needs most of a minute for an answer: there is time to do something meanwhile.
+/// Flags for a simulator that needs most of a minute for a response, so that a test can act during it.
 const SLOW: [&str; 4] = ["--backend", "sim", "--sim-step-time", "200ms"];
-/// More than there are places.
+/// The number of clients, more than the replicas can run at once.
 const CLIENTS: usize = 24;
-/// Least contrast of text, of the Web Content Accessibility Guidelines, level AA.
+/// The minimum contrast of text in level AA of the Web Content Accessibility Guidelines.
 const CONTRAST_MIN: f64 = 4.5;
 
-/// What the tests ask of a page. It lasts until the page is loaded again, which it must not be.
+/// Functions for the expressions of the tests. They exist until the page is reloaded, which must not happen.
 const QUESTIONS: &str = r"
     window.count = text => Number(text.replace(/[^0-9.]/g, ''));
     window.says = id => document.getElementById(id).innerText;
@@ -48,17 +47,17 @@ struct Scene {
 
 impl Scene {
     fn new(sim: &[&str], arguments: &[String]) -> Self {
-        let servers: Vec<Server> = (0..2).map(|_| start(sim, ["0", "0"])).collect();
+        let servers: Vec<Server> = (0..2).map(|_| start(sim, "0", "0")).collect();
         let all: Vec<String> = servers.iter().map(replica).chain(arguments.iter().cloned()).collect();
         let router = Router::start(&all).expect("the router starts");
         let browser = Browser::start().expect("the browser starts");
         Self { servers, router, browser }
     }
 
-    /// The console, as soon as it shows both replicas.
+    /// Opens the console and waits until it shows both replicas.
     fn console(&self) -> Console<'_> {
         let console = self.bare_console();
-        console.await_that("both replicas to serve", "all(replica => replica.State === 'serving')");
+        console.await_expression("both replicas to serve", "all(replica => replica.State === 'serving')");
         console
     }
 
@@ -74,11 +73,11 @@ impl Scene {
     }
 }
 
-/// A server on these ports, for its API and for its reports. It speaks in the words of a real model: there are so many
-/// that the one by which an answer ends hardly ever comes by chance.
-fn start(arguments: &[&str], [port, grpc]: [&str; 2]) -> Server {
+/// Starts a server on these ports. It uses the vocabulary of a real model, which is so large that the simulator hardly ever
+/// generates the end token by chance.
+fn start(arguments: &[&str], port: &str, grpc_port: &str) -> Server {
     let mut command = bare_command().unwrap();
-    command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc]).args(arguments);
+    command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc_port]).args(arguments);
     command.arg("--model").arg(tests::sample_model()).args(["--model-name", "sim"]);
     Server::from_command(&mut command).expect("the server starts")
 }
@@ -87,7 +86,7 @@ fn port(address: &str) -> &str {
     address.rsplit(':').next().unwrap()
 }
 
-/// The page, which leaves a picture when a test fails.
+/// The page of the console. It takes a screenshot when a test fails.
 struct Console<'a> {
     page: Page<'a>,
     router: &'a Router,
@@ -95,8 +94,8 @@ struct Console<'a> {
 
 impl Console<'_> {
     #[track_caller]
-    fn await_that(&self, what: &str, expression: &str) {
-        self.page.await_that(what, expression).unwrap();
+    fn await_expression(&self, what: &str, expression: &str) {
+        self.page.await_expression(what, expression).unwrap();
     }
 
     fn text(&self, expression: &str) -> String {
@@ -109,24 +108,24 @@ impl Console<'_> {
         }
     }
 
-    /// What has the focus: its id, or whatever else tells what it is.
+    /// Identifies the focused element by its ID, its label or its class.
     fn focused(&self) -> String {
         self.text("focused()")
     }
 
     #[track_caller]
-    fn tab_to(&self, wanted: &str) {
+    fn tab_to(&self, expected: &str) {
         self.press(&[Key::Tab]);
-        assert_eq!(self.focused(), wanted);
+        assert_eq!(self.focused(), expected);
     }
 
-    fn picture(&self, name: &str) -> anyhow::Result<PathBuf> {
+    fn screenshot(&self, name: &str) -> anyhow::Result<PathBuf> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
         std::fs::create_dir_all(&folder)?;
-        self.page.picture(&folder, name)
+        self.page.screenshot(&folder, name)
     }
 
-    /// It has talked to its router and to nobody else, and there is nothing to complain about but `expected`.
+    /// Asserts that the page sent requests only to its router, and that the console messages are the `expected` ones.
     #[track_caller]
     fn assert_well_behaved(&self, expected: &[&str]) {
         let origin = self.router.url("/");
@@ -135,9 +134,9 @@ impl Console<'_> {
         for url in requests {
             assert!(url.starts_with(&origin) || url.starts_with("data:"), "a request to {url}");
         }
-        let complaints = self.page.complaints();
-        let is_expected = complaints.iter().zip(expected).all(|(one, part)| one.contains(part));
-        assert!(complaints.len() == expected.len() && is_expected, "{complaints:#?}");
+        let messages = self.page.console_messages();
+        let is_expected = messages.iter().zip(expected).all(|(one, part)| one.contains(part));
+        assert!(messages.len() == expected.len() && is_expected, "{messages:#?}");
     }
 }
 
@@ -145,48 +144,48 @@ impl Drop for Console<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let test = std::thread::current().name().unwrap_or_default().to_owned();
-            eprintln!("how it looked: {:?}", self.picture(&format!("failed-{test}")));
+            eprintln!("screenshot: {:?}", self.screenshot(&format!("failed-{test}")));
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_replicas_are_shown_as_they_work_without_loading_the_page_again() {
+async fn the_load_of_both_replicas_is_updated_without_reloading_the_page() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
-    console.picture("idle").unwrap();
+    console.screenshot("idle").unwrap();
     assert_eq!(console.text("says('serving')"), "2 of 2");
     let mut traffic = scene.traffic();
     let busy =
         "Object.values(['In flight', 'Running', 'Prompt tok/s', 'Output tok/s', 'Answered', 'KV cache'])
         .every(label => count(replica[label].split('%')[0]) > 0)";
-    console.await_that("both to work", &format!("all(replica => {busy})"));
-    console.await_that("requests to queue", "count(says('queued')) > 0");
+    console.await_expression("both replicas to be busy", &format!("all(replica => {busy})"));
+    console.await_expression("requests to queue", "count(says('queued')) > 0");
     let shown = "count(says('in-work')) > 0
         && count(says('output')) > 0";
-    console.await_that("the sums to be of a fleet that works", shown);
-    console.await_that("both to be picked", "new Set(picked()).size === 2");
-    console.picture("load").unwrap();
+    console.await_expression("the totals of a busy fleet", shown);
+    console.await_expression("both replicas to be picked", "new Set(picked()).size === 2");
+    console.screenshot("load").unwrap();
 
-    // What it shows goes on changing, unless that is not wanted.
+    // The page updates continuously unless it is paused.
     console.page.evaluate("window.before = replicas(), window.picksBefore = picks.innerText").unwrap();
     let more = "Object.entries(replicas()).every(([name, replica]) =>
         count(replica.Answered) > count(before[name].Answered)) && picks.innerText !== picksBefore";
-    console.await_that("more to be answered by both", more);
+    console.await_expression("more responses from both replicas", more);
     console.page.evaluate("document.querySelector('#pause').focus()").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the pause", "says('status') === 'Paused' && !refreshing");
+    console.await_expression("the pause", "says('status') === 'Paused' && !refreshing");
     let paused = console.text("says('replicas')");
-    traffic.flow(CLIENTS).await;
+    traffic.await_requests(CLIENTS).await;
     assert_eq!(console.text("says('replicas')"), paused);
     console.press(&[Key::Enter]);
-    console.await_that("the end of the pause", "says('status') === 'Live'");
+    console.await_expression("the end of the pause", "says('status') === 'Live'");
 
     let account = traffic.stop().await;
     assert!(account.failures().is_empty(), "{}", account.summary());
     let idle = "all(replica => replica.Running === '0' && replica['In flight'] === '0'
         && replica['Output tok/s'] === '0' && replica['KV cache'].includes('0.0% in use'))";
-    console.await_that("both to be idle", idle);
+    console.await_expression("both replicas to be idle", idle);
     let known = http::get(&scene.router.url("/debug/replicas")).await.unwrap().body;
     let shown = console.page.evaluate("replicas()").unwrap();
     let mut sum = 0;
@@ -199,44 +198,53 @@ async fn both_replicas_are_shown_as_they_work_without_loading_the_page_again() {
     console.assert_well_behaved(&[]);
 }
 
-/// A whole number as the page writes it.
+/// Parses a whole number in the format of the page.
 fn number(shown: &Value) -> u64 {
     shown.as_str().unwrap().replace(',', "").parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_is_killed_is_shown_as_gone_and_as_back() {
+async fn a_killed_replica_is_shown_as_unreachable_and_after_a_restart_as_serving() {
     let mut scene = Scene::new(&SIM, &[]);
     let traffic = scene.traffic();
     let gone = scene.servers.swap_remove(0);
     let (name, grpc) = (gone.address().to_owned(), gone.grpc_address());
     let console = scene.console();
-    console.await_that("both to work", "all(replica => count(replica.Running) > 0)");
+    console.await_expression("both replicas to be busy", "all(replica => count(replica.Running) > 0)");
     gone.process().signal("KILL").unwrap();
     gone.wait().unwrap();
     let row = format!("replicas()['{name}']");
-    // Why is told beneath, and what it said before is not shown as if it were so now.
+    // The reason is shown below the state, and the last load report is no longer shown.
     let shown = format!(
         "{row}.State.startsWith('unreachable\\n') && ['KV cache', 'Running', 'Output tok/s']
             .every(label => {row}[label] === '–')"
     );
-    console.await_that("it to be gone", &shown);
-    console.await_that("the sum", "says('serving') === '1 of 2'");
-    console.await_that("the news", "says('news') === '1 of 2 replicas are ready'");
+    console.await_expression("the replica to be unreachable", &shown);
+    console.await_expression("the number of ready replicas", "says('serving') === '1 of 2'");
+    console.await_expression("the announcement", "says('news') === '1 of 2 replicas are ready'");
     let other = scene.servers[0].address();
-    console.await_that("the other to work", &format!("count(replicas()['{other}'].Running) > 0"));
-    console.await_that("nothing else to be picked", &format!("picked().every(name => name === '{other}')"));
+    console.await_expression(
+        "the other replica to be busy",
+        &format!("count(replicas()['{other}'].Running) > 0"),
+    );
+    console.await_expression(
+        "only the other replica to be picked",
+        &format!("picked().every(name => name === '{other}')"),
+    );
     assert_eq!(console.text("says('status')"), "Live");
-    console.picture("gone").unwrap();
+    console.screenshot("gone").unwrap();
 
-    let _back = start(&SIM, [port(&name), port(&grpc)]);
-    console.await_that("it to be back", &format!("{row}.State === 'serving' && count({row}.Running) > 0"));
+    let _back = start(&SIM, port(&name), port(&grpc));
+    console.await_expression(
+        "the replica to serve again",
+        &format!("{row}.State === 'serving' && count({row}.Running) > 0"),
+    );
     drop(traffic.stop().await);
     console.assert_well_behaved(&[]);
 }
 
 #[test]
-fn the_chat_streams_and_needs_no_mouse() {
+fn the_chat_streams_and_works_by_keyboard() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
     console.tab_to("skip");
@@ -245,70 +253,71 @@ fn the_chat_streams_and_needs_no_mouse() {
     let observe = "window.lengths = new Set(); new MutationObserver(() => lengths.add(answer().length))
         .observe(document.querySelector('#chat'), {childList: true, subtree: true})";
     console.page.evaluate(observe).unwrap();
-    console.page.write("What is").unwrap();
+    console.page.insert_text("What is").unwrap();
     console.press(&[Key::ShiftEnter]);
-    console.page.write("a fleet?").unwrap();
+    console.page.insert_text("a fleet?").unwrap();
     assert_eq!(console.text("document.querySelector('#prompt').value"), "What is\na fleet?");
     assert_eq!(console.text("says('chat')"), "");
     console.press(&[Key::Enter]);
     let ended = "says('note').startsWith('First token after')";
-    console.await_that("the answer", ended);
+    console.await_expression("the answer", ended);
     let pieces = console.page.evaluate("lengths.size").unwrap();
-    assert!(pieces.as_u64() > Some(4), "it came in {pieces} pieces");
+    assert!(pieces.as_u64() > Some(4), "the response came in {pieces} pieces");
     assert!(!console.text("answer()").is_empty());
     let by = console.text("document.querySelector('#chat p:last-child b').innerText");
-    let name = by.strip_prefix("sim at ").expect("it is told who has answered");
+    let name = by.strip_prefix("sim at ").expect("the page names the replica");
     assert!(scene.servers.iter().any(|server| server.address() == name), "{by}");
-    console.picture("answer").unwrap();
+    console.screenshot("answer").unwrap();
 
-    // The next question comes with what was said before, and by the button.
-    console.await_that("the pick", "document.querySelectorAll('#picks [data-label=Prompt]').length === 1");
+    // The second message includes the conversation so far, and is sent with the button.
+    console
+        .await_expression("the pick", "document.querySelectorAll('#picks [data-label=Prompt]').length === 1");
     let first = "count(document.querySelector('#picks tr:last-child [data-label=Prompt]').innerText)";
     console.page.evaluate(&format!("window.firstPrompt = {first}")).unwrap();
     assert_eq!(console.focused(), "prompt");
-    console.page.write("And a router?").unwrap();
+    console.page.insert_text("And a router?").unwrap();
     console.tab_to("send");
     console.press(&[Key::Enter]);
     let both = format!("document.querySelectorAll('#chat p').length === 4 && answer() && {ended}");
-    console.await_that("the second answer", &both);
+    console.await_expression("the second answer", &both);
     let second = "count(document.querySelector('#picks [data-label=Prompt]').innerText) > firstPrompt";
-    console.await_that("a longer prompt", second);
+    console.await_expression("a longer prompt", second);
     assert_eq!(console.focused(), "prompt", "a button that is switched off takes the focus along");
     console.assert_well_behaved(&[]);
 }
 
 #[test]
-fn an_answer_can_be_stopped_and_another_conversation_begun() {
+fn a_response_can_be_stopped_and_a_new_conversation_started() {
     let scene = Scene::new(&SLOW, &[]);
     let console = scene.console();
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
-    console.page.write("Count").unwrap();
+    console.page.insert_text("Count").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the answer to begin", "answer().length > 0");
-    console.await_that("it to be in work", "says('in-work') === '1'");
+    console.await_expression("the answer to begin", "answer().length > 0");
+    console.await_expression("the request to be in flight", "says('in-work') === '1'");
     console.tab_to("stop");
     console.press(&[Key::Enter]);
-    console.await_that("the end", "says('note') === 'Stopped'");
-    console.await_that("nothing to be in work", "says('in-work') === '0'");
+    console.await_expression("the end", "says('note') === 'Stopped'");
+    console.await_expression("no request to be in flight", "says('in-work') === '0'");
     assert_eq!(console.focused(), "prompt");
-    console.page.write("Count on").unwrap();
+    console.page.insert_text("Count on").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the second answer to begin", "answer() && conversation.length === 3");
+    console.await_expression("the second answer to begin", "answer() && conversation.length === 3");
     console.press(&[Key::Tab, Key::Tab]);
     assert_eq!(console.focused(), "clear");
     console.press(&[Key::Enter]);
-    console.await_that("nothing to be in work", "says('in-work') === '0'");
+    console.await_expression("no request to be in flight", "says('in-work') === '0'");
     assert_eq!(console.text("says('chat')"), "");
-    // Nothing of the former conversation gets into this one.
-    console.page.write("Count again").unwrap();
+    // The new conversation contains nothing of the previous one.
+    console.page.insert_text("Count again").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the answer to begin", "answer().length > 0");
+    console.await_expression("the answer to begin", "answer().length > 0");
     assert_eq!(console.text("JSON.stringify(conversation)"), r#"[{"role":"user","content":"Count again"}]"#);
     console.assert_well_behaved(&[]);
 }
 
 #[test]
-fn a_router_with_keys_is_shown_to_those_who_have_one() {
+fn a_router_with_api_keys_requires_one_for_the_console() {
     const REFUSED: &str = "status of 401";
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
@@ -316,72 +325,72 @@ fn a_router_with_keys_is_shown_to_those_who_have_one() {
     let scene = Scene::new(&SIM, &[format!("--api-keys={}", keys.display())]);
     let console = scene.bare_console();
     let status = |text: &str| format!("says('status').includes('{text}')");
-    console.await_that("a key to be asked for", &status("requires an API key"));
-    console.picture("key").unwrap();
+    console.await_expression("the prompt for a key", &status("requires an API key"));
+    console.screenshot("key").unwrap();
     assert_eq!(console.text("says('replicas')"), "");
     assert_eq!(console.focused(), "key");
-    console.page.write("sesame").unwrap();
+    console.page.insert_text("sesame").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("it to be unknown", &status("is invalid"));
-    console.page.write("schlüssel").unwrap();
+    console.await_expression("the message about an invalid key", &status("is invalid"));
+    console.page.insert_text("schlüssel").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("it to be none", &status("ASCII"));
+    console.await_expression("the message about a malformed key", &status("ASCII"));
     console.page.evaluate("document.querySelector('#key').select()").unwrap();
-    console.page.write(" opensesame\t").unwrap();
+    console.page.insert_text(" opensesame\t").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the fleet", "all(replica => replica.State === 'serving')");
-    console.await_that(
+    console.await_expression("the fleet", "all(replica => replica.State === 'serving')");
+    console.await_expression(
         "the way to the chat",
         "focused() === 'prompt' && document.querySelector('#access').hidden",
     );
-    console.page.write("Hello").unwrap();
+    console.page.insert_text("Hello").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("the answer", "says('note').startsWith('First token after')");
-    // It is nowhere that outlasts the page, nor where others look.
+    console.await_expression("the answer", "says('note').startsWith('First token after')");
+    // The key is stored neither beyond the lifetime of the page nor in a visible place.
     let kept =
         "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href";
     assert!(!console.text(kept).contains("opensesame"));
     assert!(!console.page.requests().iter().any(|url| url.contains("opensesame")));
     console.assert_well_behaved(&[REFUSED, REFUSED]);
 
-    // Keys change.
+    // The key is revoked.
     std::fs::write(&keys, "abracadabra alice\n").unwrap();
-    console.await_that("another key to be asked for", &status("is invalid"));
+    console.await_expression("the prompt for another key", &status("is invalid"));
     console.assert_well_behaved(&[REFUSED, REFUSED, REFUSED]);
 }
 
 #[test]
-fn a_router_that_hangs_is_told_and_what_was_known_has_its_time() {
+fn a_hanging_router_is_reported_with_the_time_of_the_last_update() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
     scene.router.process().signal("STOP").unwrap();
     let told = r"/^The router is unreachable; last updated at \d\d:\d\d:\d\d$/
         .test(says('status'))";
-    console.await_that("that to be told", told);
+    console.await_expression("the message about the router", told);
     scene.router.process().signal("CONT").unwrap();
-    console.await_that("it to go on", "says('status') === 'Live'");
+    console.await_expression("the page to be live again", "says('status') === 'Live'");
     console.assert_well_behaved(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_fits_a_phone_reads_well_in_light_and_dark_and_has_names_for_all_that_it_has() {
+async fn the_page_fits_a_phone_has_enough_contrast_and_names_all_controls() {
     let mut scene = Scene::new(&SIM, &[]);
     let traffic = scene.traffic();
     let gone = scene.servers.swap_remove(0);
     let console = scene.console();
-    console.await_that("both to work", "all(replica => count(replica.Running) > 0)");
-    // Good and bad, so that all of the colours are there, and an answer.
+    console.await_expression("both replicas to be busy", "all(replica => count(replica.Running) > 0)");
+    // One ready and one failed replica, and a response, so that all colors are visible.
     drop(gone);
-    console.await_that("one to be gone", "says('serving') === '1 of 2'");
+    console.await_expression("one replica to be unreachable", "says('serving') === '1 of 2'");
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
-    console.page.write("How do you look?").unwrap();
+    console.page.insert_text("How do you look?").unwrap();
     console.press(&[Key::Enter]);
-    console.await_that("an answer", "answer().length > 100");
+    console.await_expression("an answer", "answer().length > 100");
     for scheme in ["light", "dark"] {
-        console.page.prefer(scheme).unwrap();
+        console.page.set_color_scheme(scheme).unwrap();
         for (width, height) in [(1280, 800), (820, 1180), (390, 844), (320, 568)] {
             console.page.resize(width, height).unwrap();
-            console.picture(&format!("{scheme}-{width}")).unwrap();
+            console.screenshot(&format!("{scheme}-{width}")).unwrap();
             let what = format!("{scheme}, {width} wide");
             let beyond = console.page.evaluate(BEYOND).unwrap();
             assert_eq!(beyond, Value::Array(vec![]), "beyond the edge: {what}");
@@ -400,7 +409,7 @@ async fn it_fits_a_phone_reads_well_in_light_and_dark_and_has_names_for_all_that
     console.assert_well_behaved(&[]);
 }
 
-/// Goes through all that can have the focus.
+/// Checks that the focus is visible on every focusable element.
 fn focus_is_seen_everywhere(console: &Console<'_>) {
     console.page.evaluate("document.activeElement.blur(), window.scrollTo(0, 0)").unwrap();
     let ring = "(style => `${style.outlineStyle} ${parseFloat(style.outlineWidth) >= 2}`)
@@ -419,14 +428,14 @@ fn focus_is_seen_everywhere(console: &Console<'_>) {
 const IS_DARK: &str =
     "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(part => part < 60)";
 
-/// What is wider than the page, unless it is in something that scrolls.
+/// Finds elements that are wider than the page and not inside a scrolling element.
 const BEYOND: &str = "[document.documentElement, ...document.body.querySelectorAll('*')].filter(node => {
     if (node === document.documentElement) return node.scrollWidth > innerWidth;
     const box = node.getBoundingClientRect();
     return box.width && box.right > innerWidth + 1 && !node.closest('.scroll') && node.checkVisibility();
 }).map(node => node.outerHTML.slice(0, 80))";
 
-/// A function that gives the text whose contrast is less than its argument.
+/// A function that returns the text whose contrast is less than its argument.
 const FAINT: &str = "least => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const parts = color => {

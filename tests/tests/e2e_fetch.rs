@@ -1,5 +1,5 @@
-//! `server fetch` as a process, from a hub, from a service like S3, and onto a disk that is full: what it leaves, what it
-//! reports, and its exit code, by which a cluster knows whether to try again.
+//! `ovfleet-server fetch` as a process, from a Hub, from S3 and onto a full disk: the files, the report and the exit code, by which
+//! a cluster decides whether to retry.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tests::hub::{COMMIT, Hub};
 use tests::process::Process;
-use tests::s3::{Keys, S3};
+use tests::s3::{Bucket, Credentials, S3};
 use tests::server::{START_LIMIT, bare_command};
 
-/// How a fetch ended.
+/// The result of a fetch.
 #[derive(Debug)]
 struct Fetch {
     code: Option<i32>,
@@ -27,7 +27,7 @@ impl Fetch {
         self.report["reason"].as_str().unwrap_or_default()
     }
 
-    /// Its code and its reason.
+    /// Asserts the exit code and the reason in the report.
     #[track_caller]
     fn assert_ended(&self, code: i32, reason: &str) {
         assert_eq!((self.code, self.reason()), (Some(code), reason), "{self:#?}");
@@ -36,7 +36,7 @@ impl Fetch {
     }
 }
 
-/// Fetches into `folder`/into, with the report beside it.
+/// Fetches into `folder`/into and writes the report to `folder`/report.
 fn fetch(folder: &Path, arguments: &[&str]) -> Fetch {
     run(bare_command().unwrap(), folder, arguments)
 }
@@ -57,7 +57,7 @@ fn model(folder: &Path) -> Option<Vec<u8>> {
     std::fs::read(folder.join("into/current")).ok()
 }
 
-/// A folder of credentials.
+/// Writes a folder of credentials, with one file for each entry.
 fn credentials(folder: &Path, entries: &[(&str, &str)]) -> String {
     let path = folder.join("credentials");
     std::fs::create_dir_all(&path).unwrap();
@@ -67,13 +67,13 @@ fn credentials(folder: &Path, entries: &[(&str, &str)]) -> String {
     path.display().to_string()
 }
 
-/// So much that it comes in many pieces.
+/// A file that is large enough to arrive in many pieces.
 fn content(seed: u8) -> Vec<u8> {
     (0..1_500_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn from_a_hub_comes_what_is_like_the_pattern_and_nobody_is_asked_again() {
+async fn files_that_match_the_pattern_are_fetched_once_from_a_hub() {
     let files = tempfile::tempdir().unwrap();
     let [small, large] = ["model-Q4.gguf", "model-Q8.gguf"].map(|name| files.path().join(name));
     std::fs::write(&small, content(4)).unwrap();
@@ -89,7 +89,7 @@ async fn from_a_hub_comes_what_is_like_the_pattern_and_nobody_is_asked_again() {
     let digest: String =
         Sha256::digest(format!("{hex}  model-Q4.gguf\n")).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(fetched.report["digest"], format!("sha256:{digest}"));
-    assert_eq!(fetched.report["revision"], COMMIT, "the commit that the branch led to");
+    assert_eq!(fetched.report["revision"], COMMIT, "the commit of the branch");
     drop(hub);
     let again = fetch(folder.path(), &arguments);
     again.assert_ended(0, "Fetched");
@@ -97,12 +97,13 @@ async fn from_a_hub_comes_what_is_like_the_pattern_and_nobody_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_hub_does_not_give_has_its_own_reason_each() {
+async fn each_failure_of_a_hub_has_its_own_reason() {
     let files = tempfile::tempdir().unwrap();
     let file = files.path().join("model.gguf");
     std::fs::write(&file, content(0)).unwrap();
     let open = Hub::start("127.0.0.1", "owner/name", &[&file]).await.unwrap();
-    let private = Hub::start_for("127.0.0.1", "owner/name", &[&file], Some("hf_secret")).await.unwrap();
+    let private =
+        Hub::start_with_token("127.0.0.1", "owner/name", &[&file], Some("hf_secret")).await.unwrap();
     let (open, private) = (open.url(), private.url());
     let folder = tempfile::tempdir().unwrap();
     let from = |url: &str, more: &[&str]| {
@@ -120,7 +121,7 @@ async fn what_a_hub_does_not_give_has_its_own_reason_each() {
     // The file has changed since it was listed.
     std::fs::write(&file, content(1)).unwrap();
     from(&open, &[]).assert_ended(11, "DigestMismatch");
-    assert_eq!(model(folder.path()), None, "nothing of it is served");
+    assert_eq!(model(folder.path()), None, "a file with a wrong digest is served");
 
     std::fs::write(&file, content(0)).unwrap();
     let right = credentials(folder.path(), &[("token", "hf_secret")]);
@@ -128,8 +129,15 @@ async fn what_a_hub_does_not_give_has_its_own_reason_each() {
     assert_eq!(model(folder.path()), Some(content(0)));
 }
 
-fn keys(secret: &str, token: Option<&str>) -> Keys {
-    Keys { access: "AKIATEST".to_owned(), secret: secret.to_owned(), token: token.map(str::to_owned) }
+async fn start_s3(region: &str, secret: &str, token: Option<&str>) -> S3 {
+    let credentials = Credentials {
+        access_key_id: "AKIATEST".to_owned(),
+        secret_access_key: secret.to_owned(),
+        session_token: token.map(str::to_owned),
+    };
+    let objects = objects();
+    let bucket = Bucket { name: "models".to_owned(), region: region.to_owned(), credentials, objects };
+    S3::start("127.0.0.1", bucket).await.unwrap()
 }
 
 fn objects() -> BTreeMap<String, Vec<u8>> {
@@ -143,22 +151,20 @@ fn objects() -> BTreeMap<String, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn from_s3_comes_an_object_or_a_folder_with_signed_requests() {
+async fn an_object_or_a_folder_is_fetched_from_s3_with_signed_requests() {
     let region = "eu-west-1";
-    let s3 = S3::start("127.0.0.1", ("models", region), keys("secret/+", Some("to=ken")), objects())
-        .await
-        .unwrap();
+    let s3 = start_s3(region, "secret/+", Some("to=ken")).await;
     let url = s3.url();
     let folder = tempfile::tempdir().unwrap();
     let entries = [("accessKeyId", "AKIATEST"), ("secretAccessKey", "secret/+"), ("sessionToken", "to=ken")];
     let credentials = credentials(folder.path(), &entries);
     let from = |object: &str| {
-        let place = ["--s3-endpoint", &url, "--s3-region", region, "--credentials", &credentials];
-        fetch(folder.path(), &[&place[..], &["--s3-object", object]].concat())
+        let source = ["--s3-endpoint", &url, "--s3-region", region, "--credentials", &credentials];
+        fetch(folder.path(), &[&source[..], &["--s3-object", object]].concat())
     };
     from("models/one/model.gguf").assert_ended(0, "Fetched");
     assert_eq!(model(folder.path()), Some(content(9)));
-    // More objects than a page of the list has.
+    // The folder has more objects than a page of the listing.
     from("models/chat/").assert_ended(0, "Fetched");
     for (key, content) in
         objects().iter().filter(|(key, content)| key.starts_with("chat/") && !content.is_empty())
@@ -169,8 +175,8 @@ async fn from_s3_comes_an_object_or_a_folder_with_signed_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_s3_does_not_give_has_its_own_reason_each() {
-    let s3 = S3::start("127.0.0.1", ("models", "eu-west-1"), keys("secret", None), objects()).await.unwrap();
+async fn each_failure_of_s3_has_its_own_reason() {
+    let s3 = start_s3("eu-west-1", "secret", None).await;
     let url = s3.url();
     for (object, region, secret, (code, reason)) in [
         ("models/gone.gguf", "eu-west-1", Some("secret"), (10, "NotFound")),
@@ -191,13 +197,13 @@ async fn what_s3_does_not_give_has_its_own_reason_each() {
         let refused = fetch(folder.path(), &arguments);
         refused.assert_ended(code, reason);
         assert_eq!(model(folder.path()), None, "{object}");
-        // What is signed, and by what, is nobody's business.
+        // Neither the signature nor the secret may be logged.
         assert!(!refused.output.contains("X-Amz") && !refused.output.contains("guess"), "{}", refused.output);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_full_disk_it_says_so_serves_nothing_and_goes_on_once_there_is_room() {
+async fn a_full_disk_is_reported_and_the_fetch_resumes_when_there_is_space() {
     let files = tempfile::tempdir().unwrap();
     let file = files.path().join("model.gguf");
     std::fs::write(&file, content(0)).unwrap();
@@ -205,7 +211,7 @@ async fn on_a_full_disk_it_says_so_serves_nothing_and_goes_on_once_there_is_room
     let url = hub.url();
     let arguments = ["--hf-endpoint", &url, "--hf-repo", "owner/name"];
     let folder = tempfile::tempdir().unwrap();
-    // No file may grow beyond a megabyte: writing fails in the middle, as on a full disk.
+    // The file size limit of 1 MiB makes a write fail halfway, as on a full disk.
     let mut limited = tests::server::without_settings(Command::new("bash"));
     limited
         .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$@\"", "limited"])
@@ -215,9 +221,9 @@ async fn on_a_full_disk_it_says_so_serves_nothing_and_goes_on_once_there_is_room
     let message = full.report["message"].as_str().unwrap();
     assert!(message.contains("no room for") && message.contains("model.gguf"), "{message}");
     assert_eq!(full.report["bytes_total"], content(0).len());
-    assert_eq!(model(folder.path()), None, "half a file is served");
+    assert_eq!(model(folder.path()), None, "an incomplete file is served");
     let part = folder.path().join("into/files/model.gguf.part");
-    assert!(std::fs::metadata(&part).is_ok_and(|part| part.len() > 500_000), "what came is kept");
+    assert!(std::fs::metadata(&part).is_ok_and(|part| part.len() > 500_000), "the received part is missing");
 
     fetch(folder.path(), &arguments).assert_ended(0, "Fetched");
     assert_eq!(model(folder.path()), Some(content(0)));

@@ -1,5 +1,5 @@
-//! Many streaming clients at once, half of which go away in the middle: nothing of theirs stays behind, and
-//! the others notice nothing.
+//! Many concurrent streaming clients, half of which disconnect during the stream. Their resources are freed, and the
+//! responses of the others are unaffected.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const CLIENTS: usize = 200;
 const PROMPTS: usize = 16;
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where clients go away. Fixed, so that a failure can be repeated.
+/// A random number generator for the points at which clients disconnect, with a fixed seed so that a failure repeats.
 struct Draws(u64);
 
 impl Draws {
@@ -36,7 +36,7 @@ fn request(model: &Value, client: usize) -> Value {
     })
 }
 
-/// Reads `events` events and goes away, or reads all there are and gives the text.
+/// Reads `events` events and disconnects, or reads the whole stream and returns its text.
 async fn client(url: &str, body: &Value, events: Option<u64>) -> anyhow::Result<Option<String>> {
     let mut stream = Stream::open(url, body).await?;
     let Some(events) = events else { return Ok(Some(stream.text().await?)) };
@@ -51,17 +51,16 @@ async fn client(url: &str, body: &Value, events: Option<u64>) -> anyhow::Result<
 async fn metrics(server: &Server) -> String {
     http::get(&server.url("/metrics"))
         .await
-        .expect("metrics are given")
+        .expect("the server returns metrics")
         .body
         .as_str()
         .expect("metrics are text")
         .to_owned()
 }
 
-/// Waits until nobody holds a block any more.
-/// Starts `arguments`, lets [`CLIENTS`] stream at once, half of which go away, and compares the others with
-/// answers given before to one client at a time.
-async fn half_of_many_go_away(arguments: &[&str]) {
+/// Starts a server with `arguments` and [`CLIENTS`] concurrent streams, half of which disconnect. The responses of the
+/// others must be those that a single client received before.
+async fn assert_disconnects_go_unnoticed(arguments: &[&str]) {
     let server = Server::start(arguments).expect("the server starts");
     let url = server.url("/v1/chat/completions");
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
@@ -69,34 +68,39 @@ async fn half_of_many_go_away(arguments: &[&str]) {
 
     let mut alone = Vec::new();
     for prompt in 0..PROMPTS {
-        let text = client(&url, &request(model, prompt), None).await.expect("an answer").expect("a text");
+        let text = client(&url, &request(model, prompt), None)
+            .await
+            .expect("the server responds")
+            .expect("the stream was read to its end");
         assert!(!text.is_empty());
         alone.push(text);
     }
     let mut draws = Draws(1);
     let leaves: Vec<_> = (0..CLIENTS).map(|client| (client % 2 == 1).then(|| draws.below(24))).collect();
     let bodies: Vec<Value> = (0..CLIENTS).map(|number| request(model, number / 2 % PROMPTS)).collect();
-    let texts = http::all(bodies.iter().zip(&leaves).map(|(body, leave)| client(&url, body, *leave))).await;
+    let texts =
+        http::join_all(bodies.iter().zip(&leaves).map(|(body, leave)| client(&url, body, *leave))).await;
     for (number, text) in texts.into_iter().enumerate() {
         match text.unwrap_or_else(|error| panic!("client {number}: {error:#}")) {
             Some(text) => assert_eq!(text, alone[number / 2 % PROMPTS], "client {number}"),
             None => assert!(leaves[number].is_some()),
         }
     }
-    settled(&server).await.expect("all blocks come back");
+    settled(&server).await.expect("all blocks are freed");
     assert!(!server.process().output().contains("panicked"), "{}", server.process().output());
 }
 
 #[tokio::test]
-async fn half_of_200_clients_go_away_and_the_others_do_not_notice() {
-    half_of_many_go_away(&EXACT).await;
+async fn disconnects_of_half_of_the_clients_do_not_affect_the_others() {
+    assert_disconnects_go_unnoticed(&EXACT).await;
 }
 
 #[tokio::test]
-async fn the_same_while_blocks_run_out_and_sequences_are_preempted() {
-    half_of_many_go_away(&["--backend", "sim", "--sim-blocks", "128"]).await;
+async fn disconnects_do_not_affect_others_while_sequences_are_preempted() {
+    assert_disconnects_go_unnoticed(&["--backend", "sim", "--sim-blocks", "128"]).await;
 }
 
+/// Waits until all blocks are free and no sequence is running or waiting.
 async fn settled(server: &Server) -> anyhow::Result<()> {
     let end = tokio::time::Instant::now() + SETTLE_LIMIT;
     loop {
@@ -109,7 +113,9 @@ async fn settled(server: &Server) -> anyhow::Result<()> {
             return Ok(());
         }
         if tokio::time::Instant::now() > end {
-            bail!("{active} blocks are held, {running} sequences run and {waiting} wait:\n{text}");
+            bail!(
+                "{active} blocks are active, {running} sequences are running and {waiting} are waiting:\n{text}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A resource on this machine, without a cluster: `make run`, what it survives, how it ends, and what it says when it
-//! cannot begin.
+//! `make run` and `ovfleet-operator local`, which run a resource on this machine without a cluster: recovery from crashes, shutdown,
+//! and the messages for permanent errors.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,16 +8,16 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
-use tests::process::{Ended, Process, await_condition, descendants, kill_process, runs};
+use tests::process::{ExitReport, Process, await_condition, descendants, is_running, kill_process};
 use tests::server::{START_LIMIT, STOP_LIMIT, binary, built, probe, without_settings};
 
-/// Longer than the pause before a process is started again, and than its start.
+/// The time limit for an event, longer than the restart delay and the start of a server.
 const LIMIT: Duration = START_LIMIT;
 
-/// `make run`, of the programs that were built together with this test.
+/// The command `make run`, with the programs that were built together with this test.
 fn make_run() -> Command {
     let mut command = without_settings(Command::new("make"));
-    // The test may be run by make itself.
+    // The test may itself be run by make.
     for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MODEL", "REPLICAS", "ARGS"] {
         command.env_remove(name);
     }
@@ -28,9 +28,9 @@ fn make_run() -> Command {
     command
 }
 
-/// `operator local` of the sample, with the simulator for a model, on a free port unless `arguments` say otherwise.
+/// The command `ovfleet-operator local` for the sample, with the simulator and a free port unless `arguments` override them.
 fn local(arguments: &[&str]) -> Command {
-    let mut command = without_settings(Command::new(built("operator").unwrap()));
+    let mut command = without_settings(Command::new(built("ovfleet-operator").unwrap()));
     command.args(["local", "-f", "deploy/samples/smollm2.yaml", "--cache", ".deps/cache"]);
     if !arguments.contains(&"--port") {
         command.args(["--port", "0"]);
@@ -42,7 +42,7 @@ fn local(arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits until the example has been printed, and gives it.
+/// Waits until the example request has been printed, and returns it.
 fn example(run: &Process) -> String {
     run.await_line(LIMIT, |line| line.starts_with("Or open ").then_some(())).unwrap();
     let output = run.output();
@@ -50,30 +50,30 @@ fn example(run: &Process) -> String {
     example[..example.find("}'").unwrap() + 2].to_owned()
 }
 
-fn paste(example: &str) -> Ended {
+fn paste(example: &str) -> ExitReport {
     let curl = Process::start(Command::new("bash").args(["-c", example])).unwrap();
     curl.wait(LIMIT).unwrap()
 }
 
-/// The processes of the resource: two servers and a router.
+/// The processes of the resource, which are two servers and a router.
 fn parts(run: &Process) -> Vec<(u32, String)> {
     let mut parts = descendants(run.id()).unwrap();
-    parts.retain(|(_, name)| name == "server" || name == "router");
+    parts.retain(|(_, name)| name == "ovfleet-server" || name == "ovfleet-router");
     parts.sort_by(|(_, a), (_, b)| a.cmp(b));
     let names: Vec<&str> = parts.iter().map(|(_, name)| name.as_str()).collect();
-    assert_eq!(names, ["router", "server", "server"], "{}", run.output());
+    assert_eq!(names, ["ovfleet-router", "ovfleet-server", "ovfleet-server"], "{}", run.output());
     parts
 }
 
 fn await_end_of(parts: &[(u32, String)]) {
-    await_condition("all it started to be gone", STOP_LIMIT, || {
-        (!parts.iter().any(|(id, _)| runs(*id))).then_some(())
+    await_condition("all processes of the resource to end", STOP_LIMIT, || {
+        (!parts.iter().any(|(id, _)| is_running(*id))).then_some(())
     })
     .unwrap();
 }
 
 #[test]
-fn make_run_answers_survives_a_killed_replica_and_ctrl_c_leaves_no_process() {
+fn make_run_restarts_a_killed_replica_and_ctrl_c_ends_all_processes() {
     let run = Process::start(&mut make_run()).unwrap();
     let curl = example(&run);
     let answer = paste(&curl);
@@ -83,26 +83,26 @@ fn make_run_answers_survives_a_killed_replica_and_ctrl_c_leaves_no_process() {
     kill_process(before[1].0).unwrap();
     let (has_degraded, is_announced) = (Cell::new(false), Cell::new(false));
     run.await_line(LIMIT, |line| {
-        is_announced.set(is_announced.get() || line.contains("has ended (signal: 9"));
+        is_announced.set(is_announced.get() || line.contains("has exited (signal: 9"));
         has_degraded.set(has_degraded.get() || line.starts_with("Degraded: 1/2 replicas ready"));
         (is_announced.get() && has_degraded.get() && line.starts_with("Ready: 2/2")).then_some(())
     })
     .unwrap();
     let after = parts(&run);
-    assert_eq!((after[0].0, after.len()), (before[0].0, 3), "the router goes on");
+    assert_eq!((after[0].0, after.len()), (before[0].0, 3), "the router was restarted");
     assert!(paste(&curl).output.contains("Paris"), "{}", run.output());
 
-    // As a terminal does it, which make hears too.
+    // A terminal signals the whole group, including make.
     run.signal_group("INT").unwrap();
     let ended = run.wait(STOP_LIMIT).unwrap();
-    assert!(ended.output.contains("finishing what is under way"), "{}", ended.output);
+    assert!(ended.output.contains("finishing the running requests"), "{}", ended.output);
     await_end_of(&after);
     let address = curl.split("http://").nth(1).unwrap().split('/').next().unwrap();
-    assert!(probe(address, "/v2/health/live").is_err(), "somebody still listens");
+    assert!(probe(address, "/v2/health/live").is_err(), "a process is still listening");
 }
 
 #[test]
-fn one_signal_to_it_alone_ends_everything_in_order() {
+fn a_signal_to_the_operator_alone_ends_all_processes_in_order() {
     for signal in ["TERM", "INT"] {
         let run = Process::start(&mut local(&[])).unwrap();
         example(&run);
@@ -115,7 +115,7 @@ fn one_signal_to_it_alone_ends_everything_in_order() {
 }
 
 #[test]
-fn killed_without_warning_it_takes_all_it_started_with_it() {
+fn killing_the_operator_ends_all_its_processes() {
     let run = Process::start(&mut local(&[])).unwrap();
     example(&run);
     let parts = parts(&run);
@@ -124,7 +124,7 @@ fn killed_without_warning_it_takes_all_it_started_with_it() {
 }
 
 #[test]
-fn each_replica_has_its_part_of_the_processors_unless_the_resource_says() {
+fn replicas_share_the_processors_unless_the_resource_sets_the_threads() {
     for (setting, threads) in
         [(None, None), (Some("engine.pluginConfig.INFERENCE_NUM_THREADS='7'"), Some("7"))]
     {
@@ -140,7 +140,7 @@ fn each_replica_has_its_part_of_the_processors_unless_the_resource_says() {
 }
 
 #[test]
-fn what_will_not_get_better_ends_it_at_once_with_one_message() {
+fn a_permanent_error_ends_it_immediately_with_one_message() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let folder = tempfile::tempdir().unwrap();
@@ -151,11 +151,11 @@ fn what_will_not_get_better_ends_it_at_once_with_one_message() {
     let gone = gone.to_str().unwrap();
     for (arguments, mentions) in [
         (vec!["--port", &port], vec!["router", "in use", &port]),
-        (vec!["--model", gone], vec!["no model", gone]),
+        (vec!["--model", gone], vec!["no model exists", gone]),
         (vec!["--model", broken, "--set", "engine.extraArgs=[]"], vec!["replica-", broken]),
         (vec!["--set", "engine.extraArgs=[--weights=some]"], vec!["replica-", "'some'", "--weights"]),
-        (vec!["--set", "engine.maxNumSeq=1"], vec!["no field spec.engine.maxNumSeq"]),
-        (vec!["--server", gone], vec!["no program", gone]),
+        (vec!["--set", "engine.maxNumSeq=1"], vec!["unknown field spec.engine.maxNumSeq"]),
+        (vec!["--server", gone], vec!["no program exists", gone]),
     ] {
         let ended = Process::start(&mut local(&arguments)).unwrap().wait(LIMIT).unwrap();
         assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {}", ended.output);

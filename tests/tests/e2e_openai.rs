@@ -1,4 +1,4 @@
-//! The real model behind the OpenAI API: over plain HTTP, with the official clients, and as the README says.
+//! The real model behind the OpenAI API: with plain HTTP, with the official clients, and with the examples of the pages.
 
 use serde_json::{Value, json};
 use tests::clients;
@@ -8,7 +8,7 @@ use tests::server::Server;
 
 async fn model(server: &Server) -> String {
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
-    models.body["data"][0]["id"].as_str().expect("a model has an id").to_owned()
+    models.body["data"][0]["id"].as_str().expect("the model has an ID").to_owned()
 }
 
 async fn paris(server: &Server) -> Value {
@@ -43,7 +43,7 @@ async fn answers_probes_and_reports_metrics() {
 }
 
 #[tokio::test]
-async fn refuses_bad_input_with_one_clear_message_and_goes_on() {
+async fn rejects_invalid_input_with_one_clear_message_and_keeps_serving() {
     let server = Server::shared();
     let url = server.url("/v3/chat/completions");
     let good = paris(&server).await;
@@ -77,15 +77,15 @@ async fn refuses_bad_input_with_one_clear_message_and_goes_on() {
         assert!(message.len() > 10 && !message.contains("panicked"), "{what}: {}", answer.body);
     }
     let ignored = http::post_text(&url, with("no_such_field", json!({"a": [1]}))).await.unwrap();
-    assert_eq!(ignored.status, 200, "an unknown field is ignored: {}", ignored.body);
+    assert_eq!(ignored.status, 200, "an unknown field is not ignored: {}", ignored.body);
     let deep = with("no_such_field", json!("here")).replace("\"here\"", &nested);
     let deep = http::post_text(&url, deep).await.unwrap();
-    assert!([200, 400].contains(&deep.status), "ignored or refused: {}", deep.body);
+    assert!([200, 400].contains(&deep.status), "neither ignored nor rejected: {}", deep.body);
     assert!(!server.process().output().contains("panicked"), "{}", server.process().output());
 }
 
 #[tokio::test]
-async fn refuses_a_body_that_is_too_large() {
+async fn rejects_a_body_that_is_too_large() {
     let server = Server::shared();
     let answer = http::post_text(&server.url("/v3/chat/completions"), " ".repeat(64 << 20)).await.unwrap();
     assert_eq!(answer.status, 413, "{}", answer.body);
@@ -106,8 +106,8 @@ async fn the_official_clients_work_through_the_router() {
 }
 
 #[test]
-fn the_examples_of_the_pages_work_as_they_stand() {
-    // As `make run` calls it.
+fn the_examples_of_the_pages_work_unchanged() {
+    // The model name that `make run` uses.
     let server = Server::shared();
     for (page, languages) in [
         ("README.md", &["sh", "python", "js"][..]),

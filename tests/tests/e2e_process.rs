@@ -1,4 +1,4 @@
-//! The server as a process: what it says when it cannot start, and how it ends.
+//! The server as a process: its messages when it cannot start, and its shutdown.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -6,12 +6,13 @@ use std::process::Command;
 
 use serde_json::json;
 use tests::http::{self, Stream};
-use tests::process::{Ended, Process, await_condition, group_exists};
+use tests::process::{ExitReport, Process, await_condition, group_exists};
 use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, command, command_for, probe};
 
-/// Runs a server that must not start, and checks that it says why in one line.
-fn refusal(command: &mut Command, mentions: &str) -> Ended {
-    let ended = Process::start(command).and_then(|process| process.wait(START_LIMIT)).expect("it ends");
+/// Runs a server that must fail to start, and checks that it reports the error in one line.
+fn refusal(command: &mut Command, mentions: &str) -> ExitReport {
+    let ended =
+        Process::start(command).and_then(|process| process.wait(START_LIMIT)).expect("the server ends");
     assert_eq!(ended.status.code(), Some(1), "{}", ended.output);
     assert!(!ended.output.contains("panicked"), "{}", ended.output);
     let errors: Vec<&str> = ended.output.lines().filter(|line| line.starts_with("error:")).collect();
@@ -20,29 +21,29 @@ fn refusal(command: &mut Command, mentions: &str) -> Ended {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_named() {
+fn the_error_names_a_model_that_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();
     refusal(&mut command_for(&folder.path().join("gone.gguf"), &[]).unwrap(), "gone.gguf");
-    // A directory without a model in it.
+    // A directory without a model.
     refusal(&mut command_for(folder.path(), &[]).unwrap(), &folder.path().display().to_string());
 }
 
 #[test]
-fn a_truncated_model_is_refused_wherever_it_ends() {
+fn a_truncated_model_is_rejected_wherever_it_ends() {
     let whole = std::fs::read(tests::sample_model()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("short.gguf");
-    // Within the header, the metadata, the directory of tensors, the weights, and a byte before the end.
+    // The file ends in the header, the metadata, the tensor list or the weights, or lacks its last byte.
     for length in [0, 3, 20, 1000, 1_000_000, 1_790_000, 50_000_000, whole.len() - 1] {
         std::fs::write(&path, &whole[..length]).unwrap();
         refusal(&mut command_for(&path, &[]).unwrap(), "short.gguf");
     }
-    std::fs::write(&path, "this is no model at all, but long enough to look at").unwrap();
+    std::fs::write(&path, "this is not a model, but it is longer than the header").unwrap();
     refusal(&mut command_for(&path, &[]).unwrap(), "short.gguf");
 }
 
 #[test]
-fn a_port_in_use_is_named() {
+fn the_error_names_a_port_that_is_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     for (http, grpc) in [(port.as_str(), "0"), ("0", port.as_str())] {
@@ -53,11 +54,11 @@ fn a_port_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
+async fn a_full_cache_disk_disables_only_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let server = command(&["--cache-dir", &cache.display().to_string()]).unwrap();
-    // No file may grow beyond a megabyte: writing fails in the middle, as on a full disk.
+    // The file size limit of 1 MiB makes a write fail halfway, as on a full disk.
     let mut limited = Command::new("bash");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$@\"", "limited"]);
     limited.arg(server.get_program()).args(server.get_args());
@@ -65,7 +66,7 @@ async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
     let answer = http::post(&server.url("/v1/completions"), &capital(&server, 4).await).await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     let warnings = || server.process().output().matches("WARN").count();
-    await_condition("the graph and what was compiled to be given up", STOP_LIMIT, || {
+    await_condition("the graph and the compiled model not to be cached", STOP_LIMIT, || {
         (warnings() == 2).then_some(())
     })
     .unwrap();
@@ -75,14 +76,14 @@ async fn a_full_disk_under_the_cache_costs_the_cache_and_nothing_else() {
         assert!(warning.contains("File too large"), "{warning}");
     }
     assert!(!output.contains("panicked"), "{output}");
-    // The model's fingerprint is a few bytes, which still fit.
+    // The fingerprint of the model has only a few bytes, which fit.
     let left: Vec<String> =
         files_in(&cache).into_iter().filter(|path| !path.contains("/fingerprint-")).collect();
-    assert_eq!(left, [""; 0], "half a file is left");
+    assert_eq!(left, [""; 0], "an incomplete file remains");
 }
 
 #[tokio::test]
-async fn on_sigterm_it_finishes_what_runs_and_takes_nothing_new() {
+async fn on_sigterm_running_requests_finish_and_new_ones_are_refused() {
     let server = Server::start(&[]).unwrap();
     let url = server.url("/v1/completions");
     let mut body = capital(&server, 200).await;
@@ -95,14 +96,14 @@ async fn on_sigterm_it_finishes_what_runs_and_takes_nothing_new() {
         (!probe(server.address(), "/v2/health/ready").is_ok_and(|status| status == 200)).then_some(())
     })
     .unwrap();
-    let rest = stream.text().await.expect("the stream that ran is finished");
+    let rest = stream.text().await.expect("the running stream finishes");
     assert_eq!(format!("{}{rest}", http::delta(&first)), whole.text());
     let ended = server.wait().unwrap();
     assert!(ended.status.success(), "{:?}\n{}", ended.status, ended.output);
 }
 
 #[test]
-fn killed_it_leaves_no_process_and_no_file_behind() {
+fn a_killed_server_leaves_no_process_and_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::from_command(
         command(&[])
@@ -116,12 +117,12 @@ fn killed_it_leaves_no_process_and_no_file_behind() {
     let address = server.address().to_owned();
     server.process().signal("KILL").unwrap();
     assert!(!server.wait().unwrap().status.success());
-    assert!(!group_exists(group), "a process is left");
+    assert!(!group_exists(group), "a process remains");
     assert_eq!(files_in(folder.path()), [""; 0]);
     TcpListener::bind(&address).expect("the port is free again");
 }
 
-/// A completion of `tokens` tokens.
+/// Requests a completion of `tokens` tokens.
 async fn capital(server: &Server, tokens: u32) -> serde_json::Value {
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
     json!({

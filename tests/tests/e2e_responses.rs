@@ -1,13 +1,13 @@
-//! The responses endpoint with the official clients: loops with tools by the server's memory, by the client's and in a
-//! conversation, the background, forms; with a simulated model that says what is wanted and with the real one, directly
-//! and through the router.
+//! The Responses API with the official clients: tool loops with state on the server, on the client and in a conversation,
+//! background responses, and structured outputs. A simulated model with scripted answers and the real model are used,
+//! directly and through the router.
 
 use serde_json::json;
 use tests::router::{Router, replica};
 use tests::server::Server;
 use tests::{clients, http};
 
-/// What the simulated model says in its three turns; the clients' scripts know it.
+/// The answers of the simulated model in its three turns, which the scripts of the clients expect.
 const ANSWERS: [&str; 3] = [
     "<think>\nLet me see.\n</think>\n<tool_call>\n\
      {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 1}}\n</tool_call>",
@@ -31,7 +31,7 @@ fn the_official_clients_work() {
 fn the_official_clients_work_through_the_router() {
     let servers = [scripted(&[]), scripted(&[])];
     let mut arguments: Vec<String> = servers.each_ref().map(replica).into();
-    // So that what finds its way back does not by chance.
+    // With several replicas, a request cannot reach the right one by chance.
     arguments.push("--policy=round-robin".to_owned());
     let router = Router::start(&arguments).expect("the router starts");
     clients::run("responses", &[&router.url("/v1")], &["scripted", "scripted"]);
@@ -44,27 +44,29 @@ fn the_real_model_answers_the_official_clients() {
 }
 
 #[tokio::test]
-async fn what_a_directory_keeps_is_found_through_another_router_after_a_restart_and_else_is_a_404() {
-    let folder = tempfile::tempdir().expect("there is room for a directory");
+async fn stored_responses_are_found_after_a_restart_only_with_a_directory() {
+    let folder = tempfile::tempdir().expect("the directory can be created");
     let stored = format!("--response-store-dir={}", folder.path().display());
     let body = json!({"model": "scripted", "input": "Hi", "max_output_tokens": 4});
     let mut names = Vec::new();
     {
         let servers = [scripted(&[&stored]), scripted(&[])];
         for server in &servers {
-            let answer = http::post(&server.url("/v3/responses"), &body).await.expect("an answer");
-            names.push(answer.body["id"].as_str().expect("a response has an id").to_owned());
+            let answer = http::post(&server.url("/v3/responses"), &body).await.expect("the server responds");
+            names.push(answer.body["id"].as_str().expect("the response has an ID").to_owned());
         }
     }
     let servers = [scripted(&[]), scripted(&[&stored])];
     let router = Router::start(&servers.each_ref().map(replica)).expect("the router starts");
     let mut statuses = Vec::new();
     for name in &names {
-        let kept = http::get(&router.url(&format!("/v3/responses/{name}"))).await.expect("an answer");
+        let kept =
+            http::get(&router.url(&format!("/v3/responses/{name}"))).await.expect("the server responds");
         statuses.push(kept.status);
         let mut next = body.clone();
         next["previous_response_id"] = json!(name);
-        statuses.push(http::post(&router.url("/v3/responses"), &next).await.expect("an answer").status);
+        statuses
+            .push(http::post(&router.url("/v3/responses"), &next).await.expect("the server responds").status);
     }
     assert_eq!(statuses, [200, 200, 404, 404]);
 }

@@ -1,5 +1,5 @@
-//! The router in front of real servers: what clients, official ones among them, notice when servers are killed, stopped
-//! and started again under load, which is nothing before their first byte.
+//! The router in front of real servers that are killed, stopped and restarted under load. Requests are retried
+//! transparently until the client has received the first byte; the official clients are among the clients.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,27 +16,27 @@ use tests::router::{Router, replica};
 use tests::server::{Server, bare_command};
 use tokio::task::JoinSet;
 
-/// Clients at a time, for each replica.
+/// The number of concurrent clients per replica.
 const CLIENTS: usize = 4;
-/// The same for servers of the real model, which have a processor in common.
+/// The number of concurrent clients per server with the real model; these servers share a processor.
 const CLIENTS_OF_MODELS: usize = 2;
-/// How long anything may take that is waited for.
+/// The time limit for any awaited event.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Little of everything: what is said does not matter here, and there are more servers than processors.
+/// Flags for small and cheap servers, because there are more servers than processors.
 const MODEL: [&str; 6] =
     ["--kv-cache-size", "128MiB", "--unpack-weights", "never", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
 
-/// A simulator that takes its time, so that there is always something under way.
+/// Flags for a simulator that is slow enough that requests are always in flight.
 const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];
 
-/// A server that comes back to the same place.
-struct Place {
+/// A server that can be restarted on the same ports.
+struct RestartableServer {
     arguments: Vec<String>,
     server: Option<Server>,
 }
 
-impl Place {
+impl RestartableServer {
     fn start(arguments: &[&str]) -> Self {
         let ports: Vec<String> = (0..2)
             .map(|_| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string())
@@ -47,9 +47,9 @@ impl Place {
             all.push(format!("--model={}", tests::sample_model().display()));
         }
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
-        let mut place = Self { arguments: all, server: None };
-        place.restart();
-        place
+        let mut server = Self { arguments: all, server: None };
+        server.restart();
+        server
     }
 
     fn restart(&mut self) {
@@ -59,7 +59,7 @@ impl Place {
     }
 
     fn server(&self) -> &Server {
-        self.server.as_ref().expect("it was started")
+        self.server.as_ref().expect("the server was started")
     }
 
     fn signal(&self, name: &str) {
@@ -72,9 +72,9 @@ struct Tally {
     whole: AtomicUsize,
     broken: AtomicUsize,
     is_over: AtomicBool,
-    /// Whole answers by replica.
+    /// The number of complete responses by replica.
     by_replica: std::sync::Mutex<BTreeMap<String, usize>>,
-    /// Whole answers by client.
+    /// The number of complete responses by client.
     by_client: Vec<AtomicUsize>,
 }
 
@@ -83,13 +83,13 @@ impl Tally {
         self.by_replica.lock().unwrap().get(replica).copied().unwrap_or_default()
     }
 
-    /// Waits until so many more answers of this replica are whole.
+    /// Waits for `count` more complete responses of `replica`.
     async fn await_more(&self, count: usize, replica: &str) {
         let wanted = self.answers(replica) + count;
         self.wait_until(|| self.answers(replica) >= wanted).await;
     }
 
-    /// Waits until each client has so many more whole answers: whoever was held up by something was let go.
+    /// Waits until each client has `count` more complete responses, so that no client is stuck.
     async fn await_more_of_each_client(&self, count: usize) {
         let present = || self.by_client.iter().map(|answers| answers.load(Ordering::Relaxed));
         let wanted: Vec<usize> = present().map(|answers| answers + count).collect();
@@ -105,7 +105,7 @@ impl Tally {
     }
 }
 
-/// Sends one request after the other and checks each answer.
+/// Sends one request after the other and checks each response.
 async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
     let client = http::client();
     for count in 0.. {
@@ -120,17 +120,17 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
             "max_tokens": 6,
             "stream": stream,
         });
-        let response = client.post(&url).json(&body).send().await.expect("the router answers");
+        let response = client.post(&url).json(&body).send().await.expect("the router responds");
         let status = response.status();
         let replica =
             response.headers().get("x-ovfleet-replica").map(|name| name.to_str().unwrap().to_owned());
-        let text = response.text().await.expect("an answer that has begun ends properly");
+        let text = response.text().await.expect("a response that has begun is complete");
         assert_eq!(status.as_u16(), 200, "a request without a byte failed: {text}");
         let is_broken = if stream {
             assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
             text.contains("\"replica_failed\"")
         } else {
-            let answer: Value = serde_json::from_str(&text).expect("a whole answer is JSON");
+            let answer: Value = serde_json::from_str(&text).expect("a complete response is JSON");
             assert!(answer["choices"][0]["message"]["content"].is_string(), "{text}");
             false
         };
@@ -144,12 +144,13 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
     }
 }
 
-/// Kills one, stops another, starts both again, while clients ask.
-async fn killed_stopped_and_restarted(count: usize, clients_each: usize, arguments: &[&str]) {
-    let mut places: Vec<Place> = (0..count).map(|_| Place::start(arguments)).collect();
-    let names: Vec<String> = places.iter().map(|place| place.server().address().to_owned()).collect();
-    let mut all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
-    // Patience for a machine that is busy with all of this, and no more.
+/// Kills one server, stops another with SIGSTOP, and restarts both while clients send requests.
+async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&str]) {
+    let mut servers: Vec<RestartableServer> =
+        (0..count).map(|_| RestartableServer::start(arguments)).collect();
+    let names: Vec<String> = servers.iter().map(|server| server.server().address().to_owned()).collect();
+    let mut all: Vec<String> = servers.iter().map(|server| replica(server.server())).collect();
+    // Timeouts for a busy machine.
     all.extend(["--hang-timeout=4s", "--waiting-room-timeout=60s", "--threads=1"].map(str::to_owned));
     let router = Router::start(&all).expect("the router starts");
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
@@ -167,24 +168,24 @@ async fn killed_stopped_and_restarted(count: usize, clients_each: usize, argumen
     for name in &names {
         tally.await_more(3, name).await;
     }
-    places[0].signal("KILL");
+    servers[0].signal("KILL");
     tally.await_more_of_each_client(1).await;
-    // The blocking wait is not to hold up the clients.
-    places = tokio::task::spawn_blocking(move || {
-        places[0].restart();
-        places
+    // The wait blocks, so it must not run on the threads of the clients.
+    servers = tokio::task::spawn_blocking(move || {
+        servers[0].restart();
+        servers
     })
     .await
     .unwrap();
     tally.await_more(3, &names[0]).await;
 
-    places[1].signal("STOP");
-    // One that was in the hands of the stopped replica is answered by another.
+    servers[1].signal("STOP");
+    // Another replica responds to the requests of the stopped one.
     tally.await_more_of_each_client(2).await;
-    places[1].signal("KILL");
-    places = tokio::task::spawn_blocking(move || {
-        places[1].restart();
-        places
+    servers[1].signal("KILL");
+    servers = tokio::task::spawn_blocking(move || {
+        servers[1].restart();
+        servers
     })
     .await
     .unwrap();
@@ -196,20 +197,20 @@ async fn killed_stopped_and_restarted(count: usize, clients_each: usize, argumen
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }
-    official.passed();
+    official.assert_success();
     eprintln!("{:?}", *tally);
-    nothing_is_left(&router).await;
-    drop(places);
+    await_idle(&router).await;
+    drop(servers);
     router.process().signal("TERM").unwrap();
     let ended = router.wait().unwrap();
     assert!(ended.status.success() && !ended.output.contains("panicked"), "{}", ended.output);
 }
 
-/// Waits until nothing is booked any more.
-async fn nothing_is_left(router: &Router) {
+/// Waits until the router has no requests in flight.
+async fn await_idle(router: &Router) {
     let end = tokio::time::Instant::now() + LIMIT;
     loop {
-        let text = http::get(&router.url("/metrics")).await.expect("metrics are given").body;
+        let text = http::get(&router.url("/metrics")).await.expect("the router returns metrics").body;
         let text = text.as_str().expect("metrics are text").to_owned();
         let names = ["requests_in_work", "requests_queued", "replica_in_flight", "replica_unreported"];
         if names.iter().all(|name| metric(&text, &format!("ovfleet_router_{name}")) == Some(0.0)) {
@@ -221,29 +222,29 @@ async fn nothing_is_left(router: &Router) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_simulators_are_killed_stopped_and_restarted_and_no_request_without_a_byte_fails() {
-    killed_stopped_and_restarted(2, 2 * CLIENTS, &SIM).await;
+async fn no_request_fails_before_its_first_byte_with_two_simulators() {
+    kill_stop_and_restart(2, 2 * CLIENTS, &SIM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_with_four() {
-    killed_stopped_and_restarted(4, CLIENTS, &SIM).await;
+async fn no_request_fails_before_its_first_byte_with_four_simulators() {
+    kill_stop_and_restart(4, CLIENTS, &SIM).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_with_four_servers_of_the_sample_model() {
-    // Whoever starts again finds what those before have kept.
-    let folder = tempfile::tempdir().expect("there is room for a directory");
+async fn no_request_fails_before_its_first_byte_with_four_servers_of_the_sample_model() {
+    // A restarted server finds the cached model of its predecessors.
+    let folder = tempfile::tempdir().expect("the directory can be created");
     let cache = format!("--cache-dir={}", folder.path().display());
-    killed_stopped_and_restarted(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
+    kill_stop_and_restart(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_replica_token_is_replaced_under_load_and_no_request_fails() {
+async fn replacing_the_replica_token_under_load_fails_no_request() {
     const OLD: &str = "old-0123456789abcdef";
     const NEW: &str = "new-0123456789abcdef";
     let folder = tempfile::tempdir().unwrap();
-    // Kubelets do not update the files of all pods at the same time: each process has its own.
+    // Each process has its own file, because kubelets do not update the files of all pods at the same time.
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let flag = |name: &str| {
         write(name, OLD);
@@ -257,12 +258,12 @@ async fn the_replica_token_is_replaced_under_load_and_no_request_fails() {
             .chain([flag(name)])
             .collect::<Vec<_>>()
     };
-    let places = ["0", "1"].map(|name| {
+    let servers = ["0", "1"].map(|name| {
         let arguments = arguments(name);
-        Place::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        RestartableServer::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     });
-    let names = places.each_ref().map(|place| place.server().address().to_owned());
-    let mut all = places.each_ref().map(|place| replica(place.server())).to_vec();
+    let names = servers.each_ref().map(|server| server.server().address().to_owned());
+    let mut all = servers.each_ref().map(|server| replica(server.server())).to_vec();
     all.extend(["--threads=1".to_owned(), flag("router")]);
     let router = Router::start(&all).expect("the router starts");
     let by_client = (0..CLIENTS).map(|_| AtomicUsize::default()).collect();
@@ -274,8 +275,8 @@ async fn the_replica_token_is_replaced_under_load_and_no_request_fails() {
     }
     let processes = [
         ("router", router.process()),
-        ("0", places[0].server().process()),
-        ("1", places[1].server().process()),
+        ("0", servers[0].server().process()),
+        ("1", servers[1].server().process()),
     ];
     let both = format!("{NEW}\n{OLD}\n");
     for (order, text, tokens) in [([0, 1, 2], both.as_str(), "tokens=2"), ([1, 0, 2], NEW, "tokens=1")] {
@@ -301,26 +302,26 @@ async fn the_replica_token_is_replaced_under_load_and_no_request_fails() {
     assert!(retries.abs() < f64::EPSILON, "{retries} requests were rejected by a replica");
     let client = http::client();
     for (token, status) in [(OLD, 401), (NEW, 200)] {
-        for place in &places {
-            let url = place.server().url("/v3/models");
+        for server in &servers {
+            let url = server.server().url("/v3/models");
             let answer = client.get(url).header("x-ovfleet-replica-token", token).send().await.unwrap();
             assert_eq!(answer.status().as_u16(), status);
         }
     }
-    nothing_is_left(&router).await;
+    await_idle(&router).await;
 }
 
 #[tokio::test]
-async fn load_reports_include_what_was_sent_and_a_full_fleet_makes_requests_wait() {
-    // One sequence at a time at either of two.
+async fn requests_wait_in_the_router_while_the_fleet_is_full() {
+    // Two replicas with one sequence at a time each.
     let mut arguments = SIM.to_vec();
     arguments.extend(["--max-num-seqs", "1", "--max-queue", "1"]);
-    let places: Vec<Place> = (0..2).map(|_| Place::start(&arguments)).collect();
-    let all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
+    let servers: Vec<RestartableServer> = (0..2).map(|_| RestartableServer::start(&arguments)).collect();
+    let all: Vec<String> = servers.iter().map(|server| replica(server.server())).collect();
     let router = Router::start(&all).expect("the router starts");
     let body = json!({"model": "sim", "prompt": "wait", "max_tokens": 30, "ignore_eos": true});
     let url = router.url("/v1/completions");
-    let answers = http::all((0..24).map(|_| http::post(&url, &body))).await;
+    let answers = http::join_all((0..24).map(|_| http::post(&url, &body))).await;
     for answer in answers {
         let answer = answer.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.body);
@@ -329,18 +330,18 @@ async fn load_reports_include_what_was_sent_and_a_full_fleet_makes_requests_wait
     let text = text.as_str().unwrap();
     let waited = metric(text, "ovfleet_router_queue_wait_seconds_count").unwrap();
     assert!(waited >= 12.0, "{waited} of 24 waited");
-    nothing_is_left(&router).await;
+    await_idle(&router).await;
     assert_eq!(metric(text, "ovfleet_router_expired_dispatches_total"), Some(0.0));
 }
 
 #[tokio::test]
-async fn a_replica_that_drains_gets_nothing_new() {
-    let places: Vec<Place> = (0..2).map(|_| Place::start(&SIM)).collect();
-    let all: Vec<String> = places.iter().map(|place| replica(place.server())).collect();
+async fn a_draining_replica_gets_no_new_requests() {
+    let servers: Vec<RestartableServer> = (0..2).map(|_| RestartableServer::start(&SIM)).collect();
+    let all: Vec<String> = servers.iter().map(|server| replica(server.server())).collect();
     let router = Router::start(&all).expect("the router starts");
     let body = json!({"model": "sim", "prompt": "drain", "max_tokens": 2});
-    places[0].signal("TERM");
-    let other = places[1].server().address().to_owned();
+    servers[0].signal("TERM");
+    let other = servers[1].server().address().to_owned();
     let client = http::client();
     let end = tokio::time::Instant::now() + LIMIT;
     let mut in_a_row = 0;

@@ -1,4 +1,4 @@
-//! A server of the real model that sleeps: what it gives back is seen from outside, and its answers are the same after.
+//! Sleep mode with the real model: the server frees memory, and its responses are the same after it wakes up.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,18 +9,19 @@ use tests::http::{self, metric};
 use tests::process::await_condition;
 use tests::server::{EXACT, STOP_LIMIT, Server, command_for, probe};
 
-/// Bytes of a token in the KV cache: keys and values, 30 layers, 3 heads of 64, in f32 (see [`EXACT`]).
+/// Bytes per token in the KV cache: keys and values of 30 layers with 3 heads of size 64, in f32 (see [`EXACT`]).
 const TOKEN_BYTES: u64 = 2 * 30 * 3 * 64 * 4;
-/// Prompts of so many words, to fill the cache with.
+/// The number of words of each prompt that fills the cache.
 const PROMPTS: usize = 4;
 const WORDS: usize = 1400;
-/// Weights that are held in at least 8 bits: what has to be given back with them.
+/// The minimum size of the weights, which have at least 8 bits each.
 const WEIGHT_BYTES: u64 = 130_000_000;
 
-/// Bytes of the process's memory that are its own.
+/// The anonymous memory of the process in bytes.
 fn resident(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.process().id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells it");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel reports RssAnon");
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
@@ -51,7 +52,7 @@ async fn sleep(server: &Server, level: u8) {
 async fn fill(server: &Server) {
     let asked = (0..PROMPTS)
         .map(|number| async move { ask(server, &format!("{number} {}", "river ".repeat(WORDS)), 1).await });
-    drop(http::all(asked).await);
+    drop(http::join_all(asked).await);
 }
 
 fn start(model: &Path, cache: &Path) -> Server {
@@ -61,10 +62,10 @@ fn start(model: &Path, cache: &Path) -> Server {
 }
 
 #[tokio::test]
-async fn memory_is_given_back_and_answers_are_the_same_after() {
+async fn sleeping_frees_memory_and_responses_are_the_same_afterwards() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
-    // Its own: it is taken away below.
+    // A separate copy, because it is removed below.
     std::fs::copy(tests::sample_model(), &model).unwrap();
     let server = start(&model, folder.path());
     let before = text(&server).await;
@@ -74,7 +75,10 @@ async fn memory_is_given_back_and_answers_are_the_same_after() {
     let full = resident(&server);
     sleep(&server, 1).await;
     let empty = resident(&server);
-    assert!(full - empty > touched / 10 * 9, "{touched} bytes were touched: {full} before, {empty} after");
+    assert!(
+        full - empty > touched / 10 * 9,
+        "{touched} bytes were used; anonymous memory: {full} before, {empty} after"
+    );
 
     let answer = ask(&server, &format!("0 {}", "river ".repeat(WORDS)), 1).await;
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{answer}");
@@ -84,9 +88,12 @@ async fn memory_is_given_back_and_answers_are_the_same_after() {
     let with_model = resident(&server);
     sleep(&server, 2).await;
     let without = resident(&server);
-    assert!(with_model - without > WEIGHT_BYTES / 10 * 9, "{with_model} with the model, {without} without");
+    assert!(
+        with_model - without > WEIGHT_BYTES / 10 * 9,
+        "anonymous memory: {with_model} with the model, {without} without it"
+    );
 
-    // Nothing to wake with.
+    // Without the model, the server cannot wake up.
     let moved = folder.path().join("moved.gguf");
     std::fs::rename(&model, &moved).unwrap();
     let body = json!({"model": "asleep", "prompt": "x", "max_tokens": 1});
@@ -97,7 +104,7 @@ async fn memory_is_given_back_and_answers_are_the_same_after() {
     std::fs::rename(&moved, &model).unwrap();
 
     let wakings = value(&server, "wake_time_seconds_count").await;
-    for text in http::all((0..8).map(|_| text(&server))).await {
+    for text in http::join_all((0..8).map(|_| text(&server))).await {
         assert_eq!(text, before);
     }
     assert_eq!(value(&server, "wake_time_seconds_count").await, wakings + 1.0);
@@ -110,15 +117,15 @@ async fn memory_is_given_back_and_answers_are_the_same_after() {
 }
 
 #[tokio::test]
-async fn an_idle_server_falls_asleep_and_the_next_request_finds_it_awake() {
+async fn an_idle_server_sleeps_and_the_next_request_wakes_it() {
     let own = ["--backend", "sim", "--model-name", "asleep", "--sleep-after", "10ms", "--sleep-level", "2"];
     let server = Server::start(&own).unwrap();
     let slept = || server.process().output().matches("the engine is asleep").count();
     for times in 0..3 {
-        await_condition("it to sleep", STOP_LIMIT, || (slept() > times).then_some(())).unwrap();
+        await_condition("the server to sleep", STOP_LIMIT, || (slept() > times).then_some(())).unwrap();
         ask(&server, "Hello", 3).await;
     }
     assert!(value(&server, "wake_time_seconds_count").await >= 3.0);
     let asked = http::get(&server.url("/is_sleeping")).await.unwrap();
-    assert_eq!(asked.status, 404, "it was not told to answer that");
+    assert_eq!(asked.status, 404, "the endpoint is enabled without a flag");
 }

@@ -1,11 +1,11 @@
-//! Tools with the official clients: loops of three turns with a simulated model that says what is wanted, and with the
-//! real one that is held to calls; directly and through the router.
+//! Tools with the official clients: loops of three turns with a simulated model with scripted answers, and required calls
+//! with the real model, directly and through the router.
 
 use tests::clients;
 use tests::router::{Router, replica};
 use tests::server::Server;
 
-/// What the simulated model says in its three turns; the clients' scripts know it.
+/// The answers of the simulated model in its three turns, which the scripts of the clients expect.
 const ANSWERS: [&str; 3] = [
     "<think>\nLet me see.\n</think>\nI will look.\n<tool_call>\n\
      {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 1}}\n</tool_call>",
@@ -33,12 +33,12 @@ fn the_official_clients_loop_with_tools_through_the_router() {
 }
 
 #[test]
-fn the_real_model_calls_what_it_must() {
+fn the_real_model_calls_a_required_tool() {
     let server = Server::named().expect("the server starts");
     clients::run("tools", &[&server.url("/v3")], &["smollm2", "required"]);
 }
 
-/// With the answers that the page gives to the simulator.
+/// The simulator returns the answers that are in the page.
 #[test]
 fn the_agent_of_the_tutorial_calls_its_tool_and_answers() {
     const PAGE: &str = "docs/tutorials/agent.md";
@@ -46,7 +46,7 @@ fn the_agent_of_the_tutorial_calls_its_tool_and_answers() {
     let answers: Vec<&str> = text
         .split("--sim-answer '")
         .skip(1)
-        .map(|rest| rest.split('\'').next().expect("a text ends"))
+        .map(|rest| rest.split('\'').next().expect("the answer is quoted"))
         .collect();
     assert_eq!(answers.len(), 2, "{answers:?}");
     let server = Server::scripted(&answers, &["--model-name", "agent"]).expect("the server starts");

@@ -1,12 +1,12 @@
 //! `make hostile`: attacks on a real router and a real server, each under a memory limit of 2 GiB.
 //!
 //! While each attack runs, well-behaved clients chat through the router and both processes are probed. Afterwards both
-//! processes still run, their memory is back, every probe was answered in time, and the other clients lost nothing and
-//! waited at most three times as long as right before the attack.
+//! processes must still run with about as much memory as before. Every probe must have succeeded in time, and the other
+//! clients must have lost no request and waited at most three times as long as without an attack.
 //!
-//! Attacks run in a process of their own with a low priority: what is measured is what the attacked processes do, and
-//! not what the attacker costs a machine that a test has to share with it. Arguments are the names of attacks to run,
-//! or parts of names; without arguments all run.
+//! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not the
+//! cost of the attacker on a shared machine. The arguments select attacks by a part of their names; without arguments
+//! all attacks run.
 
 mod hostile {
     pub(crate) mod attacks;
@@ -22,24 +22,29 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use hostile::attacks::{ATTACKS, Attack};
-use hostile::bystander::{Bystander, Observed};
+use hostile::bystander::{Bystander, Observations};
 use hostile::client::Targets;
-use hostile::fleet::{Both, Fleet};
+use hostile::fleet::{Fleet, PerProcess};
 use hostile::report::{Report, Row};
 use tests::memory::ProcessMemory;
 
-/// How much longer the 99th percentile of the other clients' requests may be during an attack.
+/// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one.
 const SLOWDOWN_MAX: f64 = 3.0;
-/// How long a probe may take.
+/// The time limit for a probe.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
-/// Answers of the other clients right before an attack, which are what it is compared with.
+/// The number of responses to the other clients before the first attack.
+const ANSWERS_BEFORE_ALL: usize = 72;
+/// The number of responses to the other clients right before an attack.
 const ANSWERS_BEFORE: usize = 24;
-/// Answers of the other clients during an attack, at least: a short attack is repeated until there are as many.
+/// The number of latest responses without an attack that are the baseline of an attack. The 99th percentile of only a few
+/// responses is their maximum, which varies by half.
+const CALM_ANSWERS_MAX: usize = 240;
+/// The minimum number of responses to the other clients during an attack. A short attack is repeated until then.
 const ANSWERS_DURING: usize = 24;
-/// How long one attack may take.
+/// The time limit for one attack.
 const ATTACK_LIMIT: Duration = Duration::from_secs(150);
-/// How often an attack is measured before its slowdown counts. Whatever else slows the machine down for a moment is not
-/// there again the next time; a defect is.
+/// The number of measurements before a slowdown counts as a failure. Other load on the machine is temporary, but the effect
+/// of a defect recurs.
 const MEASUREMENTS: usize = 3;
 /// The argument that makes this program the attacker.
 const ATTACKER: &str = "--attacker";
@@ -96,12 +101,12 @@ impl Attacker {
         Ok(Self { process: command.spawn()?, start: Instant::now() })
     }
 
-    /// Lets it finish what it is about, and returns its first report.
+    /// Waits for the current run of the attack, and returns its first report.
     async fn finish(mut self) -> anyhow::Result<String> {
         drop(self.process.stdin.take());
         let limit = ATTACK_LIMIT.saturating_sub(self.start.elapsed());
         let output = tokio::time::timeout(limit, self.process.wait_with_output()).await;
-        let output = output.with_context(|| format!("the attack is not over after {ATTACK_LIMIT:?}"))??;
+        let output = output.with_context(|| format!("the attack takes longer than {ATTACK_LIMIT:?}"))??;
         if !output.status.success() {
             bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
         }
@@ -110,18 +115,24 @@ impl Attacker {
     }
 }
 
-/// What an attack was answered with, and what others noticed of it.
-struct Measured {
+/// The responses to an attack and its effect on other clients.
+struct Measurement {
     summary: String,
     slowdown: f64,
-    observed: Observed,
+    observed: Observations,
 }
 
-async fn measure(fleet: &Fleet, attack: &Attack) -> anyhow::Result<Measured> {
+/// Adds observations without an attack to `calm`.
+async fn observe_calm(fleet: &Fleet, answers: usize, calm: &mut Observations) -> anyhow::Result<()> {
+    let mut bystander = Bystander::start(&fleet.client(), &fleet.probed());
+    bystander.answered(answers).await.context("before the attack")?;
+    calm.append(bystander.stop().await.context("before the attack")?, CALM_ANSWERS_MAX);
+    Ok(())
+}
+
+async fn measure(fleet: &Fleet, attack: &Attack, calm: &mut Observations) -> anyhow::Result<Measurement> {
     let client = fleet.client();
-    let mut bystander = Bystander::start(&client, &fleet.probed());
-    bystander.answered(ANSWERS_BEFORE).await.context("before the attack")?;
-    let calm = bystander.stop().await.context("before the attack")?;
+    observe_calm(fleet, ANSWERS_BEFORE, calm).await?;
     let mut bystander = Bystander::start(&client, &fleet.probed());
     let attacker = Attacker::start(attack, &fleet.targets())?;
     let answered = bystander.answered(ANSWERS_DURING).await;
@@ -129,16 +140,21 @@ async fn measure(fleet: &Fleet, attack: &Attack) -> anyhow::Result<Measured> {
     answered?;
     let observed = bystander.stop().await?;
     let slowdown = observed.p99().as_secs_f64() / calm.p99().as_secs_f64();
-    Ok(Measured { summary, slowdown, observed })
+    Ok(Measurement { summary, slowdown, observed })
 }
 
-/// Measures an attack until it is within the bars, or has been measured often enough.
-async fn judge(fleet: &Fleet, attack: &Attack, before: Both<ProcessMemory>) -> anyhow::Result<Row> {
+/// Measures an attack until it meets the limits, at most [`MEASUREMENTS`] times.
+async fn judge(
+    fleet: &Fleet,
+    attack: &Attack,
+    before: PerProcess<ProcessMemory>,
+    calm: &mut Observations,
+) -> anyhow::Result<Row> {
     fleet.reset_peaks()?;
     let start = Instant::now();
     let mut slowdowns = Vec::new();
     loop {
-        let measured = measure(fleet, attack).await?;
+        let measured = measure(fleet, attack, calm).await?;
         slowdowns.push(measured.slowdown);
         ensure!(
             measured.observed.slowest_probe <= PROBE_LIMIT,
@@ -175,17 +191,19 @@ async fn run_suite(names: &[String]) -> anyhow::Result<()> {
         .iter()
         .filter(|attack| names.is_empty() || names.iter().any(|name| attack.name.contains(name.as_str())))
         .collect();
-    ensure!(!chosen.is_empty(), "no attack has a name like {names:?}");
+    ensure!(!chosen.is_empty(), "no attack has a name that contains one of {names:?}");
     let fleet = Fleet::start()?;
     fleet.warm_up().await.context("failed to warm up")?;
     let before = fleet.memory()?;
+    let mut calm = Observations::default();
+    observe_calm(&fleet, ANSWERS_BEFORE_ALL, &mut calm).await?;
     let mut report = Report::new(before.map(|memory| memory.anonymous));
     for attack in chosen {
-        match judge(&fleet, attack, before).await {
+        match judge(&fleet, attack, before, &mut calm).await {
             Ok(row) => report.row(&row),
             Err(error) => report.failure(attack.name, &error),
         }
-        // Without its processes, the rest of the suite says nothing.
+        // If a process has exited, the remaining attacks cannot be measured.
         fleet.memory()?;
     }
     match fleet.stop().await {

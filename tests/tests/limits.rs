@@ -5,7 +5,7 @@ use tests::limits::{limits, reference};
 use tests::tidy::Tree;
 
 #[test]
-fn the_limits_are_described() {
+fn the_reference_of_limits_is_up_to_date() {
     let tree = Tree::read(&tests::root()).expect("the tree is readable");
     expect_file!["../../docs/reference/limits.md"].assert_eq(&reference(&limits(&tree)));
 }

@@ -1,22 +1,27 @@
-//! Models that come from elsewhere, on real nodes: credentials out of Secrets, a disk that is full, and a volume of all
-//! replicas that keeps what is used. On the node that `make e2e` starts.
+//! Fetching models on the node that `make e2e` starts: credentials from Secrets, a full disk, and a shared volume that
+//! retains the models in use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tests::node::{self, Namespace, Release, kubectl};
-use tests::s3::{Keys, S3};
+use tests::s3::{Bucket, Credentials, S3};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const NAMESPACE: &str = "fetching";
 
-/// A service with the sample model under three names.
+/// A mock S3 service with the sample model in three folders.
 async fn s3() -> anyhow::Result<S3> {
     let model = std::fs::read(tests::sample_model())?;
     let objects: BTreeMap<_, _> =
         ["a", "b", "c"].map(|name| (format!("{name}/model.gguf"), model.clone())).into_iter().collect();
-    let keys = Keys { access: "AKIATEST".to_owned(), secret: "right".to_owned(), token: None };
-    S3::start(node::ADDRESS, ("models", "us-east-1"), keys, objects).await
+    let credentials = Credentials {
+        access_key_id: "AKIATEST".to_owned(),
+        secret_access_key: "right".to_owned(),
+        session_token: None,
+    };
+    let bucket = Bucket { name: "models".to_owned(), region: "us-east-1".to_owned(), credentials, objects };
+    S3::start(node::ADDRESS, bucket).await
 }
 
 fn secret(name: &str, key: &str) -> anyhow::Result<()> {
@@ -34,8 +39,8 @@ fn secret(name: &str, key: &str) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// A resource, the object's folder and the Secret of which are to be filled in, with `more` in its spec.
-fn manifest(name: &str, s3: &S3, (folder, secret): (&str, &str), more: &str) -> String {
+/// The manifest of a resource with the model in `folder` and the credentials in `secret`; `more` is added to `spec.model`.
+fn manifest(name: &str, s3: &S3, folder: &str, secret: &str, more: &str) -> String {
     format!(
         "
 apiVersion: ovfleet.dev/v1alpha1
@@ -55,42 +60,42 @@ spec:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_are_tried_and_a_full_disk_is_told() -> anyhow::Result<()> {
+async fn wrong_credentials_and_a_full_disk_are_reported() -> anyhow::Result<()> {
     let s3 = s3().await?;
     let _release = Release::install("helm4", &[])?;
     let _namespace = Namespace::new(NAMESPACE)?;
     secret("wrong", "guess")?;
     secret("right", "right")?;
-    node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "wrong"), ""))?;
-    let message = node::await_condition(NAMESPACE, "chat", ("ModelAvailable", "False", "Unauthorized"))?;
+    node::apply(NAMESPACE, &manifest("chat", &s3, "a", "wrong", ""))?;
+    let message = node::await_condition(NAMESPACE, "chat", "ModelAvailable", "False", "Unauthorized")?;
     assert!(message.contains("refuses these credentials") && !message.contains("guess"), "{message}");
-    node::apply(NAMESPACE, &manifest("chat", &s3, ("a", "right"), ""))?;
-    node::await_condition(NAMESPACE, "chat", ("Ready", "True", "Serving"))?;
+    node::apply(NAMESPACE, &manifest("chat", &s3, "a", "right", ""))?;
+    node::await_condition(NAMESPACE, "chat", "Ready", "True", "Serving")?;
 
     let small =
         "  podTemplate: {spec: {volumes: [{name: model, emptyDir: {medium: Memory, sizeLimit: 20Mi}}]}}";
-    node::apply(NAMESPACE, &manifest("small", &s3, ("a", "right"), small))?;
-    let message = node::await_condition(NAMESPACE, "small", ("ModelAvailable", "False", "DiskFull"))?;
+    node::apply(NAMESPACE, &manifest("small", &s3, "a", "right", small))?;
+    let message = node::await_condition(NAMESPACE, "small", "ModelAvailable", "False", "DiskFull")?;
     assert!(message.contains("no room for /model/"), "{message}");
-    node::await_condition(NAMESPACE, "small", ("Degraded", "True", "DiskFull"))?;
+    node::await_condition(NAMESPACE, "small", "Degraded", "True", "DiskFull")?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_shared_volume_keeps_the_model_that_is_served_and_the_one_before() -> anyhow::Result<()> {
+async fn a_shared_volume_retains_the_current_and_the_previous_model() -> anyhow::Result<()> {
     let s3 = s3().await?;
     let _release = Release::install("helm4", &[])?;
     let _namespace = Namespace::new(NAMESPACE)?;
     secret("right", "right")?;
     let folder = node::shared_volume("models")?;
     let shared = "    cache: {mode: shared, size: 1Gi, storageClass: here, accessMode: ReadWriteOnce}";
-    let mut kept: Vec<Vec<String>> = Vec::new();
+    let mut stored: Vec<Vec<String>> = Vec::new();
     for source in ["a", "b", "c", "b"] {
-        node::apply(NAMESPACE, &manifest("chat", &s3, (source, "right"), shared))?;
-        node::await_condition(NAMESPACE, "chat", ("Progressing", "False", "Done"))?;
-        node::await_condition(NAMESPACE, "chat", ("Ready", "True", "Serving"))?;
-        // What is leaving still uses what it has loaded, and the next fetch would let it be.
-        node::await_state("the former replica to be gone", LIMIT, || {
+        node::apply(NAMESPACE, &manifest("chat", &s3, source, "right", shared))?;
+        node::await_condition(NAMESPACE, "chat", "Progressing", "False", "Done")?;
+        node::await_condition(NAMESPACE, "chat", "Ready", "True", "Serving")?;
+        // A replica that is shutting down still uses its model, so the next fetch would retain it.
+        node::await_state("the previous replica to end", LIMIT, || {
             let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
             Ok((resource["status"]["drainingReplicas"] == 0).then_some(()))
         })?;
@@ -98,13 +103,13 @@ async fn a_shared_volume_keeps_the_model_that_is_served_and_the_one_before() -> 
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
-        kept.push(names);
+        stored.push(names);
     }
     kubectl(&["delete", "llmd", "chat", "--namespace", NAMESPACE, "--timeout=60s"])?;
     kubectl(&["delete", "pv", "models", "--wait=false"])?;
-    let counts: Vec<usize> = kept.iter().map(Vec::len).collect();
-    assert_eq!(counts, [1, 2, 2, 2], "{kept:?}");
-    assert!(!kept[2].contains(&kept[0][0]), "the first is gone: {kept:?}");
-    assert_eq!(kept[2], kept[3], "what was served before was still there: {kept:?}");
+    let counts: Vec<usize> = stored.iter().map(Vec::len).collect();
+    assert_eq!(counts, [1, 2, 2, 2], "{stored:?}");
+    assert!(!stored[2].contains(&stored[0][0]), "the first model is still there: {stored:?}");
+    assert_eq!(stored[2], stored[3], "the previous model was fetched again: {stored:?}");
     Ok(())
 }

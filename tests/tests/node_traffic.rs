@@ -1,11 +1,11 @@
-//! What clients see while a deployment is scaled, changed and hurt under continuous streaming traffic: nothing. Each
-//! request is marked and accounted for. On the node that `make e2e` starts.
+//! Clients lose no request while a deployment is scaled, changed and disturbed under continuous streaming traffic. The
+//! outcome of every request is checked. The tests run on the node that `make e2e` starts.
 
 use serde_json::Value;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, AROUND, LIMIT, ROUTER, SERVER, assert_none_failed};
-use tests::traffic::{Account, Outcome, Traffic};
+use tests::scene::{self, LIMIT, REQUESTS_AROUND_CHANGE, ROUTER, SERVER, assert_none_failed};
+use tests::traffic::{Outcome, Traffic, TrafficReport};
 
 const CLIENTS: usize = 4;
 const NAMESPACE: &str = "traffic";
@@ -21,11 +21,11 @@ fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
     scene::manifest(NAMESPACE, hub, replicas, &more)
 }
 
-/// An installed chart, a deployment that is ready, and traffic through its Service.
+/// An installed chart, a ready deployment, and traffic through its Service.
 struct Scene {
     hub: Hub,
     traffic: Traffic,
-    // Dropped in this order.
+    // The fields are dropped in this order.
     _namespace: Namespace,
     _release: Release,
 }
@@ -41,12 +41,12 @@ impl Scene {
         Ok(Self { hub, traffic, _namespace: namespace, _release: release })
     }
 
-    /// Lets some traffic pass over what has been done.
-    async fn flow(&mut self) {
-        self.traffic.flow(AROUND).await;
+    /// Waits until some requests have completed since the last change.
+    async fn await_requests(&mut self) {
+        self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     }
 
-    async fn end(self) -> Account {
+    async fn end(self) -> TrafficReport {
         let Self { hub, traffic, _namespace, _release } = self;
         let account = traffic.stop().await;
         eprintln!("{}", account.summary());
@@ -68,17 +68,17 @@ fn scale(replicas: u32) -> anyhow::Result<()> {
 async fn scaling_up_and_down_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(1).await?;
     scale(3)?;
-    scene.flow().await;
+    scene.await_requests().await;
     scale(1)?;
-    scene.flow().await;
+    scene.await_requests().await;
     assert_none_failed(&scene.end().await);
     Ok(())
 }
 
-/// A rollout of arguments, edits faster than it can follow, one taken back while it is under way, and a replacement
-/// of the whole resource.
+/// Rolls out new arguments, edits the resource faster than rollouts complete, reverts a running rollout, and replaces the
+/// whole resource.
 #[tokio::test(flavor = "multi_thread")]
-async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
+async fn changing_the_resource_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let apply = |queue: u32| node::apply(NAMESPACE, &manifest(&scene.hub, 2, queue)).map(drop);
     let first = node::pods(NAMESPACE, SERVER)?;
@@ -94,7 +94,7 @@ async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
     settled(2)?;
 
     apply(106)?;
-    node::await_state("the rollout to be under way", LIMIT, || {
+    node::await_state("the rollout to start", LIMIT, || {
         Ok((node::pods(NAMESPACE, SERVER)?.len() > 2).then_some(()))
     })?;
     apply(105)?;
@@ -103,7 +103,7 @@ async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
     let replacement = manifest(&scene.hub, 2, 107);
     node::run_with_input("kubectl", &["replace", "--filename=-"], &replacement)?;
     settled(2)?;
-    scene.flow().await;
+    scene.await_requests().await;
     assert_none_failed(&scene.end().await);
     Ok(())
 }
@@ -111,7 +111,7 @@ async fn changing_what_runs_loses_no_request() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
-    // The same image by another name is another image to Kubernetes.
+    // Kubernetes treats another name of the same image as a different image.
     let image = "localhost/ovfleet/server:again";
     node::run(
         "ctr",
@@ -124,23 +124,23 @@ async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
         let pod = node::get(&["pod", "--namespace", NAMESPACE, &pod])?;
         assert_eq!(pod["spec"]["containers"][0]["image"], image);
     }
-    scene.flow().await;
+    scene.await_requests().await;
     assert_none_failed(&scene.end().await);
     Ok(())
 }
 
-/// The streams that the replica was answering end with an error that says so; nothing else happens.
+/// Only the streams of the killed replica fail, with an error event.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_replica_costs_its_own_streams_and_says_so() -> anyhow::Result<()> {
+async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let pods = node::pods(NAMESPACE, SERVER)?;
     node::kill(NAMESPACE, &pods[0], "server")?;
-    scene.flow().await;
+    scene.await_requests().await;
     settled(2)?;
-    scene.flow().await;
+    scene.await_requests().await;
     let account = scene.end().await;
     let failures = account.failures();
-    // No more than it can have had under way.
+    // At most its requests in flight.
     assert!(failures.len() <= CLIENTS, "{}", account.summary());
     for failure in failures {
         assert!(
@@ -152,19 +152,19 @@ async fn a_killed_replica_costs_its_own_streams_and_says_so() -> anyhow::Result<
     Ok(())
 }
 
-/// Streams that the killed router was passing on break off, as their connection does. Whoever had nothing yet is answered
-/// by the other one, on the next try of the client.
+/// The streams of the killed router break off with their connections. Clients without a response retry and reach the other
+/// router.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_router_costs_the_streams_it_was_passing_on() -> anyhow::Result<()> {
+async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let pods = node::pods(NAMESPACE, ROUTER)?;
     assert_eq!(pods.len(), 2);
     node::kill(NAMESPACE, &pods[0], "router")?;
-    scene.flow().await;
+    scene.await_requests().await;
     settled(2)?;
-    scene.flow().await;
+    scene.await_requests().await;
     let account = scene.end().await;
-    // No more than it can have had under way.
+    // At most its requests in flight.
     assert!(account.failures().len() <= CLIENTS, "{}", account.summary());
     for failure in account.failures() {
         assert!(matches!(failure.outcome, Outcome::Broken(_)), "{}", account.summary());
@@ -172,22 +172,22 @@ async fn a_killed_router_costs_the_streams_it_was_passing_on() -> anyhow::Result
     Ok(())
 }
 
-/// Neither is needed for a request to be answered.
+/// Requests depend on neither of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn killing_the_operator_or_the_api_server_is_not_noticed() -> anyhow::Result<()> {
+async fn killing_the_operator_or_the_api_server_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let operators = node::pods(OPERATOR_NAMESPACE, "app.kubernetes.io/name=ovfleet-operator")?;
     node::kill(OPERATOR_NAMESPACE, &operators[0], "operator")?;
-    scene.flow().await;
+    scene.await_requests().await;
     scale(3)?;
 
     let servers = identities()?;
     node::kill_component("kube-apiserver")?;
-    scene.flow().await;
+    scene.await_requests().await;
     settled(3)?;
     assert_eq!(identities()?, servers, "replicas were replaced");
     scale(2)?;
-    scene.flow().await;
+    scene.await_requests().await;
     assert_none_failed(&scene.end().await);
     Ok(())
 }

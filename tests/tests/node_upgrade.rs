@@ -1,13 +1,12 @@
-//! The upgrade from the previous release, as [the guide](../../docs/how-to/install.md) describes it: the definition, then
-//! the chart. It happens under continuous streaming traffic, and each request is accounted for. On the node that
-//! `make e2e` starts.
+//! The upgrade from the previous release under continuous streaming traffic, as [the guide](../../docs/how-to/install.md)
+//! describes it: first the custom resource definition, then the chart. The tests run on the node that `make e2e` starts.
 //!
-//! The previous release is commit 3432560, the last one before upgrades waited for their turn. In `node_upgrade/` are its
-//! chart and what its operator stored for a resource: the objects, reduced to the fields that it applied, and the
-//! status. The test creates these and starts no operator of the previous release; replicas and routers are the
-//! present programs with the arguments of the previous release. [`with_the_programs_of_the_previous_release`], for which
-//! the images have to be built from that commit, starts all of the previous release, and with `UPDATE_EXPECT` it records
-//! the objects and the status anew.
+//! The previous release is commit 3432560, the last one before upgrades waited for approval. `node_upgrade/` contains its
+//! chart, and the objects (with only the fields that its operator applied) and the status that its operator created for a
+//! resource. The test creates these objects instead of running the previous operator; replicas and routers are the
+//! current programs with the arguments of the previous release. [`the_programs_of_the_previous_release_can_be_upgraded`]
+//! runs all programs of the previous release, whose images must be built from that commit. With `UPDATE_EXPECT`, it
+//! records the objects and the status again.
 
 use std::path::PathBuf;
 
@@ -20,10 +19,10 @@ use tests::scene::{self, LIMIT, ROUTER, SERVER};
 const NAMESPACE: &str = "upgrade";
 const CLIENTS: usize = 3;
 const CHART: &str = "tests/tests/node_upgrade/ovfleet-3432560.tgz";
-/// What the operator of the previous release applies, in the order in which this test creates it.
+/// The kinds of objects that the previous operator applies, in the order in which this test creates them.
 const KINDS: &str =
     "serviceaccounts,roles,rolebindings,networkpolicies,services,poddisruptionbudgets,configmaps,deployments";
-/// What the deployment of this file has beyond that of all scenes.
+/// The fields that this file adds to the manifest of the scene.
 const MORE: &str = "
   engine: {kvCache: {size: 256Mi}}
   router: {replicas: 2}
@@ -34,36 +33,36 @@ fn recorded(name: &str) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_restarts_no_replica_until_it_is_approved_and_loses_no_request() -> anyhow::Result<()> {
+async fn an_upgrade_restarts_no_replica_before_approval_and_loses_no_request() -> anyhow::Result<()> {
     let hub = scene::hub().await?;
-    // The present programs under the names of the previous ones.
+    // Tag the current images with the names of the previous ones.
     for image in ["server", "router"] {
         let [present, previous] = ["e2e", "previous"].map(|tag| format!("localhost/ovfleet/{image}:{tag}"));
         node::run("ctr", &["--namespace", "k8s.io", "images", "tag", "--force", &present, &previous])?;
     }
     let release = Release::install_chart("helm4", CHART, &["--set", "replicas=0"])?;
-    let namespace = Namespace::new(NAMESPACE)?;
+    let _namespace = Namespace::new(NAMESPACE)?;
     node::apply(NAMESPACE, &scene::manifest(NAMESPACE, &hub, 2, MORE))?;
     create_recorded(&hub)?;
-    upgrade((release, namespace), &hub).await
+    upgrade(&release).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs images of the previous release, as localhost/ovfleet/NAME:previous"]
-async fn with_the_programs_of_the_previous_release() -> anyhow::Result<()> {
+async fn the_programs_of_the_previous_release_can_be_upgraded() -> anyhow::Result<()> {
     let hub = scene::hub().await?;
     let tags = "image.tag=previous,serverImage.tag=previous,routerImage.tag=previous";
     let release = Release::install_chart("helm4", CHART, &["--set", tags])?;
-    let namespace = Namespace::new(NAMESPACE)?;
+    let _namespace = Namespace::new(NAMESPACE)?;
     node::apply(NAMESPACE, &scene::manifest(NAMESPACE, &hub, 2, MORE))?;
     scene::settled(NAMESPACE, 2)?;
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         record(&hub)?;
     }
-    upgrade((release, namespace), &hub).await
+    upgrade(&release).await
 }
 
-async fn upgrade((release, _namespace): (Release, Namespace), _hub: &Hub) -> anyhow::Result<()> {
+async fn upgrade(release: &Release) -> anyhow::Result<()> {
     let mut traffic = scene::traffic(NAMESPACE, CLIENTS, None).await?;
     let (servers, routers) = (identities(SERVER)?, identities(ROUTER)?);
     assert_eq!((servers.len(), routers.len()), (2, 2));
@@ -84,7 +83,7 @@ async fn upgrade((release, _namespace): (Release, Namespace), _hub: &Hub) -> any
         let present = identities(ROUTER)?;
         Ok((present.len() == 2 && routers.iter().all(|router| !present.contains(router))).then_some(()))
     })?;
-    traffic.flow(2 * scene::AROUND).await;
+    traffic.await_requests(2 * scene::REQUESTS_AROUND_CHANGE).await;
     assert_eq!(identities(SERVER)?, servers, "replicas were replaced without approval");
     let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
     assert!(scene::is_true(&resource, "Available"), "{:#}", resource["status"]);
@@ -97,7 +96,7 @@ async fn upgrade((release, _namespace): (Release, Namespace), _hub: &Hub) -> any
         Ok(Some(()))
     })?;
     scene::settled(NAMESPACE, 2)?;
-    traffic.flow(scene::AROUND).await;
+    traffic.await_requests(scene::REQUESTS_AROUND_CHANGE).await;
     let present = identities(SERVER)?;
     assert!(servers.iter().all(|server| !present.contains(server)), "{present:?}");
     let account = traffic.stop().await;

@@ -1,4 +1,4 @@
-//! The tree keeps its own rules. `tests/src/tidy.rs` says what they are.
+//! Checks the repository against the rules in `tests/src/tidy.rs`.
 
 use tests::tidy::{
     CRATES_IN_STYLE, Finding, RustFile, Tree, base_images, contents, decisions, doc_comments, links,
@@ -8,7 +8,10 @@ use tests::tidy::{
 
 fn tree() -> Tree {
     let tree = Tree::read(&tests::root()).expect("the repository can be read");
-    assert!(tree.file("Cargo.lock").is_some() && tree.files.len() > 50, "this is not the repository");
+    assert!(
+        tree.file("Cargo.lock").is_some() && tree.files.len() > 50,
+        "the root of the repository was not found"
+    );
     tree
 }
 
@@ -24,7 +27,7 @@ fn crates_are_named_by_their_path_and_depend_as_allowed() {
 }
 
 #[test]
-fn rust_files_are_described_and_safe() {
+fn rust_files_are_documented_and_safe() {
     assert_none(&sources(&tree()));
     for long in long_files(&tree()) {
         eprintln!("{}: {}", long.path, long.message);
@@ -32,7 +35,7 @@ fn rust_files_are_described_and_safe() {
 }
 
 #[test]
-fn nothing_names_a_machine_or_a_registry_and_no_file_is_large() {
+fn no_file_is_large_or_names_a_machine_or_a_registry() {
     assert_none(&contents(&tree()));
 }
 
@@ -44,17 +47,17 @@ fn base_images_are_pinned_by_digest() {
 }
 
 #[test]
-fn links_in_documents_lead_somewhere() {
+fn links_in_documents_exist() {
     assert_none(&links(&tree()));
 }
 
 #[test]
-fn pages_are_in_the_table_of_contents_and_say_for_whom_they_are() {
+fn pages_are_in_the_table_of_contents_and_name_their_readers() {
     assert_none(&pages(&tree()));
 }
 
 #[test]
-fn decisions_have_numbers_and_parts() {
+fn decisions_have_unique_numbers_and_all_parts() {
     assert_none(&decisions(&tree()));
 }
 
@@ -67,7 +70,7 @@ fn flags_in_documents_exist() {
     assert_none(&mentioned_flags(&tree, &reference));
 }
 
-/// The findings of a rule about the files of one crate, in every crate that follows the style.
+/// Applies a rule to the files of every crate in [`CRATES_IN_STYLE`].
 fn findings_in_style(rule: impl Fn(&[RustFile]) -> Vec<Finding>) -> Vec<Finding> {
     let tree = tree();
     let files = |path: &&str| rust_files(&tree, path).expect("the crate has valid Rust files");

@@ -18,14 +18,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "ovfleet.name" .) }}
 {{- end }}
 
-{{- /* image: a list of the context and one of the image values */ -}}
+{{- /* image: its argument is a list of the context and the values of an image */ -}}
 {{- define "ovfleet.image" -}}
 {{- $context := index . 0 }}{{- $image := index . 1 -}}
 {{ $image.repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
 {{- end }}
 
-{{- /* What the operator may do in each namespace it watches. It cannot read, change or delete Secrets, cannot exec into
-pods and grants no more than it has. */ -}}
+{{- /* The rights of the operator in each namespace that it manages. It cannot read, change or delete Secrets, cannot execute commands
+in pods, and cannot grant rights that it does not have. */ -}}
 {{- define "ovfleet.rules" -}}
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments]
@@ -33,14 +33,14 @@ pods and grants no more than it has. */ -}}
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments/status]
   verbs: [get, patch]
-# To be the owner whose deletion waits for what it owns.
+# Needed for ownerReferences with blockOwnerDeletion.
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: [get, list, watch, create, patch, delete]
-# The replica token, which is not read again once it was created.
+# The replica token, which the operator creates and never reads.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
@@ -69,14 +69,14 @@ pods and grants no more than it has. */ -}}
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
-# Nobody can grant what they do not have: this is for the routers.
+# The operator grants this right to the routers, so it must have it.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
-# Why a Job creates no pod and a pod mounts no volume is reported in events only.
+# Kubernetes reports in events only why a Job cannot create a pod and why a pod cannot mount a volume.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, watch]

@@ -1,4 +1,4 @@
-//! What computes, with how much memory, in batches of what size.
+//! The settings of the inference engine in each replica.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{ExtraArgs, SERVER_FLAGS};
-use crate::{formats, rules};
+use crate::formats;
+use crate::schema::rules;
 
-/// The flags of the server that `engine.extraArgs` may not hold, and what to use instead.
-pub const TAKEN_FLAGS: [(&str, &str); 18] = [
+/// The flags of the server that `engine.extraArgs` must not contain, and what to use instead.
+pub const RESERVED_SERVER_FLAGS: [(&str, &str); 18] = [
     ("--admin-port", "the operator sets it"),
     ("--device", "use engine.device"),
     ("--drain-timeout", "use drain.timeout"),
@@ -20,8 +21,8 @@ pub const TAKEN_FLAGS: [(&str, &str); 18] = [
     ("--kv-cache-size", "use engine.kvCache.size"),
     ("--log", "use observability.logLevel"),
     ("--log-format", "the operator sets it"),
-    ("--max-batched-tokens", "use engine.maxBatchedTokens"),
     ("--max-model-len", "use engine.maxModelLen"),
+    ("--max-num-batched-tokens", "use engine.maxBatchedTokens"),
     ("--max-num-seqs", "use engine.maxNumSeqs"),
     ("--model", "use model.source"),
     ("--model-name", "use model.name and model.aliases"),
@@ -31,49 +32,51 @@ pub const TAKEN_FLAGS: [(&str, &str); 18] = [
     ("--replica-token-file", "use security.replicaTokenSecretRef"),
 ];
 
-/// Which flags `engine.extraArgs` may hold.
+/// The rules for the flags in `engine.extraArgs`.
 fn extra_args_rules() -> serde_json::Value {
-    ExtraArgs { field: "engine", program: "server", known: SERVER_FLAGS, taken: &TAKEN_FLAGS }.rules()
+    ExtraArgs { field: "engine", program: "server", known: SERVER_FLAGS, reserved: &RESERVED_SERVER_FLAGS }
+        .rules()
 }
 
-/// The server of each replica.
+/// The server of each replica, with its inference engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Engine {
-    /// The server's image. Default: the one of the operator's own version.
+    /// Image of the server. Default: the image of the operator's version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
-    /// The OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is accepted but
-    /// does not work, because OpenVINO has no paged attention for it.
+    /// OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is accepted
+    /// but does not work, because OpenVINO has no paged attention for it.
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 
-    /// The cache of keys and values, by which a replica's capacity is counted.
+    /// The KV cache. Its size determines how many tokens a replica can process at the same time.
     pub kv_cache: KvCache,
 
-    /// Most sequences that a replica runs at once.
+    /// Maximum number of sequences that a replica runs at the same time.
     #[schemars(range(min = 1, max = 65_536))]
     pub max_num_seqs: u32,
 
-    /// Most tokens that a replica computes in one step. A longer prompt is computed in chunks.
+    /// Maximum number of tokens that a replica computes in one step. A longer prompt is computed in chunks.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_batched_tokens: u32,
 
-    /// Most tokens of a prompt and its answer together. Default: what the model was made for, or what the KV cache
-    /// holds if that is less.
+    /// Maximum number of tokens of a prompt and its answer together. Default: the context length of the model, or the
+    /// capacity of the KV cache if that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16_777_216))]
     pub max_model_len: Option<u32>,
 
-    /// Properties for OpenVINO's plugin, as in `INFERENCE_NUM_THREADS: "8"`.
+    /// Properties of the OpenVINO plugin, such as `INFERENCE_NUM_THREADS: "8"`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
     pub plugin_config: BTreeMap<String, String>,
 
-    /// Further flags of the server, each with its value: `--weights=compact`. None that has a field of its own.
+    /// Additional flags of the server, each with its value, such as `--weights=compact`. Flags for which the resource
+    /// has a field are rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }
@@ -93,19 +96,19 @@ impl Default for Engine {
     }
 }
 
-/// The cache of keys and values.
+/// The cache of keys and values of a replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Bytes, as in `8Gi`. It must fit into the memory limit beside the weights. Default: half of the memory that is
-    /// free once the model is loaded.
+    /// Size in bytes, such as `8Gi`. The memory limit must cover it and the weights. Default: half of the memory that
+    /// is free after the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a number of bytes, as in 8Gi")])))]
+    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,
-    /// The type of what is kept. Default: what the device prefers.
+    /// Type of the cached keys and values. Default: the type that the device prefers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<KvPrecision>,
-    /// Whether prompts reuse what is cached of prompts that begin the same.
+    /// Whether prompts reuse the cached blocks of a common prefix.
     pub prefix_caching: bool,
 }
 
@@ -119,22 +122,22 @@ impl Default for KvCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
-    /// 4 bits with scales: half the memory of `u8`, less exact, and computed by the kernels of OpenVINO's plugin.
+    /// 4 bits with scales: half the memory of `u8`, less exact, and computed by the kernels of the OpenVINO plugin.
     U4,
-    /// 8 bits with scales.
+    /// 8-bit integers with scales.
     U8,
-    /// 16 bits, the range of 32.
+    /// 16-bit floating point with the range of 32 bits.
     Bf16,
-    /// 16 bits.
+    /// 16-bit IEEE floating point.
     F16,
-    /// 32 bits.
+    /// 32-bit IEEE floating point.
     F32,
 }
 
 impl KvPrecision {
-    /// As the server's flag has it.
+    /// Returns the value of the server's flag.
     #[must_use]
-    pub fn flag(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::U4 => "u4",
             Self::U8 => "u8",

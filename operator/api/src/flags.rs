@@ -1,58 +1,58 @@
-//! The flags that servers and routers of this version have, and which of them `extraArgs` may hold. The lists of flags are
-//! generated from the reference in `docs/`: `UPDATE_EXPECT=1 cargo test -p operator-api` writes them.
+//! The flags of the server and the router of this version, and the rules for `extraArgs`. The lists of flags are
+//! generated from the reference in `docs/` by `UPDATE_EXPECT=1 cargo test -p operator-api`.
 
 use serde_json::{Value, json};
 
-/// The flags of the server, one a line.
+/// The flags of the server, one per line.
 pub const SERVER_FLAGS: &str = include_str!("server-flags.txt");
-/// The flags of the router, one a line.
+/// The flags of the router, one per line.
 pub const ROUTER_FLAGS: &str = include_str!("router-flags.txt");
 
-/// Which flags a list of `extraArgs` may hold.
+/// The flags that a list of `extraArgs` may contain.
 pub(crate) struct ExtraArgs<'a> {
-    /// The field that the list is in, as in `engine`.
+    /// The field that contains the list, such as `engine`.
     pub(crate) field: &'a str,
-    /// The program, for messages.
+    /// The name of the program, for messages.
     pub(crate) program: &'a str,
-    /// All flags of the program, one a line.
+    /// All flags of the program, one per line.
     pub(crate) known: &'a str,
     /// The flags that the operator sets, and what to use instead.
-    pub(crate) taken: &'a [(&'a str, &'a str)],
+    pub(crate) reserved: &'a [(&'a str, &'a str)],
 }
 
 impl ExtraArgs<'_> {
-    /// The rules for the object that has the list, and the program's image beside it. Another image may be of another
-    /// version, with flags that are not known here.
+    /// Returns the rules for the object that contains the list and the image of the program. With another image,
+    /// unknown flags are allowed, because it may be of another version.
     pub(crate) fn rules(&self) -> Value {
-        let Self { field, program, known, taken } = self;
+        let Self { field, program, known, reserved } = self;
         let flag = "argument.split('=')[0]";
         let quoted =
             |flags: Vec<&str>| flags.iter().map(|flag| format!("'{flag}'")).collect::<Vec<_>>().join(", ");
-        let is_taken = format!("{flag} in [{}]", quoted(taken.iter().map(|(flag, _)| *flag).collect()));
+        let is_reserved = format!("{flag} in [{}]", quoted(reserved.iter().map(|(flag, _)| *flag).collect()));
         let is_known = format!("{flag} in [{}]", quoted(known.lines().collect()));
-        let first_taken = format!("self.extraArgs.filter(argument, {is_taken})[0].split('=')[0]");
+        let first_reserved = format!("self.extraArgs.filter(argument, {is_reserved})[0].split('=')[0]");
         let first_unknown =
-            format!("self.extraArgs.filter(argument, !({is_taken}) && !({is_known}))[0].split('=')[0]");
+            format!("self.extraArgs.filter(argument, !({is_reserved}) && !({is_known}))[0].split('=')[0]");
         let instead: Vec<String> =
-            taken.iter().map(|(flag, instead)| format!("'{flag}': '{instead}'")).collect();
+            reserved.iter().map(|(flag, instead)| format!("'{flag}': '{instead}'")).collect();
         json!([
             {
                 "rule": "self.extraArgs.all(argument, argument.startsWith('--'))",
-                "message": format!("each of {field}.extraArgs begins with -- and has its value behind =, as in --log=debug"),
+                "message": format!("each item of {field}.extraArgs must begin with -- and have its value after =, such as --log=debug"),
             },
             {
-                "rule": format!("!self.extraArgs.exists(argument, {is_taken})"),
-                "message": format!("{field}.extraArgs may not repeat a flag that has a field of its own, nor one that the operator sets"),
+                "rule": format!("!self.extraArgs.exists(argument, {is_reserved})"),
+                "message": format!("{field}.extraArgs must not contain a flag that the operator sets"),
                 "messageExpression": format!(
-                    "'{field}.extraArgs may not have ' + {first_taken} + ': ' + {{{}}}[{first_taken}]",
+                    "'{field}.extraArgs must not contain ' + {first_reserved} + ': ' + {{{}}}[{first_reserved}]",
                     instead.join(", ")
                 ),
             },
             {
                 "rule": format!(
-                    "has(self.image) || self.extraArgs.all(argument, !argument.startsWith('--') || {is_taken} || {is_known})"
+                    "has(self.image) || self.extraArgs.all(argument, !argument.startsWith('--') || {is_reserved} || {is_known})"
                 ),
-                "message": format!("{field}.extraArgs has a flag that the {program} does not know"),
+                "message": format!("{field}.extraArgs contains a flag that the {program} does not have"),
                 "messageExpression": format!(
                     "'{field}.extraArgs: the {program} of this version has no flag ' + {first_unknown}"
                 ),

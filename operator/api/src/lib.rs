@@ -1,8 +1,8 @@
-//! The resource `LLMDeployment`: a model, served by replicas behind a router.
+//! The resource `LLMDeployment`: a model that replicas behind a router serve.
 //!
-//! The types, their documentation, defaults and rules are the schema: what the API server refuses or fills in is
-//! written here and nowhere else. This crate holds data. It has no client, starts nothing and decides nothing;
-//! what a resource leads to is the operator's business.
+//! The schema is generated from the types, their documentation, defaults and rules: all defaults and rules that the
+//! API server applies are defined here. This crate contains data only. It has no client and no behavior; the operator
+//! decides which objects a resource is rendered to.
 
 mod engine;
 mod flags;
@@ -10,27 +10,30 @@ mod formats;
 mod model;
 mod period;
 mod placement;
+mod pod_template;
 mod rollout;
 mod router;
+mod schema;
 mod spec;
 mod status;
 
-pub use engine::{Engine, KvCache, KvPrecision, TAKEN_FLAGS};
+pub use engine::{Engine, KvCache, KvPrecision, RESERVED_SERVER_FLAGS};
 pub use flags::{ROUTER_FLAGS, SERVER_FLAGS};
 pub use model::{
     AccessMode, CaBundle, Cache, CacheMode, Fetch, Format, HttpSource, HuggingFaceSource, LocalReference,
     Model, OciSource, PvcSource, S3Source, Source,
 };
-pub use period::{NoPeriod, Period};
+pub use period::{InvalidPeriod, Period};
 pub use placement::Placement;
+pub use pod_template::{PodMetadata, PodTemplate};
 pub use rollout::{Disruption, Drain, Rollout};
 pub use router::{
-    KeyIsolation, Policy, Queue, Retry, Router, RouterPlacement, Service, ServiceType, TAKEN_ROUTER_FLAGS,
+    KeyIsolation, Policy, Queue, RESERVED_ROUTER_FLAGS, Retry, Router, RouterPlacement, Service, ServiceType,
     Timeouts,
 };
 pub use spec::{
-    Access, KeysReference, LlmDeployment, LlmDeploymentSpec, LogLevel, Metrics, Observability, PodMetadata,
-    PodTemplate, Security, TokenReference, Tracing, UpgradePolicy,
+    Access, KeysReference, LlmDeployment, LlmDeploymentSpec, LogLevel, Metrics, Observability, Security,
+    TokenReference, Tracing, UpgradePolicy,
 };
 pub use status::{
     CacheState, CacheStatus, LlmDeploymentStatus, Phase, ReleaseStatus, UpgradeState, conditions,
@@ -40,17 +43,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
 
-/// The API group.
+/// The API group of the resource.
 pub const GROUP: &str = "ovfleet.dev";
 
-/// The custom resource definition, as it is in `crds/`.
+/// Returns the custom resource definition, which `crds/` contains.
 ///
 /// # Panics
-/// Never: what is added to the types' own schema is one.
+/// Never: the added part is a valid schema.
 #[must_use]
 pub fn crd() -> CustomResourceDefinition {
     let mut definition = <LlmDeployment as kube::CustomResourceExt>::crd();
-    // Rules about the name need a bound on its length, or the API server takes them to be too expensive.
+    // Without a maximum length of the name, the API server rejects rules about it as too expensive.
     let metadata = serde_json::json!({
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 63}},
@@ -66,7 +69,7 @@ pub fn crd() -> CustomResourceDefinition {
     definition
 }
 
-/// Declares every list that declares nothing else as atomic: server-side apply replaces it as a whole.
+/// Declares every list without a list type as atomic, so that server-side apply replaces it as a whole.
 fn complete_list_types(schema: &mut JSONSchemaProps) {
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
         JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -81,36 +84,4 @@ fn complete_list_types(schema: &mut JSONSchemaProps) {
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
         complete_list_types(values);
     }
-}
-
-/// Resources as in a container, with bounds: rules about what is in a map need one on its size.
-pub(crate) fn resources(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    use schemars::JsonSchema as _;
-    let mut schema = k8s_openapi::api::core::v1::ResourceRequirements::json_schema(generator).to_value();
-    for map in ["limits", "requests"] {
-        schema["properties"][map]["maxProperties"] = 16.into();
-        schema["properties"][map]["additionalProperties"] =
-            serde_json::json!({"x-kubernetes-int-or-string": true, "maxLength": 32});
-        schema["properties"][map]["x-kubernetes-validations"] = rules(&[(
-            "self.all(name, isQuantity(string(self[name])))",
-            "must be quantities, such as 500m CPUs or 8Gi of memory",
-        )]);
-    }
-    schema["x-kubernetes-validations"] = rules(&[(
-        "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || \
-         !isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || \
-         quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
-        "requests must not exceed limits",
-    )]);
-    schemars::Schema::try_from(schema).unwrap_or_default()
-}
-
-/// Text of which anything is accepted that the API server accepts in its place in a pod.
-pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
-}
-
-/// Rules in the words of the API server: what must hold, and what is said where it does not.
-pub(crate) fn rules(rules: &[(&str, &str)]) -> serde_json::Value {
-    rules.iter().map(|(rule, message)| serde_json::json!({"rule": rule, "message": message})).collect()
 }

@@ -1,4 +1,4 @@
-//! Spans of time as people write them.
+//! Durations in the notation of the resource.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -6,41 +6,41 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// A span of time: a whole number and its unit, as in `500ms`, `30s`, `10m`, `1h`.
+/// A duration: a whole number and a unit, such as `500ms`, `30s`, `10m` or `1h`.
 ///
-/// It is kept as it was written: a resource that was stored under an older schema must not break whoever reads
-/// all of them. [`Period::duration`] is where it turns into time.
+/// It is stored as text, so that a resource with an invalid duration, stored under an older schema, can still be
+/// deserialized. [`Period::duration`] parses it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Period(pub String);
 
-/// A text that is no span of time.
+/// The error for a text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoPeriod(pub String);
+pub struct InvalidPeriod(pub String);
 
-impl std::fmt::Display for NoPeriod {
+impl std::fmt::Display for InvalidPeriod {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             formatter,
-            "{:?} is not a duration: write a whole number and a unit (ms, s, m, h), such as 30s",
+            "{:?} is not a duration: it must be a whole number and a unit (ms, s, m, h), such as 30s",
             self.0
         )
     }
 }
 
 impl Period {
-    /// That many seconds.
+    /// Returns a period of this number of seconds.
     #[must_use]
     pub fn seconds(seconds: u32) -> Self {
         Self(format!("{seconds}s"))
     }
 
-    /// How long it is.
+    /// Parses the text of the period.
     ///
     /// # Errors
-    /// The text is no span of time.
-    pub fn duration(&self) -> Result<Duration, NoPeriod> {
-        let wrong = || NoPeriod(self.0.clone());
+    /// The text is not a duration.
+    pub fn duration(&self) -> Result<Duration, InvalidPeriod> {
+        let wrong = || InvalidPeriod(self.0.clone());
         let end = self.0.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(wrong)?;
         let number: u64 = self.0[..end].parse().map_err(|_| wrong())?;
         let milliseconds = match &self.0[end..] {
@@ -77,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_with_a_unit_is_a_time() {
+    fn a_number_with_a_unit_is_a_duration() {
         let length = |text: &str| Period(text.to_owned()).duration();
         assert_eq!(length("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(length("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(length("10m"), Ok(Duration::from_secs(600)));
         assert_eq!(length("1h"), Ok(Duration::from_secs(3600)));
         for wrong in ["", "10", "s", "1.5s", "-1s", "10 s", "10d", "99999999999999999999h"] {
-            assert_eq!(length(wrong), Err(NoPeriod(wrong.to_owned())));
+            assert_eq!(length(wrong), Err(InvalidPeriod(wrong.to_owned())));
         }
     }
 }

@@ -1,27 +1,28 @@
-//! How replicas are replaced, leave and are protected.
+//! The settings for replacing, draining and evicting replicas.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Period, rules};
+use crate::Period;
+use crate::schema::rules;
 
-/// How replicas are replaced when what they run changes.
+/// The settings of a rollout, which replaces replicas when their pod template changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable may not both be 0: no replica could ever be replaced")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0: no replica could be replaced")])))]
 pub struct Rollout {
-    /// Replicas, a number or a percentage, that may be there beyond `replicas` meanwhile.
+    /// Number or percentage of additional replicas during a rollout.
     pub max_surge: IntOrString,
-    /// Replicas, a number or a percentage, that may be missing meanwhile.
+    /// Number or percentage of replicas that may be unavailable during a rollout.
     pub max_unavailable: IntOrString,
-    /// Seconds for which a new replica must be ready before the next one is replaced.
+    /// Number of seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. It goes on nevertheless. The time that a replica
-    /// may take to load its model (2 minutes, and 1 second for each 50 MB of its memory limit) comes on top of it.
+    /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. The
+    /// time for loading the model (2 minutes, and 1 second for each 50 MB of the memory limit) is added to it.
     pub progress_deadline: Period,
-    /// Whether a rollout stops where it is.
+    /// Whether rollouts are paused.
     pub pause: bool,
 }
 
@@ -37,11 +38,11 @@ impl Default for Rollout {
     }
 }
 
-/// How a replica leaves.
+/// The settings for draining a replica before it stops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Drain {
-    /// Time that a replica has for finishing its requests, before they are cut off. It leaves as soon as they are
+    /// Time in which a replica finishes its requests before they are canceled. The replica stops as soon as they are
     /// finished.
     pub timeout: Period,
 }
@@ -52,15 +53,15 @@ impl Default for Drain {
     }
 }
 
-/// How many replicas maintenance of the cluster may take away. Default: one at a time.
+/// The number of replicas that a node drain may evict at the same time. Default: one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption takes minAvailable or maxUnavailable, not both")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not have both minAvailable and maxUnavailable")])))]
 pub struct Disruption {
-    /// Replicas, a number or a percentage, that must stay.
+    /// Number or percentage of replicas that must stay available.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_available: Option<IntOrString>,
-    /// Replicas, a number or a percentage, that may go at once.
+    /// Number or percentage of replicas that may be unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<IntOrString>,
 }

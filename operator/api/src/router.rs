@@ -1,4 +1,4 @@
-//! The router in front of the replicas, which is what clients talk to.
+//! The settings of the routers, to which clients send requests.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::flags::{ExtraArgs, ROUTER_FLAGS};
-use crate::{Period, PodTemplate, formats, resources, rules};
+use crate::schema::{resources, rules};
+use crate::{Period, PodTemplate, formats};
 
-/// The flags of the router that `router.extraArgs` may not hold, and what to use instead.
-pub const TAKEN_ROUTER_FLAGS: [(&str, &str); 28] = [
+/// The flags of the router that `router.extraArgs` must not contain, and what to use instead.
+pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--access-log", "use observability.accessLog"),
     ("--admin-port", "the operator sets it"),
     ("--answer-timeout", "use router.timeouts.answer"),
@@ -41,52 +42,56 @@ pub const TAKEN_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--retry-share", "use router.retry.budgetPercent"),
 ];
 
+/// The rules for the flags in `router.extraArgs`.
 fn extra_args_rules() -> serde_json::Value {
-    ExtraArgs { field: "router", program: "router", known: ROUTER_FLAGS, taken: &TAKEN_ROUTER_FLAGS }.rules()
+    ExtraArgs { field: "router", program: "router", known: ROUTER_FLAGS, reserved: &RESERVED_ROUTER_FLAGS }
+        .rules()
 }
 
-/// The router in front of the replicas.
+/// The routers in front of the replicas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Router {
-    /// The router's image. Default: the one of the operator's own version.
+    /// Image of the router. Default: the image of the operator's version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
-    /// How many routers. With two, one may fail without a client noticing.
+    /// Number of routers. With two or more, clients do not notice the failure of one.
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
-    /// How a replica is chosen for a request. `kv`: by the time to the first token that it promises, by its KV cache
-    /// and by what it has cached of the prompt.
+    /// Policy by which a replica is chosen for a request. `kv`: the replica with the shortest expected time to the
+    /// first token, given its load, its free KV cache and the cached prefix of the prompt.
     pub policy: Policy,
-    /// Which API keys share stored responses, conversations and cached prompts. `key`: none. `name`: those with the same
-    /// name in the Secret of keys, so that a key can be replaced without losing what is stored. `none`: all of them.
-    /// Without `access.apiKeysSecretRef` it has no effect.
+    /// API keys that share stored responses, conversations and cached prompts. `key`: none do. `name`: keys with the
+    /// same name in the Secret of keys do, so that a key can be replaced without losing stored items. `none`: all
+    /// keys do. Without `access.apiKeysSecretRef` this has no effect.
     pub key_isolation: KeyIsolation,
-    /// Requests that wait in the router while no replica has room.
+    /// The queue for requests that no replica has capacity for.
     pub queue: Queue,
-    /// Requests that are sent to another replica when one fails before its first byte.
+    /// Retries of requests whose replica fails before the first byte of the answer.
     pub retry: Retry,
-    /// Times after which the router gives up.
+    /// Timeouts of the router for replicas.
     pub timeouts: Timeouts,
     /// The Service that clients use.
     pub service: Service,
-    /// Processors and memory of each router. Default: 100m and 128Mi requested, 512Mi at most.
+    /// CPU and memory of each router. Default: requests of 100m and 128Mi, and a memory limit of 512Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
-    /// On which nodes routers run.
+    /// The placement of routers on nodes.
     pub placement: RouterPlacement,
-    /// Further flags of the router, each with its value: `--hang-timeout=20s`. None that has a field of its own.
+    /// Additional flags of the router, each with its value, such as `--hang-timeout=20s`. Flags for which the
+    /// resource has a field are rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
-    /// Merged into the pod of each router, for what has no field of its own. The router's container is called `router`.
+    /// An object that is merged into the pod template of the routers, for settings without a field of their own. The
+    /// container of the router is called `router`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
 
-/// On which nodes routers run. The fields are those of a pod, and mean what they mean there. For an affinity there is
+/// The placement of routers on nodes. The fields have the same meaning as in a pod. An affinity can be set in
 /// `router.podTemplate`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -94,14 +99,14 @@ pub struct RouterPlacement {
     /// Labels that a node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that are tolerated.
+    /// Taints that the pods tolerate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// How routers are spread. A constraint without a selector is for the routers of this resource. Default: over
-    /// nodes, as far as possible.
+    /// Rules that spread the routers. A constraint without a selector applies to the routers of this resource.
+    /// Default: routers are spread over nodes as far as possible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// The PriorityClass.
+    /// Name of the PriorityClass of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
@@ -126,25 +131,25 @@ impl Default for Router {
     }
 }
 
-/// How a replica is chosen for a request.
+/// The policy by which a replica is chosen for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// By the time to the first token that it promises.
+    /// The replica with the shortest expected time to the first token.
     #[default]
     Kv,
-    /// The one with the fewest requests.
+    /// The replica with the fewest requests.
     LeastRequests,
-    /// The one with fewer requests of two drawn at random.
+    /// The replica with fewer requests of two that are drawn at random.
     PowerOfTwo,
-    /// One after the other.
+    /// One replica after the other.
     RoundRobin,
-    /// The one that had the client's session before.
+    /// The replica that served the client's session before.
     Session,
 }
 
 impl Policy {
-    /// As the router's configuration has it.
+    /// Returns the value of the router's option.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -157,21 +162,21 @@ impl Policy {
     }
 }
 
-/// Which API keys share stored responses, conversations and cached prompts.
+/// The API keys that share stored responses, conversations and cached prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyIsolation {
-    /// None: each has its own.
+    /// Each key has its own items.
     #[default]
     Key,
-    /// Those with the same name.
+    /// Keys with the same name share items.
     Name,
-    /// All of them.
+    /// All keys share items.
     None,
 }
 
 impl KeyIsolation {
-    /// As the router's configuration has it.
+    /// Returns the value of the router's option.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -182,17 +187,17 @@ impl KeyIsolation {
     }
 }
 
-/// Requests that wait in each router.
+/// The queue of each router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Queue {
-    /// Most requests that wait. Further ones are refused with 429.
+    /// Maximum number of waiting requests. Further requests are rejected with 429.
     #[schemars(range(min = 0, max = 1_048_576))]
     pub max_requests: u32,
-    /// Most prompt tokens, estimated, that wait.
+    /// Maximum number of prompt tokens of waiting requests, as estimated by the router.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub max_tokens: u64,
-    /// Longest time that a request waits.
+    /// Maximum time for which a request waits.
     pub timeout: Period,
 }
 
@@ -202,14 +207,14 @@ impl Default for Queue {
     }
 }
 
-/// Requests that are sent again.
+/// The limits for retries of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Retry {
-    /// Most times that one request is sent again.
+    /// Maximum number of retries of a request.
     #[schemars(range(min = 0, max = 15))]
     pub max: u32,
-    /// Most requests that are sent again, in percent of all.
+    /// Maximum percentage of requests that are retried.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }
@@ -220,18 +225,18 @@ impl Default for Retry {
     }
 }
 
-/// Times after which the router gives up.
+/// The timeouts of the router for replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timeouts {
-    /// For connecting to a replica.
+    /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// For the first token of an answer that is streamed. A replica that hangs is noticed earlier, by its silence
-    /// about its load.
+    /// Timeout for the first token of a streamed answer. A hanging replica is detected earlier, because its load
+    /// reports stop.
     pub first_token: Period,
-    /// For the whole of an answer that is not streamed.
+    /// Timeout for an answer that is not streamed.
     pub answer: Period,
-    /// Between two bytes of an answer.
+    /// Maximum time between two bytes of an answer.
     pub stream_idle: Period,
 }
 
@@ -251,16 +256,16 @@ impl Default for Timeouts {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.nodePort) || self.type != 'ClusterIP'", "router.service.nodePort needs the type NodePort or LoadBalancer")])))]
 pub struct Service {
-    /// Who can reach it.
+    /// Type of the Service.
     pub r#type: ServiceType,
-    /// Its port.
+    /// Port of the Service.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: i32,
-    /// The port on each node, with the types NodePort and LoadBalancer. Default: any free one.
+    /// Port on each node, with the types NodePort and LoadBalancer. Default: assigned by Kubernetes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_535))]
     pub node_port: Option<i32>,
-    /// Annotations, as load balancers of clouds want them.
+    /// Annotations of the Service, such as those for the load balancer of a cloud.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -271,20 +276,20 @@ impl Default for Service {
     }
 }
 
-/// Who can reach a Service, in Kubernetes' words.
+/// The type of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ServiceType {
-    /// Pods of the cluster.
+    /// The Service is reachable from the cluster.
     #[default]
     ClusterIP,
-    /// Whoever reaches a node.
+    /// The Service is reachable at a port of each node.
     NodePort,
-    /// Whoever reaches the load balancer that the cloud makes for it.
+    /// The Service is reachable through a load balancer of the cloud.
     LoadBalancer,
 }
 
 impl ServiceType {
-    /// As Kubernetes has it.
+    /// Returns the name of the type in Kubernetes.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! The resource as a whole, and those parts of it that are small.
+//! The resource, and the parts of its spec that have no file of their own.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,13 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::schema::{resources, rules};
 use crate::{
-    Disruption, Drain, Engine, LlmDeploymentStatus, LocalReference, Model, Period, Placement, Rollout,
-    Router, any_object, formats, resources, rules,
+    Disruption, Drain, Engine, LlmDeploymentStatus, LocalReference, Model, Period, Placement, PodTemplate,
+    Rollout, Router, formats,
 };
 
-/// What is to be served, and how.
+/// The desired state of an LLMDeployment.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "ovfleet.dev",
@@ -24,7 +25,7 @@ use crate::{
     category = "ovfleet",
     namespaced,
     cel,
-    doc = "A language model, served by replicas on OpenVINO behind a router that speaks OpenAI's API.",
+    doc = "A language model that is served with the OpenAI API, by OpenVINO replicas behind a router.",
     status = "LlmDeploymentStatus",
     derive = "PartialEq",
     scale(
@@ -37,13 +38,13 @@ use crate::{
         name = "Ready",
         type_ = "string",
         json_path = ".status.ready",
-        description = "Replicas that are ready, of those wanted."
+        description = "Ready replicas and desired replicas."
     ),
     printcolumn(
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "How much of the KV cache running requests hold, over all replicas."
+        description = "Percentage of the KV caches of all replicas that running requests hold."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -51,82 +52,84 @@ use crate::{
     printcolumn(name = "Updated", type_ = "integer", json_path = ".status.updatedReplicas", priority = 1),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint", priority = 1),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
-        "the name must begin with a letter and hold only lower-case letters, digits and '-': a Service is named after it"
+        "the name must begin with a letter and contain only lower-case letters, digits and '-', because a Service has the same name"
     ),
     validation = Rule::new("self.metadata.name.size() <= 40").message(
-        "the name may have 40 characters at most: the names of all that is made for it begin with it"
+        "the name must have at most 40 characters, because the names of the created objects begin with it"
     )
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.engine.kvCache.size) || !isQuantity(string(self.engine.kvCache.size)) || \
 !has(self.resources.limits) || !('memory' in self.resources.limits) || \
-quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory: the weights need room beside it"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
+quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory, which must also cover the weights"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
 'cpu' in self.resources.limits && 'memory' in self.resources.limits && \
-quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning needs whole CPUs and memory in resources.limits, as in cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
+quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning needs whole CPUs and memory in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
 !has(self.resources.requests) || self.resources.requests.all(name, name in self.resources.limits && \
-quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning needs resources.requests equal to resources.limits, or none at all")])))]
+quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning needs resources.requests equal to resources.limits, or no requests")])))]
 pub struct LlmDeploymentSpec {
     /// The model that is served.
     pub model: Model,
 
-    /// The server of each replica.
+    /// The server of each replica, with its inference engine.
     #[serde(default)]
     pub engine: Engine,
 
-    /// Processors and memory of each replica. Default: none requested, none forbidden, which is for trying out only.
+    /// CPU and memory of each replica. Default: no requests and no limits, which is suitable for evaluation only.
     #[serde(default)]
     #[schemars(schema_with = "resources")]
     pub resources: ResourceRequirements,
 
-    /// On which nodes replicas run.
+    /// The placement of replicas on nodes.
     #[serde(default)]
     pub placement: Placement,
 
-    /// How many replicas. `kubectl scale` and a HorizontalPodAutoscaler write this field.
+    /// Number of replicas. `kubectl scale` and a HorizontalPodAutoscaler set this field.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1024))]
     pub replicas: i32,
 
-    /// How replicas are replaced when what they run changes.
+    /// The settings of a rollout, which replaces replicas when their pod template changes.
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// When replicas and routers are restarted because a new version of the operator brings other default images or
-    /// renders other pods. `Auto`: when it is their turn; the operator upgrades a limited number of resources at a time,
-    /// and a resource whose upgrade fails holds up the others. `Manual`: once the annotation `ovfleet.dev/upgrade` has
-    /// the value of `status.release.available`. A change of this resource that restarts pods includes the upgrade.
+    /// Policy for restarting replicas and routers after an upgrade of the operator, whose version may have other
+    /// default images or render other pods. `Auto`: the operator upgrades a limited number of resources at the same
+    /// time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
+    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change of this
+    /// resource that restarts pods includes the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
-    /// How a replica leaves.
+    /// The settings for draining a replica before it stops.
     #[serde(default)]
     pub drain: Drain,
 
-    /// How many replicas maintenance of the cluster may take away.
+    /// The number of replicas that a node drain may evict at the same time.
     #[serde(default)]
     pub disruption: Disruption,
 
-    /// The router in front of the replicas.
+    /// The routers in front of the replicas.
     #[serde(default)]
     pub router: Router,
 
-    /// Who may send requests.
+    /// API keys and rate limits.
     #[serde(default)]
     pub access: Access,
 
-    /// What is told about what goes on.
+    /// Logs, metrics and traces.
     #[serde(default)]
     pub observability: Observability,
 
-    /// What the pods may do, and who may reach them.
+    /// Security settings of the pods, and NetworkPolicies.
     #[serde(default)]
     pub security: Security,
 
-    /// Whether everything is scaled to zero. Nothing is deleted: the Service, volumes and fetched files stay.
+    /// Whether replicas and routers are scaled to zero. Nothing is deleted: the Service, volumes and fetched files stay.
     #[serde(default)]
     pub suspend: bool,
 
-    /// Merged into the pod of each replica, for what has no field of its own. The server's container is called `server`.
+    /// An object that is merged into the pod template of the replicas, for settings without a field of their own. The
+    /// container of the server is called `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
@@ -135,43 +138,43 @@ fn one() -> i32 {
     1
 }
 
-/// When a new version of the operator may restart pods.
+/// The policy for restarting pods after an upgrade of the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradePolicy {
-    /// When it is the resource's turn.
+    /// Pods are restarted when an upgrade slot is free.
     #[default]
     Auto,
-    /// When the release is approved.
+    /// Pods are restarted when the release is approved.
     Manual,
 }
 
-/// Who may send requests.
+/// API keys and rate limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute are for each API key: they need access.apiKeysSecretRef")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute apply to each API key: they need access.apiKeysSecretRef")])))]
 pub struct Access {
-    /// A Secret of the same namespace with API keys. It is mounted into the router and read again when it changes; the
-    /// operator does not read it. Default: anybody who reaches the Service.
+    /// Secret of the same namespace with API keys. It is mounted into the routers, which read it again when it
+    /// changes; the operator does not read it. Default: requests need no key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
-    /// Most requests a minute with one key, at each router. Default: no limit.
+    /// Maximum number of requests per minute with one key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub requests_per_minute: Option<u32>,
-    /// Most tokens a minute with one key, prompts and answers together, at each router. Default: no limit.
+    /// Maximum number of tokens of prompts and answers per minute with one key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub tokens_per_minute: Option<u32>,
 }
 
-/// A key of a Secret that holds API keys.
+/// An entry of a Secret with API keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeysReference {
-    /// The Secret.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Which of its entries is the router's file of keys.
+    /// Key of the entry with the file of API keys.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -181,40 +184,40 @@ fn keys() -> String {
     "keys".to_owned()
 }
 
-/// What is told about what goes on.
+/// Logs, metrics and traces.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Observability {
-    /// How much is logged. Prompts and answers never are.
+    /// Log level. Prompts and answers are never logged.
     pub log_level: LogLevel,
-    /// Whether the router logs a line for each request.
+    /// Whether the routers log a line for each request.
     pub access_log: bool,
-    /// Metrics, which servers and routers always offer.
+    /// Collection of the metrics that servers and routers serve.
     pub metrics: Metrics,
-    /// Traces of requests, sent by the router. Default: none.
+    /// Traces of requests, which the routers send. Default: no traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
 }
 
-/// How much is logged.
+/// The log level of servers and routers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// What failed.
+    /// Only errors are logged.
     Error,
-    /// What may be wrong, too.
+    /// Warnings are logged, too.
     Warn,
-    /// What has happened, too.
+    /// Important changes of state are logged, too.
     #[default]
     Info,
-    /// Each request, too.
+    /// Each request is logged, too.
     Debug,
-    /// Everything.
+    /// Every log statement is logged, too.
     Trace,
 }
 
 impl LogLevel {
-    /// As the flags have it.
+    /// Returns the value of the flag `--log`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -227,16 +230,16 @@ impl LogLevel {
     }
 }
 
-/// Metrics.
+/// The collection of metrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metrics {
-    /// Whether ServiceMonitors are made for the Prometheus operator. Without that operator's resources in the cluster,
-    /// none are made and the condition `Accepted` says so.
+    /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have this kind, none
+    /// is created and the condition `Accepted` reports it.
     pub service_monitor: bool,
-    /// How often they are scraped.
+    /// Interval at which metrics are scraped.
     pub interval: Period,
-    /// Labels of the ServiceMonitor, for a Prometheus that selects ServiceMonitors by label, as in
+    /// Labels of the ServiceMonitor, for a Prometheus that selects ServiceMonitors by label, such as
     /// `release: kube-prometheus-stack`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
@@ -253,23 +256,23 @@ impl Default for Metrics {
     }
 }
 
-/// Traces of requests.
+/// The export of traces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tracing {
-    /// Where spans are sent, by OTLP over gRPC: `http://collector:4317`.
+    /// URL to which spans are sent with OTLP over gRPC, such as `http://collector:4317`.
     #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: String,
 }
 
-/// What the pods may do, and who may reach them. All pods meet the restricted Pod Security Standard.
+/// Security settings of the pods, and NetworkPolicies. All pods meet the restricted Pod Security Standard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
     /// Whether NetworkPolicies are created. The API of a replica is then reachable from the routers of the same resource
     /// only; the ports of metrics and probes, which serve nothing else, are reachable from everywhere.
     pub network_policy: bool,
-    /// The user that pods run as. Default: 65532, or on OpenShift whom the platform assigns.
+    /// User ID that pods run as. Default: 65532, or on OpenShift the user that the platform assigns.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub run_as_user: Option<i64>,
@@ -278,9 +281,10 @@ pub struct Security {
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
-    /// A Secret of the same namespace with the replica token, by which replicas recognize their routers: 16 to 256 letters,
-    /// digits and `-._~+/=`, or several such tokens, one per line. It is mounted into routers and replicas and read again
-    /// when it changes; the operator does not read it. Default: the operator creates a Secret with a random token.
+    /// Secret of the same namespace with the replica token, by which replicas recognize their routers: 16 to 256
+    /// letters, digits and `-._~+/=`, or several such tokens, one per line. It is mounted into routers and replicas,
+    /// which read it again when it changes; the operator does not read it. Default: the operator creates a Secret
+    /// with a random token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_token_secret_ref: Option<TokenReference>,
 }
@@ -296,14 +300,14 @@ impl Default for Security {
     }
 }
 
-/// A key of a Secret that holds the replica token.
+/// An entry of a Secret with the replica token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenReference {
-    /// The name of the Secret.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// The entry of the Secret that contains the token.
+    /// Key of the entry with the token.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -311,30 +315,4 @@ pub struct TokenReference {
 
 fn token() -> String {
     "token".to_owned()
-}
-
-/// Merged into a pod.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodTemplate {
-    /// Labels and annotations to add.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<PodMetadata>,
-    /// Any fields of a pod's `spec`. Objects are merged; lists of things with names (containers, volumes, variables)
-    /// are merged by name, volume mounts by path; other lists and values replace what was there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "any_object")]
-    pub spec: Option<serde_json::Value>,
-}
-
-/// Labels and annotations.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodMetadata {
-    /// Labels to add. Those that the operator sets cannot be changed.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-    /// Annotations to add.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
 }

@@ -1,82 +1,82 @@
-//! What is the case.
+//! The status of an LLMDeployment.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is the case, as the operator last saw it.
+/// The observed state of an LLMDeployment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LlmDeploymentStatus {
-    /// The generation of the resource that this is about.
+    /// Generation of the resource that this status describes.
     pub observed_generation: i64,
-    /// All of it in one word, for people. Programs read the conditions.
+    /// Summary of the state, for people. Programs should read the conditions.
     pub phase: Phase,
-    /// Replicas that are there, those that start included and those that leave not.
+    /// Number of replicas that exist, including those that start and excluding those that are being deleted.
     pub replicas: i32,
-    /// Replicas that are ready.
+    /// Number of replicas that are ready.
     pub ready_replicas: i32,
-    /// Replicas that the router has admitted.
+    /// Number of replicas that the routers have admitted.
     pub routable_replicas: i32,
-    /// Replicas that run what the resource says now.
+    /// Number of replicas with the present pod template.
     pub updated_replicas: i32,
-    /// Replicas that finish their requests and leave.
+    /// Number of replicas that are being deleted and finish their requests.
     pub draining_replicas: i32,
-    /// `ready/wanted`.
+    /// Ready and desired replicas, as `READY/DESIRED`.
     pub ready: String,
-    /// The selector of the replicas' pods, as text.
+    /// Label selector of the replicas' pods.
     pub selector: String,
-    /// Where clients send requests, inside the cluster.
+    /// URL to which clients in the cluster send requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// The name under which the model is served.
+    /// Name under which the model is served.
     pub model: String,
-    /// The digest of the model's files, `sha256:…`, where it is known.
+    /// Digest of the model's files, as `sha256:…`, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Blocks of the KV cache that running requests hold, over all replicas, in percent: sampled from time to time and
+    /// Percentage of the KV cache blocks of all replicas that running requests hold: sampled at an interval and
     /// rounded to 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
-    /// The commit of the Hub's repository that replicas fetch (`model.source.hf`): what `revision` led to when the first
-    /// of them fetched it.
+    /// Commit of the repository that replicas fetch (`model.source.hf`): the one that `revision` referred to when the
+    /// first replica fetched it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_revision: Option<String>,
-    /// How far the model's files have come.
+    /// Progress of the fetch of the model's files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStatus>,
-    /// Which release of the images and pod templates is applied.
+    /// Release of the images and pod templates that is applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<ReleaseStatus>,
-    /// What is so and what is not, each with a reason.
+    /// Conditions of the resource.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
 
-/// Where the deployment is.
+/// The summary of the state of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
-    /// Not looked at, or waiting for the cluster.
+    /// The operator has not reconciled the resource yet.
     #[default]
     Pending,
-    /// The resource cannot be carried out as it is written.
+    /// The resource is invalid.
     Refused,
     /// The model's files are being fetched.
     Fetching,
-    /// Replicas start for the first time.
+    /// Replicas are starting for the first time.
     Starting,
-    /// All replicas run what the resource says, and requests are answered.
+    /// All replicas are up to date and ready, and requests are served.
     Ready,
-    /// Requests are answered while replicas are replaced or their number changes.
+    /// Requests are served while replicas are replaced or their number changes.
     Updating,
-    /// Less is there than should be, and it does not get better by itself.
+    /// A problem exists that does not resolve itself.
     Degraded,
-    /// Scaled to zero, as the resource says.
+    /// The resource is scaled to zero.
     Suspended,
 }
 
 impl Phase {
-    /// All of them.
+    /// All phases, in the order of their documentation.
     pub const ALL: [Self; 8] = [
         Self::Pending,
         Self::Refused,
@@ -88,7 +88,7 @@ impl Phase {
         Self::Suspended,
     ];
 
-    /// As in the status.
+    /// Returns the name of the phase in the status.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -104,43 +104,44 @@ impl Phase {
     }
 }
 
-/// Which release of the images and pod templates is applied.
+/// The release of the images and pod templates that is applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReleaseStatus {
-    /// Where the upgrade to the operator's release is.
+    /// State of the upgrade to the release of the operator.
     pub state: UpgradeState,
-    /// The image that replicas are started with.
+    /// Image of the replicas.
     pub server_image: String,
-    /// The image that routers are started with.
+    /// Image of the routers.
     pub router_image: String,
-    /// The hash of the pod template of the replicas, as in the label `ovfleet.dev/template` of their pods.
+    /// Hash of the pod template of the replicas, which is also the label `ovfleet.dev/template` of their pods.
     pub template: String,
-    /// The release that waits: the value for the annotation `ovfleet.dev/upgrade` that approves it.
+    /// Release that waits for a slot or for approval. It is approved by setting the annotation `ovfleet.dev/upgrade`
+    /// to this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
-    /// What the upgrade waits for.
+    /// Reason for which the upgrade waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// Where an upgrade is.
+/// The state of an upgrade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradeState {
-    /// Pods are as this version of the operator renders them.
+    /// The pods are of the release of this version of the operator.
     #[default]
     Current,
-    /// Another release is available, and waits for its turn or for approval.
+    /// Another release is available, and waits for a slot or for approval.
     Waiting,
-    /// Pods are being replaced by those of another release.
+    /// The pods are being replaced by those of another release.
     Rolling,
 }
 
 impl UpgradeState {
-    /// All of them.
+    /// All states of an upgrade.
     pub const ALL: [Self; 3] = [Self::Current, Self::Waiting, Self::Rolling];
 
-    /// As in the status.
+    /// Returns the name of the state in the status.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -151,57 +152,57 @@ impl UpgradeState {
     }
 }
 
-/// How far the model's files have come.
+/// The progress of the fetch of the model's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CacheStatus {
-    /// In one word.
+    /// State of the fetch.
     pub state: CacheState,
-    /// Bytes that have arrived.
+    /// Number of bytes that were fetched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<i64>,
-    /// Bytes in all, where that is known.
+    /// Total number of bytes, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_total: Option<i64>,
-    /// The same for people: `1.2 GiB of 4.9 GiB`.
+    /// Progress for people, such as `1.2 GiB of 4.9 GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
 }
 
-/// How far the model's files have come, in one word.
+/// The state of the fetch of the model's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CacheState {
-    /// Nothing fetches yet.
+    /// The fetch has not started.
     #[default]
     Pending,
-    /// They are on their way.
+    /// The files are being fetched.
     Fetching,
-    /// They are there and checked.
+    /// The files have been fetched and verified.
     Ready,
-    /// They cannot be had.
+    /// The files could not be fetched.
     Failed,
 }
 
-/// The conditions of a resource, in the order in which they are shown.
+/// The types of the conditions of a resource, in the order in which the status lists them.
 pub mod conditions {
-    /// The resource can be carried out as it is written.
+    /// The resource is valid.
     pub const ACCEPTED: &str = "Accepted";
-    /// The model's files are there.
+    /// The model's files are available.
     pub const MODEL_AVAILABLE: &str = "ModelAvailable";
-    /// All replicas run what the resource says and are ready.
+    /// All replicas are up to date and ready.
     pub const REPLICAS_READY: &str = "ReplicasReady";
-    /// Routers answer.
+    /// At least one router is ready.
     pub const ROUTER_READY: &str = "RouterReady";
-    /// Something is on its way to what the resource says.
+    /// A change toward the desired state is in progress.
     pub const PROGRESSING: &str = "Progressing";
-    /// Something is wrong that does not get better by itself.
+    /// A problem exists that does not resolve itself.
     pub const DEGRADED: &str = "Degraded";
-    /// Requests are answered, by at least one replica, whatever it runs.
+    /// At least one replica of any version serves requests.
     pub const AVAILABLE: &str = "Available";
-    /// The resource is as it says: all replicas that it asks for, which may be none, run what it says and answer requests.
+    /// The desired number of replicas, which may be 0, is up to date and serves requests.
     pub const READY: &str = "Ready";
 
-    /// All of them.
+    /// All types of conditions.
     pub const ALL: [&str; 8] =
         [ACCEPTED, MODEL_AVAILABLE, REPLICAS_READY, ROUTER_READY, AVAILABLE, PROGRESSING, DEGRADED, READY];
 }

@@ -1,4 +1,5 @@
-//! Generated files are what the types and the documentation say: `UPDATE_EXPECT=1 cargo test -p operator-api`.
+//! Checks that the generated files match the types and the documentation. `UPDATE_EXPECT=1 cargo test -p operator-api`
+//! writes them.
 
 use expect_test::expect_file;
 
@@ -8,17 +9,17 @@ fn definition() -> String {
 }
 
 #[test]
-fn the_definition_in_crds_is_the_one_of_the_types() {
+fn the_definition_in_crds_is_up_to_date() {
     expect_file!["../../../crds/llmdeployments.yaml"].assert_eq(&definition());
 }
 
-/// A file of its own and no link, so that the chart can be copied alone.
+/// The chart has a copy of the file instead of a link, so that the chart can be copied alone.
 #[test]
-fn the_definition_in_the_chart_is_the_same() {
+fn the_definition_in_the_chart_is_up_to_date() {
     expect_file!["../../../charts/ovfleet-crds/manifests/llmdeployments.yaml"].assert_eq(&definition());
 }
 
-/// The flags in a generated reference, one a line.
+/// The flags in a generated reference, one per line.
 fn flags(reference: &str) -> String {
     let mut flags: Vec<&str> =
         reference.lines().filter_map(|line| line.strip_prefix("| `--")?.split('`').next()).collect();
@@ -27,7 +28,7 @@ fn flags(reference: &str) -> String {
 }
 
 #[test]
-fn the_flags_that_extra_args_may_have_are_those_of_the_programs() {
+fn the_known_flags_are_those_of_the_programs() {
     let server = flags(include_str!("../../../docs/reference/flags-server.md"));
     assert!(server.contains("--kv-cache-size\n"), "{server}");
     expect_file!["../src/server-flags.txt"].assert_eq(&server);
@@ -36,15 +37,15 @@ fn the_flags_that_extra_args_may_have_are_those_of_the_programs() {
     expect_file!["../src/router-flags.txt"].assert_eq(&router);
 }
 
-/// The API server answers a violation of `pattern` with the regular expression and nothing else.
+/// For a violation of `pattern`, the API server reports only the regular expression.
 #[test]
-fn every_rule_about_a_text_has_a_message() {
+fn every_rule_about_a_string_has_a_message() {
     assert!(!definition().contains("pattern:"));
 }
 
-/// Without a type, a list is merged by position or not at all.
+/// Server-side apply needs the type of a list to merge it.
 #[test]
-fn every_list_says_how_it_is_merged() {
+fn every_list_has_a_list_type() {
     fn lists(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
         if schema["type"] == "array" && schema["x-kubernetes-list-type"].is_null() {
             found.push(path.to_owned());
@@ -64,13 +65,15 @@ fn every_list_says_how_it_is_merged() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// A flag that the operator sets and that the program has renamed would keep every pod from starting.
+/// No pod could start if the operator set a flag that the program has renamed.
 #[test]
 fn the_flags_that_the_operator_sets_exist() {
-    use operator_api::{ROUTER_FLAGS, SERVER_FLAGS, TAKEN_FLAGS, TAKEN_ROUTER_FLAGS};
-    for (taken, known) in [(&TAKEN_FLAGS[..], SERVER_FLAGS), (&TAKEN_ROUTER_FLAGS[..], ROUTER_FLAGS)] {
-        for (flag, _) in taken {
-            assert!(known.lines().any(|line| line == *flag), "there is no {flag}");
+    use operator_api::{RESERVED_ROUTER_FLAGS, RESERVED_SERVER_FLAGS, ROUTER_FLAGS, SERVER_FLAGS};
+    for (reserved, known) in
+        [(&RESERVED_SERVER_FLAGS[..], SERVER_FLAGS), (&RESERVED_ROUTER_FLAGS[..], ROUTER_FLAGS)]
+    {
+        for (flag, _) in reserved {
+            assert!(known.lines().any(|line| line == *flag), "unknown flag {flag}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Many resources at once: what they cost the operator. The operator is the real program, the API server, etcd and the
-//! controllers are real, and pods are objects of which this program says what a kubelet would say (`node`).
-//! `make bench-operator` prints the table; `--update` also puts it into `docs/performance/results.md`.
+//! Measures the cost of many resources for the operator. The operator, the API server, etcd and the controllers are
+//! real, and this program writes the status of pods as a kubelet would (`node`). `make bench-operator` prints the
+//! table; `--update` also writes it into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
 use std::process::{Command, ExitCode};
@@ -26,10 +26,10 @@ mod process;
 mod table;
 
 const USAGE: &str = "usage: bench-operator [--resources N] [--idle SECONDS] [--update]";
-/// Longest wait for all resources.
+/// The maximum time to wait for all resources.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Time for what follows readiness before idleness is measured: the last events, and that each resource's routers have
-/// been asked once how full the caches are, which its status then tells.
+/// The pause between readiness and the measurement of the idle operator: it publishes the last events, and asks the
+/// routers of each resource once for the usage of their KV caches, which changes the status.
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
@@ -66,7 +66,11 @@ fn args(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
     while let Some(word) = words.next() {
         let mut number = || {
             let value = words.next().ok_or(format!("{word} needs a number"))?;
-            value.parse::<u16>().ok().filter(|&value| value > 0).ok_or(format!("{value:?} is no count"))
+            value
+                .parse::<u16>()
+                .ok()
+                .filter(|&value| value > 0)
+                .ok_or(format!("{value:?} is not a positive number"))
         };
         match word.as_str() {
             "--resources" => args.resources = number()?.into(),
@@ -83,18 +87,19 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let client = cluster.client().await?;
     prepare(&client).await?;
     let mut tasks = JoinSet::new();
-    let node = Node::start(&client, (NAMESPACE, args.resources), &mut tasks).await?;
+    let node = Node::start(&client, NAMESPACE, args.resources, &mut tasks).await?;
     let operator = start(&cluster)?;
     let address = operator.await_line(LIMIT, |line| {
-        line.split_once("probes and metrics on http://").map(|(_, address)| address.trim().to_owned())
+        line.split_once("serving probes and metrics on http://").map(|(_, address)| address.trim().to_owned())
     })?;
-    operator.await_line(LIMIT, |line| line.contains("acts").then_some(()))?;
+    operator.await_line(LIMIT, |line| line.contains("is the leader").then_some(()))?;
+    let target = Target { operator: &operator, address: &address };
     let figures = tokio::select! {
-        figures = measure(args, (&client, &node), (&operator, &address)) => {
+        figures = measure(args, &client, &node, &target) => {
             figures.with_context(|| operator.output())?
         }
         Some(ended) = tasks.join_next() => match ended? {
-            Ok(()) => bail!("a part of this has ended"),
+            Ok(()) => bail!("a task of the benchmark has ended"),
             Err(error) => return Err(error),
         },
     };
@@ -106,7 +111,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the cluster know the resource and the namespace.
+/// Creates the custom resource definition and the namespace.
 async fn prepare(client: &Client) -> anyhow::Result<()> {
     let definitions = Api::all(client.clone());
     definitions.create(&PostParams::default(), &operator_api::crd()).await?;
@@ -117,22 +122,28 @@ async fn prepare(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the operator that was built together with this, as the chart does.
+/// Starts the operator that was built together with this program, as the chart does.
 fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     let own = std::env::current_exe()?;
-    let folder = own.parent().and_then(std::path::Path::parent).context("this is not in a target folder")?;
+    let folder = own
+        .parent()
+        .and_then(std::path::Path::parent)
+        .context("this program is not in a target directory")?;
     let mut command = tests::server::without_settings(Command::new(folder.join("operator")));
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }
 
-async fn measure(
-    args: &Args,
-    (client, node): (&Client, &Node),
-    (operator, address): (&Process, &str),
-) -> anyhow::Result<Figures> {
-    let look = async || Sample::take(operator.id(), address).await;
-    let before = look().await?;
-    let begun = Instant::now();
+/// The operator that is measured.
+struct Target<'a> {
+    operator: &'a Process,
+    /// The address of its metrics.
+    address: &'a str,
+}
+
+async fn measure(args: &Args, client: &Client, node: &Node, target: &Target<'_>) -> anyhow::Result<Figures> {
+    let sample = async || Sample::take(target.operator.id(), target.address).await;
+    let before = sample().await?;
+    let started = Instant::now();
     let resources: Api<LlmDeployment> = Api::namespaced(client.clone(), NAMESPACE);
     let created = (0..args.resources).map(|number| {
         let object = json!({
@@ -148,17 +159,19 @@ async fn measure(
         }
     });
     try_join_all(created).await?;
-    let created = begun.elapsed();
+    let created = started.elapsed();
     eprintln!("{} created in {created:.1?}", args.resources);
-    tokio::time::timeout(LIMIT, node.all_ready(&resources)).await.context("not all have become ready")??;
-    let converged = begun.elapsed();
+    tokio::time::timeout(LIMIT, node.all_ready(&resources))
+        .await
+        .context("not all resources have become ready")??;
+    let converged = started.elapsed();
     eprintln!("all ready after {converged:.1?}");
-    let after = look().await?;
+    let after = sample().await?;
     tokio::time::sleep(SETTLE).await;
-    let calm = look().await?;
+    let calm = sample().await?;
     eprintln!("idle for {:?}", args.idle);
     tokio::time::sleep(args.idle).await;
-    let last = look().await?;
+    let last = sample().await?;
     let objects = node.owned(client).await?;
     Ok(Figures {
         resources: args.resources,

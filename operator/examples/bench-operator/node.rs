@@ -1,5 +1,6 @@
-//! What a kubelet would say of pods, and what their routers would say of replicas: each resource's routers have an
-//! address of the loopback interface of their own, at which the operator asks them as it would in a cluster.
+//! Simulates a kubelet, which writes the status of pods, and the routers of each resource, which report their
+//! replicas. The routers of each resource have their own address of the loopback interface, to which the operator
+//! connects as in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -12,8 +13,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use operator::desired::server::GRPC_PORT;
 use operator::manifest::Kind;
+use operator::ports::GRPC_PORT;
 use operator_api::LlmDeployment;
 use proto::v1alpha1::router_server::{Router, RouterServer};
 use proto::v1alpha1::{PodReference, RouterReplica, RouterReplicas, RoutingState, WatchReplicasRequest};
@@ -23,28 +24,28 @@ use tokio::task::JoinSet;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Pods whose state is written at once.
+/// Number of pods whose status is written at the same time.
 const CONCURRENCY: usize = 16;
 
-/// How often a router reports.
+/// The interval at which a router reports.
 const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// The replicas that run, by the name of their resource.
-type Running = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
+/// The running replicas, by the name of their resource.
+type RunningReplicas = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
 
-/// Somebody who says that pods run.
+/// A simulated node.
 #[derive(Debug)]
 pub(crate) struct Node {
     namespace: String,
     resources: usize,
 }
 
-/// The name of a resource.
+/// Returns the name of a resource.
 pub(crate) fn name(number: usize) -> String {
     format!("chat-{number}")
 }
 
-/// Where the routers of a resource are.
+/// The address of the routers of a resource.
 fn address(number: usize) -> Ipv4Addr {
     const EACH: usize = 250;
     let part = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
@@ -52,16 +53,17 @@ fn address(number: usize) -> Ipv4Addr {
 }
 
 impl Node {
-    /// Starts it, for so many resources in `namespace`.
+    /// Starts the simulation for a number of resources in `namespace`.
     ///
     /// # Errors
-    /// Addresses are in use.
+    /// An address is in use.
     pub(crate) async fn start(
         client: &Client,
-        (namespace, resources): (&str, usize),
+        namespace: &str,
+        resources: usize,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
-        let running = Running::default();
+        let running = RunningReplicas::default();
         for number in 0..resources {
             let address = address(number);
             let listener = TcpListener::bind((address, GRPC_PORT))
@@ -80,8 +82,8 @@ impl Node {
         tasks.spawn(async move {
             let seen = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
             seen.try_for_each_concurrent(CONCURRENCY, async |pod| {
-                // It may have changed meanwhile, and is seen again then.
-                let _ = look(&pods, &pod, &running).await;
+                // A write conflict means that the pod has changed, so the watch reports it again.
+                let _ = update_status(&pods, &pod, &running).await;
                 Ok(())
             })
             .await
@@ -107,12 +109,12 @@ impl Node {
         Ok(())
     }
 
-    /// How many objects resources own together, pods not counted.
+    /// Returns the number of objects that all resources own, without pods.
     pub(crate) async fn owned(&self, client: &Client) -> anyhow::Result<usize> {
         let mut count = 0;
         for kind in Kind::BUILT_IN {
             let api: Api<DynamicObject> =
-                Api::namespaced_with(client.clone(), &self.namespace, &kind.resource());
+                Api::namespaced_with(client.clone(), &self.namespace, &kind.api_resource());
             let list = api.list_metadata(&ListParams::default()).await?;
             let is_owned = |owners: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference]| {
                 owners.iter().any(|owner| owner.kind == "LLMDeployment")
@@ -123,12 +125,12 @@ impl Node {
     }
 }
 
-/// The routers of a resource, which admit every replica that runs.
+/// The routers of a resource, which admit every running replica.
 #[derive(Clone, Debug)]
 struct Routers {
     namespace: String,
     resource: String,
-    running: Running,
+    running: RunningReplicas,
 }
 
 impl Routers {
@@ -168,7 +170,7 @@ impl Router for Routers {
     }
 }
 
-async fn look(pods: &Api<Pod>, pod: &Pod, running: &Running) -> anyhow::Result<()> {
+async fn update_status(pods: &Api<Pod>, pod: &Pod, running: &RunningReplicas) -> anyhow::Result<()> {
     let pod_name = pod.name_any();
     if pod.metadata.deletion_timestamp.is_some() {
         pods.delete(&pod_name, &DeleteParams::default().grace_period(0)).await?;

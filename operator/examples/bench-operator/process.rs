@@ -1,28 +1,30 @@
-//! What a process has taken so far, by the system's word, and what the operator has done, by its own.
+//! Samples of the resources that the operator has used, from the system, and of its work, from its metrics.
 
 use anyhow::Context as _;
 use tests::http;
 
-/// Ticks of a second in the system's accounts of processor time, on every Linux there is.
+/// Number of ticks per second in which Linux accounts processor time.
 const TICKS: f64 = 100.0;
 
-/// The operator at a moment.
+/// The resources and the work of the operator up to a point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
-    /// Seconds of processor time.
+    /// Processor time in seconds.
     pub(crate) processor: f64,
-    /// MiB of memory that it has, and the most it had.
+    /// The present and the maximum memory in MiB.
     pub(crate) memory: [f64; 2],
-    /// Calls for objects, for statuses of resources, and others.
+    /// The numbers of API calls for objects, for statuses of resources, and for pods.
     pub(crate) calls: [f64; 3],
-    /// Times that a resource was looked at.
+    /// The number of reconciles.
     pub(crate) reconciles: f64,
 }
 
 impl Sample {
-    /// Looks at process `id`, which tells of itself at `address`.
+    /// Takes a sample of process `id`, whose metrics are at `address`.
     pub(crate) async fn take(id: u32, address: &str) -> anyhow::Result<Self> {
-        let read = |name: &str| std::fs::read_to_string(format!("/proc/{id}/{name}")).context("it has ended");
+        let read = |name: &str| {
+            std::fs::read_to_string(format!("/proc/{id}/{name}")).context("the process has exited")
+        };
         let stat = read("stat")?;
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);

@@ -1,4 +1,4 @@
-//! The result as a table.
+//! Formats the result as a table.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,17 +7,18 @@ use anyhow::Context as _;
 
 use crate::process::Sample;
 
-/// What was measured.
+/// The measured figures.
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) resources: usize,
-    /// Objects that all resources own together, pods not counted.
+    /// The number of objects that all resources own, without pods.
     pub(crate) objects: usize,
-    /// Until all were created, and until all were ready.
+    /// The time until all resources were created.
     pub(crate) created: Duration,
+    /// The time until all resources were ready.
     pub(crate) converged: Duration,
     pub(crate) idle: Duration,
-    /// Before there were any, when all were ready, and at the beginning and the end of idleness.
+    /// Samples before the first resource was created, when all were ready, and at the start and the end of the idle time.
     pub(crate) samples: [Sample; 4],
 }
 
@@ -29,36 +30,36 @@ impl Figures {
         let calls = |at: usize| (after.calls[at] - before.calls[at]) / count;
         let idle_calls: f64 = (0..3).map(|at| last.calls[at] - calm.calls[at]).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let in_idleness = format!("processor of the operator over {idle:.0} idle seconds");
+        let in_idleness = format!("processor usage of the operator over {idle:.0} idle seconds");
         let rows = [
-            (
-                "from the first creation until all were created",
-                format!("{:.1} s", self.created.as_secs_f64()),
-            ),
-            ("… until all were `Ready`", format!("{:.1} s", self.converged.as_secs_f64())),
+            ("time until all resources were created", format!("{:.1} s", self.created.as_secs_f64())),
+            ("time until all resources were `Ready`", format!("{:.1} s", self.converged.as_secs_f64())),
             ("objects owned by a resource", format!("{:.1}", self.objects as f64 / count)),
             (
-                "calls for a resource until then: for its objects, its status, its pods' gates",
+                "API calls per resource until then: for its objects, its status, the gates of its pods",
                 format!("{:.1}, {:.1}, {:.1}", calls(0), calls(1), calls(2)),
             ),
-            ("times that it was looked at", format!("{:.1}", (after.reconciles - before.reconciles) / count)),
             (
-                "processor time of the operator for all",
+                "reconciles per resource until then",
+                format!("{:.1}", (after.reconciles - before.reconciles) / count),
+            ),
+            (
+                "processor time of the operator until then",
                 format!("{:.1} s", after.processor - before.processor),
             ),
             (
-                "memory of the operator: without resources, with all, at most",
+                "memory of the operator: without resources, with all resources, maximum",
                 format!("{:.0}, {:.0}, {:.0} MiB", before.memory[0], last.memory[0], last.memory[1]),
             ),
             (
                 in_idleness.as_str(),
-                format!("{:.2} % of one", (last.processor - calm.processor) / idle * 100.0),
+                format!("{:.2} % of one processor", (last.processor - calm.processor) / idle * 100.0),
             ),
-            ("calls in that time, for all", format!("{idle_calls:.0}")),
+            ("API calls in that time, for all resources", format!("{idle_calls:.0}")),
         ];
         let mut text = format!(
-            "{} LLMDeployments of a replica and a router each, created at once, on {processors} processors shared with \
-             the API server, etcd and the controllers.\n\n| | |\n|---|---|\n",
+            "{} LLMDeployments with one replica and one router each, created at the same time, on {processors} processors \
+             shared with the API server, etcd and the controllers.\n\n| | |\n|---|---|\n",
             self.resources
         );
         for (name, value) in &rows {
@@ -68,10 +69,10 @@ impl Figures {
     }
 }
 
-/// Puts the table between its marks in `docs/performance/results.md`.
+/// Writes the table between its marks in `docs/performance/results.md`.
 ///
 /// # Errors
-/// The file or its marks are not there.
+/// The file or its marks do not exist.
 pub(crate) fn update(markdown: &str) -> anyhow::Result<()> {
     const BEGIN: &str = "<!-- bench-operator: begin -->\n";
     const END: &str = "<!-- bench-operator: end -->";

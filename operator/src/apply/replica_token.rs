@@ -1,4 +1,4 @@
-//! Creating the Secret with the replica token: once for each resource, with a token that nobody has seen.
+//! Creates the Secret with the replica token, once for each resource, with a random token.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,40 +9,40 @@ use kube::api::{Api, PostParams};
 use rand::RngExt as _;
 use serde_json::json;
 
-use super::FIELD_MANAGER;
 use crate::desired::replica_token::KEY;
 use crate::manifest::Manifest;
+use crate::names::FIELD_MANAGER;
 
-/// Bytes of a token. In hexadecimal it has twice as many characters.
+/// Number of random bytes of a token, which is written in hexadecimal.
 const TOKEN_BYTES: usize = 32;
 
-/// The identities of the resources whose Secret is known to exist. Clones share them. It may be lost without harm: a Secret
-/// that exists is not created again, as its name is taken.
+/// The UIDs of the resources whose Secret is known to exist. Clones share them. Losing them does no harm: a Secret that
+/// exists is not created again, because its name is taken.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaTokens(Arc<Mutex<HashSet<String>>>);
 
 impl ReplicaTokens {
-    fn existing(&self) -> MutexGuard<'_, HashSet<String>> {
+    fn uids(&self) -> MutexGuard<'_, HashSet<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the Secret of the resource with this identity is known to exist.
-    pub(super) fn exists(&self, uid: &str) -> bool {
-        self.existing().contains(uid)
+    /// Whether the Secret of the resource with this UID is known to exist.
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.uids().contains(uid)
     }
 
-    /// Takes note that it does.
+    /// Records that the Secret of the resource with this UID exists.
     pub(super) fn insert(&self, uid: &str) {
-        self.existing().insert(uid.to_owned());
+        self.uids().insert(uid.to_owned());
     }
 
-    /// Forgets the resources that are not among `present`.
+    /// Forgets the resources whose UID is not in `present`.
     pub fn retain(&self, present: &HashSet<String>) {
-        self.existing().retain(|uid| present.contains(uid));
+        self.uids().retain(|uid| present.contains(uid));
     }
 }
 
-/// Creates `secret` with a random token, unless a Secret with its name exists: then that one stays as it is.
+/// Creates `secret` with a random token. An existing Secret with this name is left unchanged.
 pub(super) async fn create(client: &Client, namespace: &str, secret: &Manifest) -> kube::Result<()> {
     let mut body = secret.body.clone();
     body["stringData"] = json!({KEY: random_token()});
@@ -63,7 +63,7 @@ pub(super) async fn create(client: &Client, namespace: &str, secret: &Manifest) 
     }
 }
 
-/// 256 random bits, in hexadecimal. The generator is cryptographic and seeded by the operating system.
+/// Returns 256 random bits in hexadecimal. The generator is cryptographic and seeded by the operating system.
 fn random_token() -> String {
     let bytes: [u8; TOKEN_BYTES] = rand::rng().random();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_differ_and_routers_and_replicas_accept_them() {
+    fn random_tokens_are_unique_and_valid() {
         let tokens: HashSet<String> = (0..100).map(|_| random_token()).collect();
         assert_eq!(tokens.len(), 100);
         for token in tokens {

@@ -1,32 +1,28 @@
-//! Identities, and the little that they may do.
+//! The ServiceAccounts of the pods, and the rights of the routers.
 
 use serde_json::json;
 
-use super::names::Component;
 use crate::manifest::{Kind, Manifest};
-use crate::validate::{Cache, Files, ValidDeployment};
+use crate::names::Component;
+use crate::valid_deployment::ValidDeployment;
 
-/// Identities for each part, and the router's role: it may see EndpointSlices. Nobody else may do anything, and has no
-/// token to do it with.
+/// Returns the ServiceAccounts of all components, and the Role of the routers, which may read EndpointSlices. The other
+/// accounts have neither rights nor a token.
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
-    let fetches = match &valid.files {
-        Files::Fetched(fetched) if matches!(fetched.cache, Cache::Shared(_)) => {
-            Some((Component::Fetch, fetched))
-        }
-        Files::Fetched(fetched) => Some((Component::Server, fetched)),
-        Files::Mounted(_) => None,
-    };
+    let is_shared = valid.files.shared().is_some();
+    let fetching_component = if is_shared { Component::Fetch } else { Component::Server };
     let account = |component: Component| {
         let content = json!({"automountServiceAccountToken": false});
-        let mut account = owner.manifest(Kind::ServiceAccount, &owner.part(component), component, content);
-        if let Some((_, fetched)) = fetches.filter(|(of, _)| *of == component) {
+        let name = owner.component_name(component);
+        let mut account = owner.manifest(Kind::ServiceAccount, &name, component, content);
+        if let Some(fetched) = valid.files.fetched().filter(|_| component == fetching_component) {
             account.body["metadata"]["annotations"] = json!(fetched.container.service_account_annotations);
         }
         account
     };
-    let name = owner.part(Component::Router);
+    let name = owner.component_name(Component::Router);
     let role = json!({"rules": [{
         "apiGroups": ["discovery.k8s.io"],
         "resources": ["endpointslices"],
@@ -42,7 +38,7 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
         owner.manifest(Kind::Role, &name, Component::Router, role),
         owner.manifest(Kind::RoleBinding, &name, Component::Router, binding),
     ];
-    if fetches.is_some_and(|(of, _)| of == Component::Fetch) {
+    if is_shared {
         manifests.push(account(Component::Fetch));
     }
     manifests

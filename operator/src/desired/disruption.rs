@@ -1,23 +1,20 @@
-//! What maintenance of the cluster may take away.
+//! The PodDisruptionBudgets, which limit the number of pods that a node drain may evict.
 
 use serde_json::{Value, json};
 
-use super::names::Component;
-use super::pod::json_of;
-use crate::manifest::{Kind, Manifest};
-use crate::validate::ValidDeployment;
+use crate::manifest::{Kind, Manifest, to_json};
+use crate::names::Component;
+use crate::valid_deployment::{DisruptionLimit, ValidDeployment};
 
-/// The budgets of replicas and of routers.
+/// Returns the budgets of the replicas and of the routers.
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
-    let disruption = &valid.server.disruption;
-    let (field, amount) = match (&disruption.min_available, &disruption.max_unavailable) {
-        (Some(amount), _) => ("minAvailable", json_of(amount)),
-        (None, Some(amount)) => ("maxUnavailable", json_of(amount)),
-        (None, None) => ("maxUnavailable", json!(1)),
+    let (field, amount) = match &valid.server.disruption {
+        DisruptionLimit::MinAvailable(amount) => ("minAvailable", amount),
+        DisruptionLimit::MaxUnavailable(amount) => ("maxUnavailable", amount),
     };
     vec![
-        budget(valid, Component::Server, field, amount),
+        budget(valid, Component::Server, field, to_json(amount)),
         budget(valid, Component::Router, "maxUnavailable", json!(1)),
     ]
 }
@@ -26,9 +23,10 @@ fn budget(valid: &ValidDeployment, component: Component, field: &str, amount: Va
     let owner = &valid.owner;
     let mut spec = json!({
         "selector": {"matchLabels": owner.selector(component)},
-        // A pod that does not work protects nothing.
+        // A pod that is not ready serves no requests, so evicting it does no harm.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     });
     spec[field] = amount;
-    owner.manifest(Kind::PodDisruptionBudget, &owner.part(component), component, json!({"spec": spec}))
+    let name = owner.component_name(component);
+    owner.manifest(Kind::PodDisruptionBudget, &name, component, json!({"spec": spec}))
 }

@@ -1,122 +1,205 @@
-//! The command lines of the server and the router. The same for pods and for child processes.
+//! Renders the command lines of the server and the router, for pods and for child processes of `ovfleet-operator local`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use operator_api::{Engine, KeyIsolation};
+use operator_api::{KeyIsolation, LogLevel};
 use serde_json::{Map, Value, json};
 
-use crate::manifest::quantity;
-use crate::validate::{Router, Server};
+use super::replica_token;
+use crate::names::REVISION_VARIABLE;
+use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
+use crate::valid_deployment::{EngineSettings, FetchedModel, ModelSource, RouterSettings, ServerSettings};
 
-/// Where a process listens, how routers and replicas recognize each other, and how it logs.
+/// The options that servers and routers have in common and that depend on where they run.
 #[derive(Clone, Copy, Debug)]
-pub struct Listen<'a> {
-    /// The address.
-    pub host: &'a str,
-    /// The port of HTTP.
-    pub port: u16,
-    /// The port of gRPC.
-    pub grpc_port: u16,
-    /// The port of probes and metrics; without, they are served on the port of HTTP.
-    pub admin_port: Option<u16>,
+pub struct ProcessOptions {
+    host: IpAddr,
+    port: u16,
+    grpc_port: u16,
+    /// The port of probes and metrics; `None` if they are served on `port`.
+    admin_port: Option<u16>,
     /// The file with the replica token, if replicas need one.
-    pub replica_token_file: Option<&'a str>,
-    /// `json` for machines, `text` for people.
-    pub log_format: &'a str,
+    replica_token_file: Option<&'static str>,
+    log_format: &'static str,
 }
 
-/// The flags of a server that serves the model at `path` under `names`.
+impl ProcessOptions {
+    /// Returns the options for a pod.
+    #[must_use]
+    pub fn in_pod(host: IpAddr) -> Self {
+        Self {
+            host,
+            port: HTTP_PORT,
+            grpc_port: GRPC_PORT,
+            admin_port: Some(ADMIN_PORT),
+            replica_token_file: Some(replica_token::FILE),
+            log_format: "json",
+        }
+    }
+
+    /// Returns the options for a child process on this machine. With port 0 it uses any free port. Replicas need no
+    /// token, because they are reachable from this machine only.
+    #[must_use]
+    pub fn in_child_process(host: IpAddr, port: u16) -> Self {
+        Self { host, port, grpc_port: 0, admin_port: None, replica_token_file: None, log_format: "text" }
+    }
+
+    fn flags(&self, drain_timeout: Duration, log: LogLevel) -> Vec<String> {
+        let mut flags = vec![
+            format!("--host={}", self.host),
+            format!("--port={}", self.port),
+            format!("--grpc-port={}", self.grpc_port),
+            format!("--drain-timeout={}", time(drain_timeout)),
+            format!("--log={}", log.name()),
+            format!("--log-format={}", self.log_format),
+        ];
+        flags.extend(self.admin_port.map(|port| format!("--admin-port={port}")));
+        flags
+    }
+
+    fn replica_token_flag(&self) -> Option<String> {
+        self.replica_token_file.map(|path| format!("--replica-token-file={path}"))
+    }
+}
+
+/// Returns the flags of a server that serves the model at `path` under `names`.
 #[must_use]
-pub fn server(server: &Server, path: &str, names: &[String], listen: Listen<'_>) -> Vec<String> {
+pub fn server(server: &ServerSettings, path: &str, names: &[String], options: ProcessOptions) -> Vec<String> {
     let mut flags = vec![format!("--model={path}")];
     flags.extend(names.iter().map(|name| format!("--model-name={name}")));
-    flags.extend([
-        format!("--host={}", listen.host),
-        format!("--port={}", listen.port),
-        format!("--grpc-port={}", listen.grpc_port),
-        format!("--drain-timeout={}", time(server.drain_timeout)),
-        format!("--log={}", server.log.name()),
-        format!("--log-format={}", listen.log_format),
-    ]);
-    flags.extend(listen.admin_port.map(|port| format!("--admin-port={port}")));
-    flags.extend(listen.replica_token_file.map(|path| format!("--replica-token-file={path}")));
+    flags.extend(options.flags(server.drain_timeout, server.log));
+    flags.extend(options.replica_token_flag());
     flags.extend(engine(&server.engine));
     flags
 }
 
-fn engine(engine: &Engine) -> Vec<String> {
+fn engine(engine: &EngineSettings) -> Vec<String> {
     let mut flags = vec![format!("--device={}", engine.device)];
-    let cache = &engine.kv_cache;
-    if let Some(bytes) = cache.size.as_ref().and_then(|size| quantity(&size.0)) {
-        flags.push(format!("--kv-cache-size={}", bytes / 1000));
-    }
-    flags.extend(cache.precision.map(|precision| format!("--kv-cache-precision={}", precision.flag())));
-    if !cache.prefix_caching {
+    flags.extend(engine.kv_cache_size.map(|bytes| format!("--kv-cache-size={bytes}")));
+    let precision = engine.kv_cache_precision;
+    flags.extend(precision.map(|precision| format!("--kv-cache-precision={}", precision.name())));
+    if !engine.prefix_caching {
         flags.push("--no-prefix-caching".to_owned());
     }
     flags.push(format!("--max-num-seqs={}", engine.max_num_seqs));
-    flags.push(format!("--max-batched-tokens={}", engine.max_batched_tokens));
+    flags.push(format!("--max-num-batched-tokens={}", engine.max_num_batched_tokens));
     flags.extend(engine.max_model_len.map(|tokens| format!("--max-model-len={tokens}")));
     flags.extend(engine.plugin_config.iter().map(|(name, value)| format!("--plugin-config={name}={value}")));
     flags.extend(engine.extra_args.iter().cloned());
     flags
 }
 
-/// The flags of a router for what cannot change while it runs. `files` are the paths of its options and of API keys.
+/// Returns the command by which a server in a pod drains before Kubernetes stops it.
 #[must_use]
-pub fn router(router: &Router, files: [Option<&str>; 2], listen: Listen<'_>, drain: Duration) -> Vec<String> {
-    let [options, keys] = files;
-    let mut flags = vec![
-        format!("--host={}", listen.host),
-        format!("--port={}", listen.port),
-        format!("--grpc-port={}", listen.grpc_port),
-        format!("--drain-timeout={}", time(drain)),
-        format!("--log={}", router.log.name()),
-        format!("--log-format={}", listen.log_format),
-    ];
-    flags.extend(listen.admin_port.map(|port| format!("--admin-port={port}")));
-    flags.extend(options.map(|path| format!("--config={path}")));
-    flags.extend(keys.map(|path| format!("--api-keys={path}")));
-    flags.extend(listen.replica_token_file.map(|path| format!("--replica-token-file={path}")));
+pub fn drain(server: &ServerSettings) -> Vec<String> {
+    vec![
+        "/usr/local/bin/ovfleet-server".to_owned(),
+        "drain".to_owned(),
+        format!("--grpc-port={GRPC_PORT}"),
+        format!("--timeout={}", time(server.drain_timeout)),
+        format!("--replica-token-file={}", replica_token::FILE),
+    ]
+}
+
+/// The value of `--hf-revision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevisionValue {
+    /// The revision in the resource.
+    Requested,
+    /// A reference to an environment variable of the container, which Kubernetes expands.
+    Variable,
+}
+
+/// Returns the flags of `ovfleet-server fetch` that specify the source of a model.
+#[must_use]
+pub fn source(fetched: &FetchedModel, revision_value: RevisionValue) -> Vec<String> {
+    let mut flags = Vec::new();
+    let mut add = |name: &str, value: &str| flags.push(format!("--{name}={value}"));
+    match &fetched.source {
+        ModelSource::HuggingFace { repo, revision, endpoint, files } => {
+            add("hf-repo", repo);
+            match revision_value {
+                RevisionValue::Requested => add("hf-revision", &revision.requested),
+                RevisionValue::Variable => add("hf-revision", &format!("$({REVISION_VARIABLE})")),
+            }
+            add("hf-endpoint", endpoint);
+            files.iter().for_each(|file| add("hf-file", file));
+        }
+        ModelSource::Http { url, sha256 } => {
+            add("url", url);
+            sha256.iter().for_each(|sha256| add("sha256", sha256));
+        }
+        ModelSource::S3 { object, region, endpoint, sha256 } => {
+            add("s3-object", object);
+            add("s3-region", region);
+            endpoint.iter().for_each(|endpoint| add("s3-endpoint", endpoint));
+            sha256.iter().for_each(|sha256| add("sha256", sha256));
+        }
+    }
+    fetched.format.iter().for_each(|format| add("format", format));
+    flags
+}
+
+/// The files that a router reads, as paths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RouterFiles<'a> {
+    /// The path of the configuration file.
+    pub config: &'a str,
+    /// The file with API keys, if requests need one.
+    pub api_keys: Option<&'a str>,
+}
+
+/// Returns the flags of a router for the settings that cannot change while it runs.
+#[must_use]
+pub fn router(
+    router: &RouterSettings,
+    files: RouterFiles<'_>,
+    options: ProcessOptions,
+    drain_timeout: Duration,
+) -> Vec<String> {
+    let mut flags = options.flags(drain_timeout, router.log);
+    flags.push(format!("--config={}", files.config));
+    flags.extend(files.api_keys.map(|path| format!("--api-keys={path}")));
+    flags.extend(options.replica_token_flag());
     if router.access_log {
         flags.push("--access-log".to_owned());
     }
-    flags.extend(router.tracing.as_ref().map(|tracing| format!("--otlp-endpoint={}", tracing.endpoint)));
+    flags.extend(router.otlp_endpoint.as_ref().map(|endpoint| format!("--otlp-endpoint={endpoint}")));
     flags.extend(router.extra_args.iter().cloned());
     flags
 }
 
-/// The router's file of options: what it takes up while it runs.
+/// Returns the content of a router's configuration file, which it reads again when the file changes. `replicas` are the
+/// options by which it discovers replicas.
 #[must_use]
-pub fn router_options(router: &Router, replicas: Map<String, Value>) -> String {
-    let [connect, first_token, answer, idle] = router.timeouts;
+pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> String {
     let mut options = replicas;
     let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
     set("policy", json!(router.policy.name()));
     set("attempts", json!(router.attempts));
-    set("retry-share", json!(f64::from(router.retry_percent) / 100.0));
-    set("connect-timeout", json!(time(connect)));
-    set("first-token-timeout", json!(time(first_token)));
-    set("answer-timeout", json!(time(answer)));
-    set("idle-timeout", json!(time(idle)));
+    set("retry-share", json!(router.retry_share));
+    set("connect-timeout", json!(time(router.connect_timeout)));
+    set("first-token-timeout", json!(time(router.first_token_timeout)));
+    set("answer-timeout", json!(time(router.answer_timeout)));
+    set("idle-timeout", json!(time(router.idle_timeout)));
     set("queue-requests", json!(router.queue_requests));
     set("queue-tokens", json!(router.queue_tokens));
     set("queue-timeout", json!(time(router.queue_timeout)));
-    let [requests, tokens] = router.rates;
-    if let Some(requests) = requests {
+    if let Some(requests) = router.key_requests {
         set("key-requests", json!(requests));
     }
-    if let Some(tokens) = tokens {
+    if let Some(tokens) = router.key_tokens {
         set("key-tokens", json!(tokens));
     }
-    // Without it for the default, so that routers of former versions, which do not know the option, can start.
+    // Omit the default, so that routers of a former release, which do not have the option, can start.
     if router.key_isolation != KeyIsolation::default() {
         set("key-isolation", json!(router.key_isolation.name()));
     }
     serde_yaml::to_string(&options).expect("invariant: texts and numbers are YAML")
 }
 
-/// As the flags have it.
+/// Returns a duration in the format of flags.
 #[must_use]
 pub fn time(duration: Duration) -> String {
     if duration.subsec_millis() == 0 {

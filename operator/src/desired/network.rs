@@ -1,39 +1,34 @@
-//! Who may talk to whom.
+//! The NetworkPolicies, which restrict the connections of pods.
 
 use serde_json::{Value, json};
 
-use super::fetch::PROGRESS_PORT;
-use super::names::Component;
-use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::manifest::{Kind, Manifest};
-use crate::validate::{Cache, Files, ValidDeployment};
+use crate::names::{Component, OPERATOR};
+use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT, PROGRESS_PORT};
+use crate::valid_deployment::ValidDeployment;
 
-/// The label of the operator's own pods.
-const OPERATOR: (&str, &str) = ("app.kubernetes.io/name", "ovfleet-operator");
-
-/// The policies, if they are wanted.
+/// Returns the NetworkPolicies, if the resource enables them.
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     if !valid.security.network_policy {
         return Vec::new();
     }
     let mut manifests = vec![server(valid), router(valid)];
-    if matches!(&valid.files, Files::Fetched(fetched) if matches!(fetched.cache, Cache::Shared(_))) {
+    if valid.files.shared().is_some() {
         manifests.push(fetch(valid));
     }
     manifests
 }
 
-/// The API of replicas is for routers. Replicas open no connections, except to fetch their model.
+/// The policy of replicas. Only routers reach their API, and they open no connections except to fetch their model.
 fn server(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let routers = json!({
         "from": [{"podSelector": {"matchLabels": owner.selector(Component::Router)}}],
         "ports": [port(HTTP_PORT), port(GRPC_PORT)],
     });
-    let own_fetch =
-        matches!(&valid.files, Files::Fetched(fetched) if !matches!(fetched.cache, Cache::Shared(_)));
-    let (ingress, egress) = if own_fetch {
+    let fetches_model = valid.files.fetched().is_some() && valid.files.shared().is_none();
+    let (ingress, egress) = if fetches_model {
         (json!([routers, metrics(), progress()]), json!([{}]))
     } else {
         (json!([routers, metrics()]), json!([]))
@@ -45,8 +40,9 @@ fn server(valid: &ValidDeployment) -> Manifest {
     )
 }
 
-/// Everybody may use routers, and the operator may ask which replicas they have admitted. Their own connections are not
-/// restricted: a policy cannot know where the API server and collectors of traces are.
+/// The policy of routers. Everyone reaches their API, and the operator reaches their gRPC port to learn which
+/// replicas they have admitted. Their own connections are not restricted, because a policy cannot select the API
+/// server or trace collectors.
 fn router(valid: &ValidDeployment) -> Manifest {
     policy(
         valid,
@@ -62,21 +58,23 @@ fn fetch(valid: &ValidDeployment) -> Manifest {
     policy(valid, Component::Fetch, json!({"ingress": [progress()], "policyTypes": ["Ingress"]}))
 }
 
-/// Whoever scrapes or probes reaches this port, which serves metrics and probes and nothing else.
+/// The rule for metrics and probes. The port serves nothing else, so everyone may reach it.
 fn metrics() -> Value {
     json!({"ports": [port(ADMIN_PORT)]})
 }
 
-/// The operator asks how far a fetch is.
+/// The rule by which the operator requests the progress of a fetch.
 fn progress() -> Value {
     operator(PROGRESS_PORT)
 }
 
-/// The operator, wherever it runs.
+/// The rule for the operator, in whichever namespace it runs.
 fn operator(to: u16) -> Value {
-    let (label, value) = OPERATOR;
     json!({
-        "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {label: value}}}],
+        "from": [{
+            "namespaceSelector": {},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
+        }],
         "ports": [port(to)],
     })
 }
@@ -88,5 +86,5 @@ fn port(port: u16) -> Value {
 fn policy(valid: &ValidDeployment, component: Component, mut spec: Value) -> Manifest {
     let owner = &valid.owner;
     spec["podSelector"] = json!({"matchLabels": owner.selector(component)});
-    owner.manifest(Kind::NetworkPolicy, &owner.part(component), component, json!({"spec": spec}))
+    owner.manifest(Kind::NetworkPolicy, &owner.component_name(component), component, json!({"spec": spec}))
 }

@@ -1,37 +1,41 @@
-//! What all pods have in common: the restricted Pod Security Standard, and nothing they do not need.
+//! The parts that all pods have in common: security contexts according to the restricted Pod Security Standard, ports and
+//! placement.
 
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use serde_json::{Value, json};
 
-use crate::validate::Security;
+use crate::manifest::{is_empty, to_json};
+use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
+use crate::valid_deployment::{PodPlacement, SecuritySettings};
 
-/// The security context of a pod. `volumes` says whether it has volumes that must be made its own. Without a user in
-/// `security` the platform assigns user and group, and rejects pods that choose them.
+/// How a pod uses its volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VolumeUse {
+    /// The pod needs no ownership of its volumes.
+    Shared,
+    /// The pod writes to a volume, or reads files that only the owner's group may read, so its group must own the
+    /// volumes.
+    Owned,
+}
+
+/// Returns the security context of a pod. Without a user in `security` the platform assigns user and group, and
+/// rejects pods that choose them.
 #[must_use]
-pub fn security_context(security: &Security, volumes: Volumes) -> Value {
+pub(super) fn security_context(security: &SecuritySettings, volumes: VolumeUse) -> Value {
     let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
     let Some(user) = security.run_as_user else { return context };
     context["runAsUser"] = json!(user);
     context["runAsGroup"] = json!(user);
-    if volumes == Volumes::Written {
+    if volumes == VolumeUse::Owned {
         context["fsGroup"] = json!(user);
         context["fsGroupChangePolicy"] = json!("OnRootMismatch");
     }
     context
 }
 
-/// What a pod does with its volumes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Volumes {
-    /// It reads them at most.
-    Read,
-    /// It writes to some.
-    Written,
-}
-
-/// The security context of a container.
+/// Returns the security context of a container.
 #[must_use]
-pub fn container_security() -> Value {
+pub(super) fn container_security_context() -> Value {
     json!({
         "allowPrivilegeEscalation": false,
         "capabilities": {"drop": ["ALL"]},
@@ -39,16 +43,40 @@ pub fn container_security() -> Value {
     })
 }
 
-/// The names of the Secrets with which images are pulled.
+/// Returns the Secrets with which images are pulled.
 #[must_use]
-pub fn image_pull_secrets(security: &Security) -> Value {
+pub(super) fn image_pull_secrets(security: &SecuritySettings) -> Value {
     security.image_pull_secrets.iter().map(|name| json!({"name": name})).collect()
 }
 
-/// How pods are spread: by `constraints`, of which those without a selector are for the pods of `selector`; without any,
-/// over nodes as far as possible.
+/// Returns the ports of the container of a server or router.
 #[must_use]
-pub fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
+pub(super) fn ports() -> Value {
+    let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
+    json!([port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)])
+}
+
+/// Returns a probe of a health endpoint, without its timing.
+#[must_use]
+pub(super) fn health(path: &str) -> Value {
+    json!({"path": format!("/v2/health/{path}"), "port": "admin"})
+}
+
+/// Sets the fields of a pod spec that place the pod. `affinity` replaces the one of `placement`, and `selector` has
+/// the labels of the pods that are spread.
+pub(super) fn place(spec: &mut Value, placement: &PodPlacement, affinity: Option<Value>, selector: &Value) {
+    let spread = spread(&placement.topology_spread_constraints, selector);
+    put(spec, "topologySpreadConstraints", Some(spread));
+    put(spec, "nodeSelector", Some(to_json(&placement.node_selector)));
+    put(spec, "tolerations", Some(to_json(&placement.tolerations)));
+    put(spec, "affinity", affinity);
+    put(spec, "priorityClassName", placement.priority_class_name.clone());
+    put(spec, "runtimeClassName", placement.runtime_class_name.clone());
+}
+
+/// The topology spread constraints of pods. A constraint without a selector applies to the pods of `selector`. Without
+/// constraints, pods are spread over nodes as far as possible.
+fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
     let selector = json!({"matchLabels": selector});
     if constraints.is_empty() {
         return json!([{
@@ -58,7 +86,7 @@ pub fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Val
             "labelSelector": selector,
         }]);
     }
-    let mut constraints = json_of(&constraints);
+    let mut constraints = to_json(&constraints);
     for constraint in constraints.as_array_mut().into_iter().flatten() {
         if constraint.get("labelSelector").is_none_or(Value::is_null) {
             constraint["labelSelector"] = selector.clone();
@@ -67,22 +95,10 @@ pub fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Val
     constraints
 }
 
-/// Adds a member if there is something to add.
-pub fn put(object: &mut Value, name: &str, value: Option<impl Into<Value>>) {
+/// Inserts a member into an object, unless its value is absent or empty.
+pub(super) fn put(object: &mut Value, name: &str, value: Option<impl Into<Value>>) {
     let Some(value) = value.map(Into::into) else { return };
-    let empty = match &value {
-        Value::Null => true,
-        Value::Object(members) => members.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        _ => false,
-    };
-    if let (false, Value::Object(members)) = (empty, object) {
+    if let (false, Value::Object(members)) = (is_empty(&value), object) {
         members.insert(name.to_owned(), value);
     }
-}
-
-/// A Kubernetes type as JSON.
-#[must_use]
-pub fn json_of(value: &impl serde::Serialize) -> Value {
-    serde_json::to_value(value).expect("invariant: the types of the API are JSON")
 }

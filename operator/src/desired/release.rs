@@ -1,79 +1,173 @@
-//! Upgrades: whether a Deployment takes the pod template that this version of the operator renders, or keeps the one it
-//! has. Pure.
+//! Decides whether a Deployment gets the pod template that this version of the operator renders, or keeps its present
+//! one. Pure.
 //!
-//! A pod template changes for one of two reasons. The user has changed the resource: then the Deployment takes the new
-//! template at once. Or only the operator has changed, by a new default image or by rendering the same resource
-//! differently: that is an upgrade, which waits for its turn or for approval, so that a new release of the operator does
-//! not restart every model of a cluster at the same time. The two are told apart by a digest of the fields of the resource
-//! that the template was rendered from, which each Deployment carries as an annotation.
+//! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment gets the new
+//! template at once. If only the operator has changed, because it has another default image or renders the same
+//! resource differently, that is an upgrade: it waits for a slot or for approval, so that a new release of the
+//! operator does not restart all models of a cluster at the same time. A digest of the fields of the resource that
+//! the template was rendered from, which each Deployment has as an annotation, distinguishes the two.
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
-use super::names::INPUTS;
-use super::server::template_hash;
-use crate::manifest::{Kind, Manifest, digest};
-use crate::observe::Observed;
-use crate::validate::ValidDeployment;
+use super::template::RenderedDeployment;
+use super::{replica_token, router, server};
+use crate::manifest::{Manifest, digest};
+use crate::names::{INPUTS, SOURCE, TEMPLATE};
+use crate::observe::ObservedState;
+use crate::source::{ModelSourceKey, source_of_object};
+use crate::valid_deployment::ValidDeployment;
 
-/// Whether upgrades may begin.
+/// Whether the upgrade of a resource may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Permission {
-    /// They may.
+pub enum UpgradePermission {
+    /// The upgrade may start.
     #[default]
     Granted,
     /// `upgradePolicy` is `Manual`, and the release has not been approved.
     AwaitsApproval,
-    /// As many resources as may be are being upgraded.
-    AwaitsTurn,
+    /// The maximum number of resources is being upgraded.
+    AwaitsSlot,
 }
 
-/// What becomes of the upgrade of a resource.
+/// The step that is taken for the upgrade of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Upgrade {
-    /// The templates are those of this version of the operator.
+pub enum UpgradeStep {
+    /// No upgrade is needed: the templates are those of this version of the operator.
     #[default]
     None,
-    /// Former templates stay.
-    Waits(Permission),
-    /// The templates of this version of the operator are being applied.
-    Begins,
+    /// The Deployments keep their former templates.
+    Wait(UpgradePermission),
+    /// The templates of this version of the operator are applied.
+    Start,
 }
 
-/// The release that `valid` waits for: a digest of the pod templates of this version of the operator. `None` if nothing
-/// but what the user has changed differs from the live templates.
+/// The Deployments of a resource, and the step of its upgrade.
+#[derive(Debug)]
+pub(super) struct Rollout {
+    pub(super) manifests: Vec<Manifest>,
+    /// The hash of the pod template that replicas should have.
+    pub(super) template_hash: String,
+    pub(super) step: UpgradeStep,
+    /// The release that waits for a slot or for approval.
+    pub(super) available: Option<String>,
+}
+
+/// Returns the identifier of the release that a resource can be upgraded to: a digest of the pod templates of this
+/// version of the operator. `None` if no upgrade is needed.
 #[must_use]
-pub fn pending(valid: &ValidDeployment, observed: &Observed) -> Option<String> {
-    let deployments = super::deployments(valid);
-    let is_upgrade = |rendered: &Manifest| is_upgrade(rendered, live(rendered, observed));
-    deployments.iter().any(is_upgrade).then(|| identity(&deployments))
+pub fn available_release(valid: &ValidDeployment, observed: &ObservedState) -> Option<String> {
+    let deployments = render(valid);
+    let is_upgrade = |rendered: &RenderedDeployment| is_upgrade(rendered, live(rendered, observed));
+    deployments.iter().any(is_upgrade).then(|| release_id(&deployments))
 }
 
-/// Identifies the pod templates of `deployments`.
-fn identity(deployments: &[Manifest]) -> String {
-    let hashes: Vec<_> = deployments.iter().map(|deployment| template_hash(&deployment.body)).collect();
+/// Renders the Deployments of the replicas and of the routers.
+fn render(valid: &ValidDeployment) -> [RenderedDeployment; 2] {
+    [server::deployment(valid), router::deployment(valid)]
+}
+
+/// Whether the files of the model can be mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ModelState {
+    /// The Job that fetches the model is not complete.
+    Fetching,
+    /// The model has been fetched, or each pod fetches it or mounts it.
+    Available,
+}
+
+/// Decides which pod templates the Deployments get. While the model is being fetched, the replicas serve the former one.
+pub(super) fn rollout(
+    valid: &ValidDeployment,
+    observed: &ObservedState,
+    model: ModelState,
+    permission: UpgradePermission,
+) -> Rollout {
+    let [server, router] = render(valid);
+    let release = release_id(&[&server, &router]);
+    let mut rollout = Rollout {
+        manifests: Vec::new(),
+        template_hash: server.template_hash.clone(),
+        step: UpgradeStep::None,
+        available: None,
+    };
+    let live_server = live(&server, observed);
+    if model == ModelState::Available {
+        if is_upgrade(&server, live_server) && permission != UpgradePermission::Granted {
+            rollout.template_hash = live_server.and_then(template_hash).unwrap_or_default().to_owned();
+        }
+        rollout.add(server, live_server, permission);
+    } else {
+        // Everything except for the template follows the resource, so that scaling, suspending and rollout settings take
+        // effect during the fetch.
+        rollout.manifests.extend(with_live_inputs(server.manifest, live_server));
+    }
+    let live_router = live(&router, observed);
+    let replicas_need_token =
+        rollout.manifests.first().is_some_and(|server| replica_token::is_mounted(&server.body));
+    let sends_token = live_router.is_some_and(|live| replica_token::is_mounted(&live.data));
+    if replicas_need_token && !sends_token {
+        // Replicas reject the requests of routers without a token, so these cannot wait.
+        rollout.manifests.push(router.manifest);
+    } else {
+        rollout.add(router, live_router, permission);
+    }
+    if matches!(rollout.step, UpgradeStep::Wait(_)) {
+        rollout.available = Some(release);
+    }
+    rollout
+}
+
+impl Rollout {
+    /// Adds a Deployment: with the rendered template, or with its live one while an upgrade waits.
+    fn add(
+        &mut self,
+        rendered: RenderedDeployment,
+        live: Option<&DynamicObject>,
+        permission: UpgradePermission,
+    ) {
+        if !is_upgrade(&rendered, live) {
+            self.manifests.push(without_restart(rendered, live));
+        } else if permission == UpgradePermission::Granted {
+            self.step = UpgradeStep::Start;
+            self.manifests.push(rendered.manifest);
+        } else {
+            self.step = UpgradeStep::Wait(permission);
+            self.manifests.extend(with_live_template(rendered.manifest, live));
+        }
+    }
+}
+
+/// Identifies the pod templates of Deployments.
+fn release_id(deployments: &[impl std::borrow::Borrow<RenderedDeployment>]) -> String {
+    let hashes: Vec<&str> =
+        deployments.iter().map(|deployment| deployment.borrow().template_hash.as_str()).collect();
     digest(&json!(hashes))
 }
 
-/// The Deployment as it is.
-pub(super) fn live<'a>(rendered: &Manifest, observed: &'a Observed) -> Option<&'a DynamicObject> {
-    observed.owned.get(&(Kind::Deployment, rendered.name.clone())).map(AsRef::as_ref)
+/// The existing Deployment.
+fn live<'a>(rendered: &RenderedDeployment, observed: &'a ObservedState) -> Option<&'a DynamicObject> {
+    observed.deployment(&rendered.manifest.name)
 }
 
-/// Whether the template of `rendered` differs from the one of `live` though the user has changed nothing.
-pub(super) fn is_upgrade(rendered: &Manifest, live: Option<&DynamicObject>) -> bool {
+/// The hash of the pod template of an existing Deployment.
+fn template_hash(deployment: &DynamicObject) -> Option<&str> {
+    deployment.data.pointer("/spec/template/metadata/labels")?.get(TEMPLATE)?.as_str()
+}
+
+/// Whether the template of `rendered` differs from the one of `live` although the user has changed nothing.
+fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bool {
     let Some(live) = live else { return false };
-    if template_hash(&live.data) == template_hash(&rendered.body) {
+    if template_hash(live) == Some(&rendered.template_hash) {
         return false;
     }
     // Routers without this port cannot report which replicas they have admitted: no new replica would become ready.
     if !has_grpc_port(&live.data) {
         return false;
     }
-    let inputs = rendered.body.pointer("/metadata/annotations").and_then(|all| all.get(INPUTS));
-    // Without the annotation, a former version of the operator has made it: nobody knows from what.
-    live.annotations().get(INPUTS).is_none_or(|live| inputs.and_then(Value::as_str) == Some(live))
+    // A Deployment without the annotation is of a release whose inputs are unknown.
+    live.annotations().get(INPUTS).is_none_or(|inputs| *inputs == rendered.inputs)
 }
 
 fn has_grpc_port(deployment: &Value) -> bool {
@@ -82,19 +176,53 @@ fn has_grpc_port(deployment: &Value) -> bool {
     ports.flatten().any(|port| port["name"] == "grpc")
 }
 
-/// `rendered` with the pod template of `live`. `None` if there is no live Deployment, and so no pods to keep.
-pub(super) fn with_live_template(mut rendered: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
-    rendered.body["spec"]["template"] = live?.data.pointer("/spec/template")?.clone();
-    Some(rendered)
+/// Returns the manifest of `rendered`, without the annotation of the source in the pod template if the live template
+/// lacks only this annotation: adding it would restart the pods of a release without the annotation.
+fn without_restart(rendered: RenderedDeployment, live: Option<&DynamicObject>) -> Manifest {
+    let mut manifest = rendered.manifest;
+    let is_same = live.and_then(template_hash) == Some(&rendered.template_hash);
+    let annotations = "/spec/template/metadata/annotations";
+    let is_annotated = |live: &DynamicObject| {
+        live.data.pointer(annotations).is_some_and(|annotations| annotations.get(SOURCE).is_some())
+    };
+    if is_same
+        && !live.is_some_and(is_annotated)
+        && let Some(annotations) = manifest.body.pointer_mut(annotations).and_then(Value::as_object_mut)
+    {
+        annotations.remove(SOURCE);
+    }
+    manifest
 }
 
-/// `rendered` with the pod template of `live` and what that template was rendered from.
-pub(super) fn with_live_inputs(rendered: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
-    let mut manifest = with_live_template(rendered, live)?;
-    let annotations = manifest.body["metadata"]["annotations"].as_object_mut()?;
-    match live?.annotations().get(INPUTS) {
-        Some(inputs) => drop(annotations.insert(INPUTS.to_owned(), json!(inputs))),
-        None => drop(annotations.remove(INPUTS)),
+/// Returns `manifest` with the pod template of `live`. `None` if the Deployment does not exist, so that there are no
+/// pods to keep.
+fn with_live_template(mut manifest: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
+    let live = live?;
+    manifest.body["spec"]["template"] = live.data.pointer("/spec/template")?.clone();
+    set_annotation(&mut manifest, SOURCE, live_source(live).as_ref());
+    Some(manifest)
+}
+
+/// The key of the source that the pods of an existing Deployment mount, if it is known.
+fn live_source(live: &DynamicObject) -> Option<String> {
+    match source_of_object(live) {
+        ModelSourceKey::Shared(key) => Some(key),
+        ModelSourceKey::NotShared | ModelSourceKey::Unknown => None,
     }
+}
+
+/// Sets an annotation of a manifest, or removes it.
+fn set_annotation(manifest: &mut Manifest, name: &str, value: Option<&String>) {
+    let Some(annotations) = manifest.body["metadata"]["annotations"].as_object_mut() else { return };
+    match value {
+        Some(value) => drop(annotations.insert(name.to_owned(), json!(value))),
+        None => drop(annotations.remove(name)),
+    }
+}
+
+/// Returns `manifest` with the pod template of `live` and with the digest of the settings which that was rendered from.
+fn with_live_inputs(manifest: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
+    let mut manifest = with_live_template(manifest, live)?;
+    set_annotation(&mut manifest, INPUTS, live?.annotations().get(INPUTS));
     Some(manifest)
 }

@@ -1,129 +1,121 @@
-//! The routers: a Deployment and the options that it takes up while it runs.
+//! The Deployment of the routers, and the ConfigMap with the options that routers reload while they run.
 
 use serde_json::{Map, Value, json};
 
-use super::flags::{self, Listen};
-use super::names::{Component, TEMPLATE};
-use super::overlay::{lay_over, lay_template_over};
-use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context, spread};
+use super::flags::{self, ProcessOptions, RouterFiles};
+use super::pod::{
+    VolumeUse, container_security_context, health, image_pull_secrets, place, ports, put, security_context,
+};
 use super::replica_token;
-use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT, ports};
-use crate::manifest::{Kind, Manifest, digest};
-use crate::validate::ValidDeployment;
+use super::template::{PodTemplate, RenderedDeployment};
+use crate::manifest::{Kind, Manifest, to_json};
+use crate::names::Component;
+use crate::valid_deployment::ValidDeployment;
 
-/// Where the options are mounted.
-const OPTIONS: &str = "/etc/ovfleet";
-/// Where API keys are mounted.
-const KEYS: &str = "/etc/ovfleet-keys";
-/// The name of the file of options.
-const OPTIONS_FILE: &str = "router.yaml";
-/// Time that the rest of the cluster has for hearing that a router is about to leave, in seconds.
-const LEAVE_SECONDS: u64 = 5;
-/// Time in seconds that the pod of a router has to end, beyond `drain.timeout` and the 5 s in which the cluster
-/// learns that it leaves.
+/// The path at which the ConfigMap is mounted.
+const CONFIG_PATH: &str = "/etc/ovfleet";
+/// The path at which the Secret with API keys is mounted.
+const API_KEYS_PATH: &str = "/etc/ovfleet-keys";
+/// The name of the configuration file.
+const CONFIG_FILE: &str = "router.yaml";
+/// Time for which a router still accepts requests while its removal from the endpoints propagates, in seconds.
+const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
+/// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its removal
+/// from the endpoints propagates.
 ///
 /// Beyond it: Kubernetes kills the pod.
-const FAREWELL_SECONDS: u64 = 10;
+const EXIT_SECONDS: u64 = 10;
 
-/// The options, which routers read again when they change.
+/// Renders the ConfigMap with the options, which routers read again when it changes.
 #[must_use]
-pub(super) fn options(valid: &ValidDeployment) -> Manifest {
+pub(super) fn config_map(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
-    let service = format!("{}/{}", owner.namespace, owner.replicas());
+    let service = format!("{}/{}", owner.namespace, owner.replicas_service());
     let replicas = Map::from_iter([("replicas-service".to_owned(), json!(service))]);
-    let content = json!({"data": {OPTIONS_FILE: flags::router_options(&valid.router, replicas)}});
-    owner.manifest(Kind::ConfigMap, &owner.part(Component::Router), Component::Router, content)
+    let content = json!({"data": {CONFIG_FILE: flags::router_config(&valid.router, replicas)}});
+    let name = owner.component_name(Component::Router);
+    owner.manifest(Kind::ConfigMap, &name, Component::Router, content)
 }
 
-/// The Deployment.
+/// Renders the Deployment of the routers.
 #[must_use]
-pub(super) fn deployment(valid: &ValidDeployment) -> Manifest {
+pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
-    let mut template = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": pod(valid)});
-    if let Some(overlay) = &valid.router.overlay {
-        lay_template_over(&mut template, overlay);
-    }
-    // Last, as these may not be changed.
-    lay_over(&mut template["metadata"]["labels"], &owner.labels(Component::Router));
-    template["metadata"]["labels"][TEMPLATE] = json!(digest(&template));
+    let router = &valid.router;
+    let template = PodTemplate::render(owner, Component::Router, pod(valid), router.pod_template.as_ref());
     let content = json!({
         "spec": {
-            "replicas": valid.router.replicas,
+            "replicas": router.replicas,
             "selector": {"matchLabels": owner.selector(Component::Router)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 2,
-            "template": template,
+            "template": template.body,
         },
     });
-    owner.manifest(Kind::Deployment, &owner.part(Component::Router), Component::Router, content)
+    let name = owner.component_name(Component::Router);
+    let manifest = owner.manifest(Kind::Deployment, &name, Component::Router, content);
+    RenderedDeployment::new(manifest, template.hash, &valid.inputs.router)
 }
 
 fn pod(valid: &ValidDeployment) -> Value {
     let owner = &valid.owner;
-    let drain = valid.server.drain_timeout;
-    let options = json!({"name": "options", "configMap": {"name": owner.part(Component::Router)}});
-    let mut volumes = vec![options, replica_token::volume(valid)];
-    let options = json!({"name": "options", "mountPath": OPTIONS, "readOnly": true});
-    let mut mounts = vec![options, replica_token::mount()];
-    let keys = valid.router.keys.as_ref().map(|keys| {
-        // 0440: the pod's group may read, nobody else.
+    let router = &valid.router;
+    let drain_seconds = valid.server.drain_timeout.as_secs();
+    let config = json!({"name": "options", "configMap": {"name": owner.component_name(Component::Router)}});
+    let mut volumes = vec![config, replica_token::volume(valid)];
+    let config = json!({"name": "options", "mountPath": CONFIG_PATH, "readOnly": true});
+    let mut mounts = vec![config, replica_token::mount()];
+    let mut volume_use = VolumeUse::Shared;
+    if let Some(keys) = &router.api_keys {
+        // Mode 0440: only the group of the pod can read the keys.
         volumes.push(json!({"name": "keys", "secret": {"secretName": keys.name, "defaultMode": 0o440}}));
-        mounts.push(json!({"name": "keys", "mountPath": KEYS, "readOnly": true}));
-        format!("{KEYS}/{}", keys.key)
+        mounts.push(json!({"name": "keys", "mountPath": API_KEYS_PATH, "readOnly": true}));
+        volume_use = VolumeUse::Owned;
+    }
+    let mut pod = json!({
+        "serviceAccountName": owner.component_name(Component::Router),
+        "automountServiceAccountToken": true,
+        "enableServiceLinks": false,
+        "securityContext": security_context(&valid.security, volume_use),
+        "terminationGracePeriodSeconds": drain_seconds + ENDPOINT_REMOVAL_SECONDS + EXIT_SECONDS,
+        "containers": [container(valid, mounts)],
+        "volumes": volumes,
     });
-    let options = format!("{OPTIONS}/{OPTIONS_FILE}");
-    let host = valid.listen.to_string();
-    let listen = Listen {
-        host: &host,
-        port: HTTP_PORT,
-        grpc_port: GRPC_PORT,
-        admin_port: Some(ADMIN_PORT),
-        replica_token_file: Some(replica_token::FILE),
-        log_format: "json",
-    };
-    let args = flags::router(&valid.router, [Some(&options), keys.as_deref()], listen, drain);
-    let volumes_used = if keys.is_some() { Volumes::Written } else { Volumes::Read };
-    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "admin"});
+    put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    place(&mut pod, &router.placement, None, &owner.selector(Component::Router));
+    pod
+}
+
+fn container(valid: &ValidDeployment, mounts: Vec<Value>) -> Value {
+    let router = &valid.router;
+    let config = format!("{CONFIG_PATH}/{CONFIG_FILE}");
+    let api_keys = router.api_keys.as_ref().map(|keys| format!("{API_KEYS_PATH}/{}", keys.key));
+    let files = RouterFiles { config: &config, api_keys: api_keys.as_deref() };
+    let options = ProcessOptions::in_pod(valid.host);
     let mut container = json!({
         "name": "router",
-        "image": valid.router.image,
-        "args": args,
+        "image": router.image,
+        "args": flags::router(router, files, options, valid.server.drain_timeout),
         "ports": ports(),
         "resources": resources(valid),
-        "securityContext": container_security(),
+        "securityContext": container_security_context(),
         "startupProbe": {"httpGet": health("live"), "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
-        // Not "ready", which a router is while it has replicas: without any it still is who lets requests wait for
-        // one, or refuses them in time and in words.
+        // Not "ready", which is false without replicas: a router without replicas still queues requests, or rejects them
+        // with an error that clients understand.
         "readinessProbe": {"httpGet": health("live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {"httpGet": health("live"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
-        // Until all have heard that its address is going away, it goes on.
-        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVE_SECONDS}}},
+        // Clients send requests to the router until its removal from the endpoints has propagated.
+        "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_REMOVAL_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     });
     put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
-    let mut pod = json!({
-        "serviceAccountName": owner.part(Component::Router),
-        "automountServiceAccountToken": true,
-        "enableServiceLinks": false,
-        "securityContext": security_context(&valid.security, volumes_used),
-        "terminationGracePeriodSeconds": drain.as_secs() + LEAVE_SECONDS + FAREWELL_SECONDS,
-        "containers": [container],
-        "volumes": volumes,
-    });
-    put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    let placement = &valid.router.placement;
-    let spread = spread(&placement.topology_spread_constraints, &owner.selector(Component::Router));
-    put(&mut pod, "topologySpreadConstraints", Some(spread));
-    put(&mut pod, "nodeSelector", Some(json_of(&placement.node_selector)));
-    put(&mut pod, "tolerations", Some(json_of(&placement.tolerations)));
-    put(&mut pod, "priorityClassName", placement.priority_class_name.clone());
-    pod
+    container
 }
 
 fn resources(valid: &ValidDeployment) -> Value {
     match &valid.router.resources {
-        Some(resources) => json_of(resources),
+        Some(resources) => to_json(resources),
         None => json!({"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}),
     }
 }

@@ -1,130 +1,98 @@
-//! The replicas: a Deployment, whose pods are ready only once a router has admitted them, and leave by draining.
+//! The Deployment of the replicas. A replica becomes ready once the routers have admitted it, and drains before it stops.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::fetch::{self, MODEL};
-use super::flags::{self, Listen};
-use super::names::{Component, ROUTABLE, TEMPLATE};
-use super::overlay::{lay_over, lay_template_over};
-use super::pod::{Volumes, container_security, image_pull_secrets, json_of, put, security_context, spread};
+use super::fetch;
+use super::flags::{self, ProcessOptions};
+use super::pod::{
+    container_security_context, health, image_pull_secrets, place, ports, put, security_context,
+};
 use super::replica_token;
-use crate::manifest::{Kind, Manifest, digest, quantity};
-use crate::validate::{Server, ValidDeployment};
+use super::template::{PodTemplate, RenderedDeployment};
+use crate::manifest::{Kind, quantity, to_json};
+use crate::names::{Component, ROUTABLE};
+use crate::source::MODEL_PATH;
+use crate::valid_deployment::{ServerSettings, ValidDeployment};
 
-/// The port of HTTP in every pod.
-pub const HTTP_PORT: u16 = 8000;
-/// The port of gRPC in every pod.
-pub const GRPC_PORT: u16 = 50051;
-/// The port of probes and metrics in every pod.
-pub const ADMIN_PORT: u16 = 8081;
-/// Time that the pod of a server has to end, beyond `drain.timeout`.
+/// Time that the pod of a server has to exit, in addition to `drain.timeout`.
 ///
 /// Beyond it: Kubernetes kills the pod.
-const FAREWELL: Duration = Duration::from_secs(15);
-/// Time in which a server starts that has nothing to load.
-const START_MIN: Duration = Duration::from_secs(120);
-/// The slowest storage that a start is to survive, in bytes per second.
-const LOAD_BYTES_PER_SECOND: u64 = 50_000_000;
-/// What a model is taken to have where no memory limit says how much it can have, in bytes.
+const EXIT_TIME: Duration = Duration::from_secs(15);
+/// Time in which a server must start, in addition to the time for reading its model.
+const START_TIME_MIN: Duration = Duration::from_secs(120);
+/// The lowest read speed for which a start succeeds, in bytes per second.
+const READ_BYTES_PER_SECOND: u64 = 50_000_000;
+/// The assumed size of a model in bytes if no memory limit bounds it.
 const MODEL_BYTES: u64 = 64 << 30;
 
-/// The Deployment of the replicas.
+/// Renders the Deployment of the replicas.
 #[must_use]
-pub fn deployment(valid: &ValidDeployment) -> Manifest {
+pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
     let server = &valid.server;
-    let mut template = template(valid);
-    let hash = digest(&template);
-    template["metadata"]["labels"][TEMPLATE] = json!(hash);
+    let template = PodTemplate::render(owner, Component::Server, pod(valid), server.pod_template.as_ref());
     let mut content = json!({
         "spec": {
             "replicas": server.replicas,
             "selector": {"matchLabels": owner.selector(Component::Server)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {
-                "maxSurge": json_of(&server.surge_max),
-                "maxUnavailable": json_of(&server.unavailable_max),
+                "maxSurge": to_json(&server.max_surge),
+                "maxUnavailable": to_json(&server.max_unavailable),
             }},
-            // A replica that loads its model makes no progress that Kubernetes can see.
+            // Kubernetes sees no progress while a replica loads its model.
             "progressDeadlineSeconds": (server.progress_deadline + start_time(server)).as_secs(),
-            // For undoing there is the resource itself.
+            // Rollouts are undone by changing the resource, not from the history.
             "revisionHistoryLimit": 2,
-            "template": template,
+            "template": template.body,
         },
     });
-    // The API server leaves out what is zero, and what is left out would look like a change by somebody else.
+    // The API server omits these fields if they are zero, which would look like a change by another field manager.
     put(&mut content["spec"], "paused", server.paused.then_some(true));
-    put(
-        &mut content["spec"],
-        "minReadySeconds",
-        (server.min_ready_seconds > 0).then_some(server.min_ready_seconds),
-    );
-    owner.manifest(Kind::Deployment, &owner.part(Component::Server), Component::Server, content)
+    let min_ready_seconds = (server.min_ready_seconds > 0).then_some(server.min_ready_seconds);
+    put(&mut content["spec"], "minReadySeconds", min_ready_seconds);
+    let name = owner.component_name(Component::Server);
+    let manifest = owner.manifest(Kind::Deployment, &name, Component::Server, content);
+    let mut deployment = RenderedDeployment::new(manifest, template.hash, &valid.inputs.server);
+    if let Some((fetched, _)) = valid.files.shared() {
+        deployment.set_source(&fetch::source_key(fetched));
+    }
+    deployment
 }
 
-fn template(valid: &ValidDeployment) -> Value {
+fn pod(valid: &ValidDeployment) -> Value {
     let owner = &valid.owner;
     let server = &valid.server;
-    let parts = fetch::pod_parts(valid);
-    let written = if parts.written { Volumes::Written } else { Volumes::Read };
-    let mut volumes = parts.volumes.clone();
+    let model = fetch::model_mount(valid);
+    let mut volumes = model.volumes;
     volumes.push(json!({"name": "tmp", "emptyDir": {}}));
     volumes.push(replica_token::volume(valid));
     let mut spec = json!({
-        "serviceAccountName": owner.part(Component::Server),
+        "serviceAccountName": owner.component_name(Component::Server),
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "readinessGates": [{"conditionType": ROUTABLE}],
-        "securityContext": security_context(&valid.security, written),
-        "terminationGracePeriodSeconds": (server.drain_timeout + FAREWELL).as_secs(),
-        "containers": [container(valid, &parts.path)],
+        "securityContext": security_context(&valid.security, model.volume_use),
+        "terminationGracePeriodSeconds": (server.drain_timeout + EXIT_TIME).as_secs(),
+        "containers": [container(valid, &model.path)],
         "volumes": volumes,
     });
-    put(&mut spec, "initContainers", Some(parts.before));
+    put(&mut spec, "initContainers", Some(model.init_containers));
     put(&mut spec, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    place(&mut spec, valid);
-    let mut template = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": spec});
-    if let Some(overlay) = &server.overlay {
-        lay_template_over(&mut template, overlay);
-    }
-    // Last, as these may not be changed.
-    lay_over(&mut template["metadata"]["labels"], &owner.labels(Component::Server));
-    template
+    place(&mut spec, &server.placement, fetch::affinity(valid), &owner.selector(Component::Server));
+    spec
 }
 
-fn place(spec: &mut Value, valid: &ValidDeployment) {
-    let placement = &valid.server.placement;
-    let selector = valid.owner.selector(Component::Server);
-    let spread = spread(&placement.topology_spread_constraints, &selector);
-    put(spec, "topologySpreadConstraints", Some(spread));
-    put(spec, "nodeSelector", Some(json_of(&placement.node_selector)));
-    put(spec, "tolerations", Some(json_of(&placement.tolerations)));
-    put(spec, "affinity", fetch::affinity(valid));
-    put(spec, "priorityClassName", placement.priority_class_name.clone());
-    put(spec, "runtimeClassName", placement.runtime_class_name.clone());
-}
-
-fn container(valid: &ValidDeployment, path: &str) -> Value {
+fn container(valid: &ValidDeployment, model_path: &str) -> Value {
     let server = &valid.server;
-    let host = valid.listen.to_string();
-    let listen = Listen {
-        host: &host,
-        port: HTTP_PORT,
-        grpc_port: GRPC_PORT,
-        admin_port: Some(ADMIN_PORT),
-        replica_token_file: Some(replica_token::FILE),
-        log_format: "json",
-    };
-    let drain = flags::time(server.drain_timeout);
-    let health = |path: &str| json!({"path": format!("/v2/health/{path}"), "port": "admin"});
     let mut container = json!({
         "name": "server",
         "image": server.image,
-        "args": flags::server(server, path, &valid.model_names, listen),
+        "args": flags::server(server, model_path, &valid.model_names, ProcessOptions::in_pod(valid.host)),
         "ports": ports(),
-        "resources": resources(server),
-        "securityContext": container_security(),
+        "resources": to_json(&server.resources),
+        "securityContext": container_security_context(),
         "startupProbe": {
             "httpGet": health("ready"),
             "periodSeconds": 1,
@@ -132,18 +100,12 @@ fn container(valid: &ValidDeployment, path: &str) -> Value {
             "failureThreshold": start_time(server).as_secs(),
         },
         "readinessProbe": {"httpGet": health("ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
-        // A busy server is not a dead one: only long silence is.
+        // A busy server may respond slowly, so only a minute without a response counts as a failure.
         "livenessProbe": {"httpGet": health("live"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
-        "lifecycle": {"preStop": {"exec": {"command": [
-            "/usr/local/bin/server",
-            "drain",
-            format!("--grpc-port={GRPC_PORT}"),
-            format!("--timeout={drain}"),
-            format!("--replica-token-file={}", replica_token::FILE),
-        ]}}},
+        "lifecycle": {"preStop": {"exec": {"command": flags::drain(server)}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "model", "mountPath": MODEL, "readOnly": true},
+            {"name": "model", "mountPath": MODEL_PATH, "readOnly": true},
             {"name": "tmp", "mountPath": "/tmp"},
             replica_token::mount(),
         ],
@@ -152,30 +114,9 @@ fn container(valid: &ValidDeployment, path: &str) -> Value {
     container
 }
 
-/// The ports of a server, and of a router.
-pub(super) fn ports() -> Value {
-    let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
-    json!([port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)])
-}
-
-/// With processors of its own, requests are what limits are.
-fn resources(server: &Server) -> Value {
-    let mut resources = json_of(&server.resources);
-    if server.placement.cpu_pinning {
-        resources["requests"] = resources["limits"].clone();
-    }
-    resources
-}
-
-/// How long a start may take: as long as it takes to read as much as the memory limit lets it hold.
-fn start_time(server: &Server) -> Duration {
+/// Time in which a server must start: enough to read as many bytes as its memory limit allows.
+fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
     let bytes = limit.and_then(|limit| quantity(&limit.0)).and_then(|limit| u64::try_from(limit / 1000).ok());
-    START_MIN + Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / LOAD_BYTES_PER_SECOND)
-}
-
-/// Which template the pods should be of.
-#[must_use]
-pub fn template_hash(deployment: &Value) -> Option<&str> {
-    deployment.pointer("/spec/template/metadata/labels")?.get(TEMPLATE)?.as_str()
+    START_TIME_MIN + Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND)
 }

@@ -1,28 +1,27 @@
-//! Addresses: the Service that clients use, the one by which routers find replicas, and the one by which Prometheus finds
-//! routers.
+//! The Services: one for clients, one by which routers discover replicas, and one by which Prometheus discovers routers.
 
 use serde_json::json;
 
-use super::names::Component;
 use super::pod::put;
-use super::server::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::manifest::{Kind, Manifest};
-use crate::validate::ValidDeployment;
+use crate::names::Component;
+use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
+use crate::valid_deployment::ValidDeployment;
 
-/// All Services.
+/// Returns the Services of a resource.
 #[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
-    vec![clients(valid), replicas(valid), routers(valid)]
+    vec![for_clients(valid), for_routers(valid), for_prometheus(valid)]
 }
 
-fn clients(valid: &ValidDeployment) -> Manifest {
+fn for_clients(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let service = &valid.router.service;
     let mut port = json!({"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"});
     put(&mut port, "nodePort", service.node_port);
     let content = json!({
         "spec": {
-            "type": service.r#type.name(),
+            "type": service.service_type.name(),
             "selector": owner.selector(Component::Router),
             "ports": [port],
         },
@@ -32,9 +31,9 @@ fn clients(valid: &ValidDeployment) -> Manifest {
     manifest
 }
 
-/// It has no address of its own, and it names replicas that are not ready yet: it is by asking them that routers find
-/// out when they are, and by the routers' word that they become so.
-fn replicas(valid: &ValidDeployment) -> Manifest {
+/// The Service by which routers discover replicas. It is headless and includes replicas that are not ready: routers
+/// connect to them to find out when they can serve, and replicas become ready once routers have admitted them.
+fn for_routers(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let port =
         |name: &str, port: u16| json!({"name": name, "port": port, "targetPort": name, "protocol": "TCP"});
@@ -47,11 +46,11 @@ fn replicas(valid: &ValidDeployment) -> Manifest {
             "ports": [port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)],
         },
     });
-    owner.manifest(Kind::Service, &owner.replicas(), Component::Server, content)
+    owner.manifest(Kind::Service, &owner.replicas_service(), Component::Server, content)
 }
 
-/// By which Prometheus finds the metrics of routers. Clients have a Service of their own, without this port.
-fn routers(valid: &ValidDeployment) -> Manifest {
+/// The Service by which Prometheus discovers routers. The Service for clients does not have the admin port.
+fn for_prometheus(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let content = json!({
         "spec": {
@@ -61,5 +60,6 @@ fn routers(valid: &ValidDeployment) -> Manifest {
             "ports": [{"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"}],
         },
     });
-    owner.manifest(Kind::Service, &owner.part(Component::Router), Component::Router, content)
+    let name = owner.component_name(Component::Router);
+    owner.manifest(Kind::Service, &name, Component::Router, content)
 }

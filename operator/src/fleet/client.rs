@@ -1,4 +1,4 @@
-//! Connections to pods: gRPC to routers, as `router.proto` has it, and HTTP to fetches.
+//! Connections to pods: gRPC to routers, according to `router.proto`, and HTTP to containers that fetch models.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,78 +11,109 @@ use proto::v1alpha1::{RouterReplica, RouterReplicas, RoutingState, WatchReplicas
 use serde::Deserialize;
 use tonic::transport::Endpoint;
 
-use crate::desired::fetch::PROGRESS_PORT;
-use crate::desired::server::GRPC_PORT;
+use crate::ports::{GRPC_PORT, PROGRESS_PORT};
 
-/// Time in which a pod has to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// The timeout for the response of a pod.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Size of the progress report of a fetch.
 ///
 /// Beyond it: the report is ignored.
 const PROGRESS_BYTES_MAX: usize = 4 << 10;
 
-/// What a router reports.
+/// The report of a router about its replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouterReport {
-    /// The replicas that it knows.
+    /// The replicas that the router has discovered.
     pub replicas: Vec<ReportedReplica>,
 }
 
-/// A replica as a router sees it.
+/// A replica in the report of a router.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReportedReplica {
     /// The namespace and the name of its pod, if it has one.
     pub pod: Option<(String, String)>,
     /// The address of its API.
     pub address: String,
-    /// Whether requests are routed to it.
+    /// Whether the router sends requests to it.
     pub is_ready: bool,
-    /// Blocks of its KV cache that requests hold.
+    /// The number of blocks of its KV cache that requests hold.
     pub blocks_active: u32,
-    /// Blocks of its KV cache.
+    /// The number of blocks of its KV cache.
     pub blocks_total: u32,
 }
 
-/// How far a fetch is.
+/// The usage of the KV caches of several replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUsage {
+    /// The number of blocks that requests hold.
+    pub blocks_active: u64,
+    /// The number of blocks.
+    pub blocks_total: u64,
+}
+
+impl CacheUsage {
+    /// Returns the percentage of blocks that requests hold, rounded to 5. `None` if there are no blocks.
+    #[must_use]
+    pub fn percent(self) -> Option<i32> {
+        /// In percent. A finer value would change, and be written to the API server, all the time.
+        const STEP: f64 = 5.0;
+        let fraction = self.blocks_active as f64 / self.blocks_total as f64;
+        (self.blocks_total > 0).then(|| ((fraction * 100.0 / STEP).round() * STEP) as i32)
+    }
+}
+
+impl RouterReport {
+    /// Returns the usage of the KV caches of all replicas in the report.
+    #[must_use]
+    pub fn cache_usage(&self) -> CacheUsage {
+        let sum = |of: fn(&ReportedReplica) -> u32| self.replicas.iter().map(of).map(u64::from).sum();
+        CacheUsage {
+            blocks_active: sum(|replica| replica.blocks_active),
+            blocks_total: sum(|replica| replica.blocks_total),
+        }
+    }
+}
+
+/// The progress of a fetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Progress {
-    /// Bytes that are there.
+pub struct FetchProgress {
+    /// The number of bytes that were fetched.
     pub bytes: i64,
-    /// Bytes in all, where that is known.
+    /// The total number of bytes, if it is known.
     pub bytes_total: Option<i64>,
 }
 
-/// Connects to pods.
+/// A client that connects to pods.
 pub trait PodClient: Send + Sync {
-    /// The reports of the router at `address`: the first at once, and then one whenever something changes. The stream ends
-    /// when the connection does. `None` if there is no connection.
+    /// Returns the reports of the router at `address`: the first one immediately, then one whenever something
+    /// changes. The stream ends with the connection. `None` if the router cannot be reached.
     fn watch_replicas<'a>(
         &'a self,
         address: &'a str,
     ) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>>;
 
-    /// How far the fetch at `address` is. `None` if it does not answer.
-    fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<Progress>>;
+    /// Returns the progress of the fetch at `address`. `None` if it does not respond.
+    fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<FetchProgress>>;
 }
 
-/// Connects over the network.
+/// The client that connects to pods over the network.
 #[derive(Clone, Debug)]
-pub struct Network(reqwest::Client);
+pub struct NetworkClient(reqwest::Client);
 
-impl Default for Network {
+impl Default for NetworkClient {
     fn default() -> Self {
-        // It asks nobody over TLS, but where it is built together with a crate that does, the library wants to know by
-        // what. That fails if it is known already, which is as good.
+        // No connection uses TLS, but with features that other crates enable, reqwest requires a provider. Installing one
+        // fails if there is one already, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // A pod that redirects the operator elsewhere would make it ask there, with the operator's place in the network.
+        // A redirect could make the operator send requests to hosts that only the operator can reach.
         let client =
             reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
         Self(client.expect("invariant: a client without TLS settings can be built"))
     }
 }
 
-impl PodClient for Network {
+impl PodClient for NetworkClient {
     fn watch_replicas<'a>(
         &'a self,
         address: &'a str,
@@ -90,9 +121,9 @@ impl PodClient for Network {
         Box::pin(watch_replicas(authority(address, GRPC_PORT)))
     }
 
-    fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<Progress>> {
+    fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<FetchProgress>> {
         let url = format!("http://{}/progress", authority(address, PROGRESS_PORT));
-        let request = self.0.get(url).timeout(ANSWER_LIMIT);
+        let request = self.0.get(url).timeout(RESPONSE_TIMEOUT);
         Box::pin(async move {
             let mut answer = request.send().await.ok()?;
             if !answer.status().is_success() {
@@ -110,10 +141,10 @@ impl PodClient for Network {
     }
 }
 
-/// The reports of the router whose gRPC is at `authority`, written `HOST:PORT`.
+/// Returns the reports of the router whose gRPC port is at `authority`, in the form `HOST:PORT`.
 pub(crate) async fn watch_replicas(authority: String) -> Option<BoxStream<'static, RouterReport>> {
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).ok()?;
-    let channel = endpoint.connect_timeout(ANSWER_LIMIT).connect().await.ok()?;
+    let channel = endpoint.connect_timeout(RESPONSE_TIMEOUT).connect().await.ok()?;
     let mut client = RouterClient::new(channel);
     let reports = client.watch_replicas(WatchReplicasRequest {}).await.ok()?.into_inner();
     let reports = stream::unfold(reports, async |mut reports| {

@@ -1,4 +1,4 @@
-//! Routers that report, routers that do not, and what is concluded from either.
+//! Tests with routers that report, and with routers that do not respond.
 
 use std::pin::Pin;
 
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// Routers by their address. One that is not here accepts a connection and says nothing.
+/// Routers by their address. Any other router accepts connections and does not report.
 struct Routers(BTreeMap<&'static str, watch::Receiver<RouterReport>>);
 
 impl PodClient for Routers {
@@ -32,8 +32,8 @@ impl PodClient for Routers {
         })
     }
 
-    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Progress>> {
-        Box::pin(async { Some(Progress { bytes: 5, bytes_total: Some(10) }) })
+    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<FetchProgress>> {
+        Box::pin(async { Some(FetchProgress { bytes: 5, bytes_total: Some(10) }) })
     }
 }
 
@@ -66,16 +66,16 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Waits for changes until the reports are as wanted.
+/// Waits for changes until the reports match `is_expected`.
 async fn until(
     fleet: &Fleet,
     changes: &mut mpsc::Receiver<ObjectRef<LlmDeployment>>,
     pods: &[PodState],
-    wanted: impl Fn(&PodReports) -> bool,
+    is_expected: impl Fn(&PodReports) -> bool,
 ) -> PodReports {
     loop {
-        let reports = fleet.reports(&owner(), "1", pods, Sample::Needed);
-        if wanted(&reports) {
+        let reports = fleet.reports(&owner(), "1", pods, CacheSampling::Skip);
+        if is_expected(&reports) {
             return reports;
         }
         assert_eq!(changes.recv().await, Some(owner()));
@@ -83,7 +83,7 @@ async fn until(
 }
 
 #[tokio::test(start_paused = true)]
-async fn admitted_is_whom_all_routers_that_answer_admit_and_the_others_cost_nobody() {
+async fn replicas_are_admitted_when_all_reachable_routers_admit_them() {
     let (first, one) = watch::channel(report(&[("a", true), ("b", true), ("c", false)]));
     let (second, two) = watch::channel(report(&[("a", true), ("b", false)]));
     let (sender, mut changes) = mpsc::channel(16);
@@ -94,10 +94,10 @@ async fn admitted_is_whom_all_routers_that_answer_admit_and_the_others_cost_nobo
         pod("y", Component::Router, "2"),
         pod("silent", Component::Router, "3"),
     ];
-    // Asking waits for nobody.
-    assert_eq!(fleet.reports(&owner(), "1", &pods, Sample::Needed), PodReports::default());
+    // The call does not wait for reports.
+    assert_eq!(fleet.reports(&owner(), "1", &pods, CacheSampling::Skip), PodReports::default());
     let reports = until(&fleet, &mut changes, &pods, |reports| !reports.admitted.is_empty()).await;
-    assert_eq!((reports.admitted, reports.blocks.is_some()), (names(&["a"]), true));
+    assert_eq!((reports.admitted, reports.cache_usage.is_some()), (names(&["a"]), true));
     second.send_replace(report(&[("a", true), ("b", true)]));
     let both = names(&["a", "b"]);
     until(&fleet, &mut changes, &pods, |reports| reports.admitted == both).await;
@@ -105,7 +105,7 @@ async fn admitted_is_whom_all_routers_that_answer_admit_and_the_others_cost_nobo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_that_has_gone_has_no_say() {
+async fn an_unreachable_router_is_ignored() {
     let (first, one) = watch::channel(report(&[("a", false)]));
     let (_second, two) = watch::channel(report(&[("a", true)]));
     let (sender, mut changes) = mpsc::channel(16);
@@ -115,25 +115,25 @@ async fn a_router_that_has_gone_has_no_say() {
         pod("x", Component::Router, "1"),
         pod("y", Component::Router, "2"),
     ];
-    until(&fleet, &mut changes, &pods, |reports| reports.blocks.is_some()).await;
+    until(&fleet, &mut changes, &pods, |reports| reports.cache_usage.is_some()).await;
     drop(first);
     until(&fleet, &mut changes, &pods, |reports| reports.admitted == names(&["a"])).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_followed_without_need() {
+async fn pods_are_followed_only_while_their_reports_are_needed() {
     let (sender, _changes) = mpsc::channel(16);
     let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
     let tasks =
-        |fleet: &Fleet| fleet.shared.followed().values().map(|followed| followed.tasks.len()).sum::<usize>();
+        |fleet: &Fleet| fleet.state.resources().values().map(|reports| reports.tasks.len()).sum::<usize>();
     let mut pods = vec![pod("a", Component::Server, "9"), pod("x", Component::Router, "1")];
-    let _ = fleet.reports(&owner(), "1", &pods, Sample::Needed);
+    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Skip);
     assert_eq!(tasks(&fleet), 1);
     pods[0].is_routable = Some(true);
-    let _ = fleet.reports(&owner(), "1", &pods, Sample::Needed);
+    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Skip);
     assert_eq!(tasks(&fleet), 0, "all replicas are admitted");
-    let _ = fleet.reports(&owner(), "1", &pods, Sample::All);
-    assert_eq!(tasks(&fleet), 1, "a sample of the load");
+    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Sample);
+    assert_eq!(tasks(&fleet), 1, "a sample of the cache usage");
     fleet.retain(&HashSet::new());
     assert_eq!(tasks(&fleet), 0, "the resource is gone");
 }
@@ -144,15 +144,15 @@ async fn the_progress_of_a_fetch_is_reported() {
     let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
     let fetching = PodState { is_fetching: true, containers_ready: false, ..pod("f", Component::Fetch, "4") };
     let reports = until(&fleet, &mut changes, &[fetching], |reports| reports.progress.is_some()).await;
-    assert_eq!(reports.progress, Some(Progress { bytes: 5, bytes_total: Some(10) }));
-    assert_eq!(fleet.reports(&owner(), "1", &[], Sample::Needed).progress, None);
+    assert_eq!(reports.progress, Some(FetchProgress { bytes: 5, bytes_total: Some(10) }));
+    assert_eq!(fleet.reports(&owner(), "1", &[], CacheSampling::Skip).progress, None);
 }
 
-/// A router as the contract has it.
-struct Served(RouterReplicas);
+/// The gRPC service of a router, with a fixed report.
+struct FixedRouter(RouterReplicas);
 
 #[tonic::async_trait]
-impl Router for Served {
+impl Router for FixedRouter {
     type WatchReplicasStream = Pin<Box<dyn Stream<Item = Result<RouterReplicas, tonic::Status>> + Send>>;
 
     async fn watch_replicas(
@@ -164,7 +164,7 @@ impl Router for Served {
 }
 
 #[tokio::test]
-async fn reports_are_read_as_the_contract_has_them() {
+async fn reports_of_the_grpc_service_are_read() {
     let replica = |name: &str, state: RoutingState| RouterReplica {
         address: "10.0.0.7:8000".to_owned(),
         pod: Some(PodReference { namespace: "models".to_owned(), name: name.to_owned(), uid: String::new() }),
@@ -181,7 +181,7 @@ async fn reports_are_read_as_the_contract_has_them() {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
         Some((accepted, listener))
     });
-    let service = RouterServer::new(Served(RouterReplicas { replicas, ..RouterReplicas::default() }));
+    let service = RouterServer::new(FixedRouter(RouterReplicas { replicas, ..RouterReplicas::default() }));
     let mut server = JoinSet::new();
     server.spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
     let mut reports = client::watch_replicas(address.to_string()).await.unwrap();

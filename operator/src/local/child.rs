@@ -1,5 +1,5 @@
-//! A child process: its lines under its name, started again when it ends, asked to end and killed if it does not. It
-//! decides what an end means: whether the same would happen again, or another start may help.
+//! A child process: its output is passed on with its name, and it is restarted when it exits. This module decides
+//! whether an exit is a permanent failure or a restart may help.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,72 +12,76 @@ use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::lines::{Listens, Said, pass_on};
-use super::say;
-use crate::pod::last_words;
+use super::console::print;
+use super::output::{ListenAddresses, ProcessOutput, forward};
+use crate::pod::exit_reason;
 
-/// The pauses before it is started again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Having run for so long, it is not counted among those that fail in a row.
-const WORKED: Duration = Duration::from_secs(30);
-/// Number of consecutive times that `operator local` restarts a process that was killed, or exited with code 0,
+/// The shortest pause before a restart.
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest pause before a restart.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Run time after which an exit does not count as a consecutive failure.
+const STABLE_TIME: Duration = Duration::from_secs(30);
+/// Number of consecutive times that `ovfleet-operator local` restarts a process that was killed, or exited with code 0,
 /// before it ever worked. A process that exits with another code before it ever worked is not restarted.
 ///
-/// Beyond it: `operator local` ends with an error.
+/// Beyond it: `ovfleet-operator local` exits with an error.
 const FAILURES_MAX: u32 = 5;
 
-/// What to run.
+/// A program and its arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
+    /// The name under which the output of the process is printed.
     pub(super) name: String,
     pub(super) path: PathBuf,
     pub(super) flags: Vec<String>,
 }
 
-/// A child process. Dropping it kills it, and so does the end of this process, however it comes.
+/// A child process. It is killed when the value is dropped, and when this process exits in any way.
 #[derive(Debug)]
 pub(super) struct Child {
     program: Program,
     process: Option<tokio::process::Child>,
     lines: JoinSet<()>,
-    said: watch::Receiver<Said>,
+    output: watch::Receiver<ProcessOutput>,
     started: Instant,
     failures: u32,
-    /// Whether it has ever done what it is for.
+    /// Whether the process has ever served requests.
     has_worked: bool,
-    /// When it is to be started again.
-    again: Option<Instant>,
+    /// The time at which the process is restarted.
+    restart: Option<Instant>,
 }
 
 impl Child {
-    /// Starts it. To be called by the thread that lives as long as this process, as the child ends with that thread.
+    /// Starts the process. It must be called by the main thread, because the kernel kills the child when that thread
+    /// exits.
     pub(super) fn start(program: Program) -> anyhow::Result<Self> {
         let mut child = Self {
             program,
             process: None,
             lines: JoinSet::new(),
-            said: watch::channel(Said::default()).1,
+            output: watch::channel(ProcessOutput::default()).1,
             started: Instant::now(),
             failures: 0,
             has_worked: false,
-            again: None,
+            restart: None,
         };
         child.spawn()?;
         Ok(child)
     }
 
-    /// Where it listens, if it runs and has said so.
-    pub(super) fn listens(&self) -> Option<Listens> {
+    /// Returns the addresses that the process listens on, if it runs and has logged them.
+    pub(super) fn addresses(&self) -> Option<ListenAddresses> {
         self.process.as_ref()?;
-        self.said.borrow().listens
+        self.output.borrow().addresses
     }
 
-    /// It was seen doing what it is for, so if it ends, another start may help.
-    pub(super) fn works(&mut self) {
+    /// Records that the process has served requests, so that a restart may help if it exits.
+    pub(super) fn set_worked(&mut self) {
         self.has_worked = true;
     }
 
-    /// From the next start on it has these flags.
+    /// Sets the flags for the next start.
     pub(super) fn set_flags(&mut self, flags: Vec<String>) {
         self.program.flags = flags;
     }
@@ -86,82 +90,82 @@ impl Child {
         let Program { name, path, flags } = &self.program;
         let parent = format!("--parent={}", std::process::id());
         let tether = ["tether".into(), parent.into(), "--".into(), path.clone().into_os_string()];
-        // This very program, even if its file has been replaced meanwhile.
+        // This path leads to the running program, even if its file has been replaced.
         let mut process = Command::new("/proc/self/exe")
             .args(tether.into_iter().chain(flags.iter().map(OsString::from)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
-            // A terminal's interrupt is for this process; children are told in their turn.
+            // Ctrl-C in a terminal signals this process only, which then stops its children in order.
             .process_group(0)
             .spawn()
             .with_context(|| format!("failed to start {}", path.display()))?;
         self.started = Instant::now();
-        let (sender, said) = watch::channel(Said::default());
+        let (sender, output) = watch::channel(ProcessOutput::default());
         if let Some(stream) = process.stdout.take() {
-            self.lines.spawn(pass_on(name.clone(), stream, sender.clone()));
+            self.lines.spawn(forward(name.clone(), stream, sender.clone()));
         }
         if let Some(stream) = process.stderr.take() {
-            self.lines.spawn(pass_on(name.clone(), stream, sender));
+            self.lines.spawn(forward(name.clone(), stream, sender));
         }
-        self.said = said;
+        self.output = output;
         self.process = Some(process);
         Ok(())
     }
 
-    /// Waits until it has ended, and gives how and, if it told, why.
+    /// Waits until the process exits, and returns its status and the reason.
     pub(super) async fn wait(&mut self) -> anyhow::Result<(ExitStatus, String)> {
-        let process = self.process.as_mut().context("it does not run")?;
+        let process = self.process.as_mut().context("the process does not run")?;
         let status = process.wait().await.context("failed to wait for a process")?;
-        Ok((status, self.why(status).await))
+        Ok((status, self.exit_reason(status).await))
     }
 
-    /// Why it has ended, in its own words if it had any.
-    async fn why(&mut self, status: ExitStatus) -> String {
-        // Its last words may still be on their way.
+    /// The reason of an exit, from the output of the process or else from its status.
+    async fn exit_reason(&mut self, status: ExitStatus) -> String {
+        // The last lines may not have been read yet.
         while self.lines.join_next().await.is_some() {}
-        let words = last_words(&self.said.borrow().error);
-        if words.is_empty() { status.to_string() } else { words }
+        let reason = exit_reason(&self.output.borrow().error);
+        if reason.is_empty() { status.to_string() } else { reason }
     }
 
-    /// Looks whether it runs, and starts it again if it does not.
+    /// Checks whether the process has exited, and restarts it after a pause.
     ///
     /// # Errors
-    /// It has ended by itself before it ever worked, and so would do it again.
-    pub(super) async fn look(&mut self) -> anyhow::Result<()> {
+    /// The process has failed before it ever worked, so a restart would fail again.
+    pub(super) async fn check(&mut self) -> anyhow::Result<()> {
         if let Some(process) = &mut self.process
-            && let Some(status) = process.try_wait().context("failed to look at a process")?
+            && let Some(status) = process.try_wait().context("failed to read the status of a process")?
         {
             self.process = None;
-            let why = self.why(status).await;
+            let reason = self.exit_reason(status).await;
             let name = &self.program.name;
-            self.failures = if self.started.elapsed() > WORKED { 1 } else { self.failures + 1 };
-            // It had the choice, unlike one that was killed.
-            let has_refused = status.code().is_some_and(|code| code != 0);
-            if !self.has_worked && (has_refused || self.failures > FAILURES_MAX) {
-                bail!("{name}: {why}");
+            self.failures = if self.started.elapsed() > STABLE_TIME { 1 } else { self.failures + 1 };
+            // A process that was killed did not fail by itself.
+            let has_failed = status.code().is_some_and(|code| code != 0);
+            if !self.has_worked && (has_failed || self.failures > FAILURES_MAX) {
+                bail!("{name}: {reason}");
             }
-            let pause = PAUSES.0.saturating_mul(1 << (self.failures - 1).min(16)).min(PAUSES.1);
-            say(&format!("{name} has ended ({why}); it is started again in {pause:?}"));
-            self.again = Some(Instant::now() + pause);
+            let pause = BACKOFF_MIN.saturating_mul(1 << (self.failures - 1).min(16)).min(BACKOFF_MAX);
+            print(&format!("{name} has exited ({reason}) and will be restarted in {pause:?}"));
+            self.restart = Some(Instant::now() + pause);
         }
-        if self.process.is_none() && self.again.is_some_and(|again| again <= Instant::now()) {
-            self.again = None;
+        if self.process.is_none() && self.restart.is_some_and(|restart| restart <= Instant::now()) {
+            self.restart = None;
             self.spawn()?;
         }
         Ok(())
     }
 
-    /// Asks it to end, and kills it if it has not within `limit`.
-    pub(super) async fn end(&mut self, limit: Duration) {
-        self.again = None;
+    /// Sends SIGTERM to the process, and kills it if it has not exited within `limit`.
+    pub(super) async fn stop(&mut self, limit: Duration) {
+        self.restart = None;
         let Some(process) = &mut self.process else { return };
         let pid = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        // It may have ended by now.
+        // The process may have exited already.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
         if tokio::time::timeout(limit, process.wait()).await.is_err() {
-            say(&format!("{} does not end: it is killed", self.program.name));
+            print(&format!("{} did not exit within {limit:?} and is killed", self.program.name));
             let _ = process.kill().await;
         }
         self.process = None;

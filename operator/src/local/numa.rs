@@ -1,9 +1,9 @@
-//! Which NUMA node each replica of a machine with several runs on: one after the other, in turn.
+//! Assigns replicas to NUMA nodes, round-robin.
 
 use std::collections::BTreeSet;
 use std::fs;
 
-/// The nodes whose processors may be used here; none where the system does not tell.
+/// Returns the nodes whose processors this process may use; empty if the system does not report nodes.
 pub(super) fn nodes() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
@@ -17,7 +17,7 @@ pub(super) fn nodes() -> Vec<u32> {
     numbers(&online).filter(is_usable).collect()
 }
 
-/// What a replica is told, counted from 0; nothing on a machine of one node, or where `flags` say it.
+/// Returns the flag for a replica, counted from 0. `None` if the machine has one node, or if `flags` contain the flag.
 pub(super) fn flag(nodes: &[u32], replica: usize, flags: &[String]) -> Option<String> {
     const FLAG: &str = "--numa-node";
     if nodes.len() < 2 || flags.iter().any(|flag| flag.starts_with(FLAG)) {
@@ -26,7 +26,7 @@ pub(super) fn flag(nodes: &[u32], replica: usize, flags: &[String]) -> Option<St
     Some(format!("{FLAG}={}", nodes[replica % nodes.len()]))
 }
 
-/// Numbers as the kernel lists them, such as `0-3,8`.
+/// Parses a list of numbers in the format of the kernel, such as `0-3,8`.
 fn numbers(list: &str) -> impl Iterator<Item = u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -40,20 +40,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_take_turns_on_the_nodes_unless_they_are_told_otherwise() {
-        let told = |nodes: &[u32], flags: &[&str]| -> Vec<Option<String>> {
+    fn replicas_are_assigned_round_robin_unless_the_flag_is_set() {
+        let assigned = |nodes: &[u32], flags: &[&str]| -> Vec<Option<String>> {
             let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
             (0..3).map(|replica| flag(nodes, replica, &flags)).collect()
         };
         let some = |node: u32| Some(format!("--numa-node={node}"));
-        assert_eq!(told(&[0, 2], &["--model=m"]), [some(0), some(2), some(0)]);
-        assert_eq!(told(&[0], &[]), [None, None, None]);
-        assert_eq!(told(&[], &[]), [None, None, None]);
-        assert_eq!(told(&[0, 1], &["--numa-node=1"]), [None, None, None]);
+        assert_eq!(assigned(&[0, 2], &["--model=m"]), [some(0), some(2), some(0)]);
+        assert_eq!(assigned(&[0], &[]), [None, None, None]);
+        assert_eq!(assigned(&[], &[]), [None, None, None]);
+        assert_eq!(assigned(&[0, 1], &["--numa-node=1"]), [None, None, None]);
     }
 
     #[test]
-    fn the_nodes_of_this_machine_are_told() {
+    fn the_nodes_of_this_machine_are_detected() {
         assert_eq!(numbers(" 0-2,7\n").collect::<Vec<_>>(), [0, 1, 2, 7]);
         if fs::exists("/sys/devices/system/node/online").unwrap_or(false) {
             assert!(!nodes().is_empty());

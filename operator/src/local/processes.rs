@@ -1,6 +1,6 @@
-//! The processes of a resource: servers first, the router once all of them listen. Where servers are, the router reads
-//! from its configuration, which follows them as they come and go; which of them get requests, and how full they are, is
-//! the router's word, as it is in a cluster.
+//! The processes of a resource: the servers, and the router once all of them listen. The router reads the addresses
+//! of the servers from its configuration file, which is updated when a server restarts. As on a cluster, the router
+//! reports which replicas it has admitted and the usage of their KV caches.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,185 +13,187 @@ use serde_json::{Map, json};
 use tokio::time::timeout;
 
 use super::child::{Child, Program};
-use super::lines::Listens;
-use super::{Place, numa, say};
-use crate::desired::flags::{self, Listen};
-use crate::fleet::{ReportedReplica, RouterReport, watch_replicas};
-use crate::status::percent;
-use crate::validate::ValidDeployment;
+use super::console::print;
+use super::installation::Installation;
+use super::numa;
+use super::output::ListenAddresses;
+use crate::desired::flags::{self, ProcessOptions, RouterFiles};
+use crate::fleet::{RouterReport, watch_replicas};
+use crate::valid_deployment::ValidDeployment;
 
-/// How processes listen and log. Replicas need no token: they listen on this machine only.
-const LISTEN: Listen<'static> = Listen {
-    host: "",
-    port: 0,
-    grpc_port: 0,
-    admin_port: None,
-    replica_token_file: None,
-    log_format: "text",
-};
-/// How often processes are looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How often the router is asked while all is well.
-const ASK_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval at which processes are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval at which the router is asked for a report while all replicas are ready.
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// The timeout for a report of the router.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time in which the router has to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-
-/// The processes.
+/// The processes of a resource.
 pub(super) struct Processes<'a> {
-    place: &'a Place,
+    installation: &'a Installation,
     valid: &'a ValidDeployment,
     servers: Vec<Child>,
     router: Option<Child>,
     /// The port that the router listens on.
     port: u16,
-    /// Where the router was told that servers are.
-    told: Vec<String>,
-    /// What the router has said last, if it answered.
-    seen: Option<View>,
+    /// The addresses of servers in the router's configuration file.
+    configured: Vec<String>,
+    /// The last report of the router, if it responded.
+    report: Option<ReplicaReport>,
 }
 
-/// What a router says.
-struct View {
+/// The part of a router's report that is used here.
+struct ReplicaReport {
+    /// The addresses of the replicas that the router has admitted.
     admitted: BTreeSet<String>,
-    kv_percent: Option<i32>,
+    kv_cache_percent: Option<i32>,
 }
 
 impl<'a> Processes<'a> {
     /// Starts the servers.
     ///
     /// # Errors
-    /// The operating system refuses.
-    pub(super) fn start(place: &'a Place, valid: &'a ValidDeployment, model: &str) -> anyhow::Result<Self> {
-        let host = Ipv4Addr::LOCALHOST.to_string();
-        let listen = Listen { host: &host, port: 0, ..LISTEN };
-        let flags = flags::server(&valid.server, model, &valid.model_names, listen);
+    /// A process could not be started.
+    pub(super) fn start(
+        installation: &'a Installation,
+        valid: &'a ValidDeployment,
+        model: &str,
+    ) -> anyhow::Result<Self> {
+        let options = ProcessOptions::in_child_process(Ipv4Addr::LOCALHOST.into(), 0);
+        let flags = flags::server(&valid.server, model, &valid.model_names, options);
         let nodes = numa::nodes();
         let servers = (1..=valid.server.replicas).map(|number| {
             let mut flags = flags.clone();
             flags.extend(numa::flag(&nodes, number as usize - 1, &flags));
-            Child::start(Program { name: format!("replica-{number}"), path: place.server.clone(), flags })
+            let name = format!("replica-{number}");
+            Child::start(Program { name, path: installation.server.clone(), flags })
         });
         Ok(Self {
-            place,
+            installation,
             valid,
             servers: servers.collect::<anyhow::Result<_>>()?,
             router: None,
-            port: place.args.port,
-            told: Vec::new(),
-            seen: None,
+            port: installation.args.port,
+            configured: Vec::new(),
+            report: None,
         })
     }
 
-    /// Starts again what ends, and says how things are whenever that changes.
+    /// Restarts processes that exit, and prints status changes.
     ///
     /// # Errors
-    /// A process has ended for a reason that will not pass.
+    /// A process has failed permanently.
     pub(super) async fn supervise(&mut self) -> anyhow::Result<()> {
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut was_ready = false;
-        let mut asked = Instant::now();
+        let mut requested = Instant::now();
         loop {
             for child in self.servers.iter_mut().chain(&mut self.router) {
-                child.look().await?;
+                child.check().await?;
             }
-            self.introduce()?;
+            self.configure_router()?;
             let is_ready = self.ready() == self.servers.len();
-            if !is_ready || asked.elapsed() > ASK_INTERVAL {
-                asked = Instant::now();
-                self.ask().await;
+            if !is_ready || requested.elapsed() > REPORT_INTERVAL {
+                requested = Instant::now();
+                self.request_report().await;
             }
             let status = self.status(was_ready);
-            if status != said {
-                say(&status);
-                said = status;
+            if status != printed {
+                print(&status);
+                printed = status;
             }
             if self.ready() == self.servers.len() && !was_ready {
                 was_ready = true;
-                say(&self.example());
+                print(&self.example());
             }
-            tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Tells the router where servers are, and starts it once all of them have a place.
-    fn introduce(&mut self) -> anyhow::Result<()> {
+    /// Writes the addresses of the servers into the router's configuration file, and starts the router once all
+    /// servers listen.
+    fn configure_router(&mut self) -> anyhow::Result<()> {
         let is_first = self.router.is_none();
-        if is_first && self.servers.iter().any(|server| server.listens().is_none()) {
+        if is_first && self.servers.iter().any(|server| server.addresses().is_none()) {
             return Ok(());
         }
-        let options = self.place.folder.path().join("router.yaml");
-        let places: Vec<String> = self.servers.iter().filter_map(Child::listens).map(place).collect();
-        if places != self.told {
-            let replicas = Map::from_iter([("replica".to_owned(), json!(places))]);
-            write(&options, &flags::router_options(&self.valid.router, replicas))?;
-            self.told = places;
+        let config = self.installation.directory.path().join("router.yaml");
+        let replicas: Vec<String> =
+            self.servers.iter().filter_map(Child::addresses).map(replica_option).collect();
+        if replicas != self.configured {
+            let options = Map::from_iter([("replica".to_owned(), json!(replicas))]);
+            write_atomically(&config, &flags::router_config(&self.valid.router, options))?;
+            self.configured = replicas;
         }
         if is_first {
-            let (flags, path) = (self.router_flags(&options), self.place.router.clone());
+            let (flags, path) = (self.router_flags(&config), self.installation.router.clone());
             self.router = Some(Child::start(Program { name: "router".to_owned(), path, flags })?);
         }
-        if let (0, Some(listens)) = (self.port, self.router.as_ref().and_then(Child::listens)) {
-            // The next one is to be found where this one is.
-            self.port = listens.http.port();
-            let flags = self.router_flags(&options);
+        if let (0, Some(addresses)) = (self.port, self.router.as_ref().and_then(Child::addresses)) {
+            // A restarted router must listen on the same port.
+            self.port = addresses.http.port();
+            let flags = self.router_flags(&config);
             self.router.iter_mut().for_each(|router| router.set_flags(flags.clone()));
         }
         Ok(())
     }
 
-    fn router_flags(&self, options: &Path) -> Vec<String> {
-        let args = &self.place.args;
-        let host = args.host.to_string();
-        let listen = Listen { host: &host, port: self.port, ..LISTEN };
-        let files = [options.to_str(), args.api_keys.as_deref().and_then(Path::to_str)];
-        flags::router(&self.valid.router, files, listen, self.valid.server.drain_timeout)
+    fn router_flags(&self, config: &Path) -> Vec<String> {
+        let args = &self.installation.args;
+        let options = ProcessOptions::in_child_process(args.host, self.port);
+        let config = config.display().to_string();
+        let api_keys = args.api_keys.as_deref().and_then(Path::to_str);
+        let files = RouterFiles { config: &config, api_keys };
+        flags::router(&self.valid.router, files, options, self.valid.server.drain_timeout)
     }
 
-    /// Where the router answers, if it runs.
+    /// The address of the router's API, if it runs.
     fn endpoint(&self) -> Option<SocketAddr> {
-        Some(local(self.router.as_ref()?.listens()?.http))
+        Some(reachable(self.router.as_ref()?.addresses()?.http))
     }
 
-    /// Where the router reports which replicas it has admitted, if it runs.
-    fn reports(&self) -> Option<SocketAddr> {
-        Some(local(self.router.as_ref()?.listens()?.grpc?))
+    /// The address of the router's reports, if it runs.
+    fn report_address(&self) -> Option<SocketAddr> {
+        Some(reachable(self.router.as_ref()?.addresses()?.grpc?))
     }
 
-    /// Asks the router whom it sends requests.
-    async fn ask(&mut self) {
-        self.seen = match self.reports() {
+    /// Requests a report from the router.
+    async fn request_report(&mut self) {
+        self.report = match self.report_address() {
             None => None,
             Some(address) => {
-                timeout(ANSWER_LIMIT, first_report(address)).await.ok().flatten().map(View::from)
+                timeout(REPORT_TIMEOUT, first_report(address)).await.ok().flatten().map(ReplicaReport::from)
             }
         };
-        let Some(seen) = &self.seen else { return };
-        self.router.iter_mut().for_each(Child::works);
+        let Some(report) = &self.report else { return };
+        self.router.iter_mut().for_each(Child::set_worked);
         for server in &mut self.servers {
-            if is_admitted(server, seen) {
-                server.works();
+            if is_admitted(server, report) {
+                server.set_worked();
             }
         }
     }
 
-    /// How many replicas get requests.
+    /// The number of replicas that receive requests.
     fn ready(&self) -> usize {
-        match (&self.seen, self.endpoint()) {
-            (Some(seen), Some(_)) => self.servers.iter().filter(|server| is_admitted(server, seen)).count(),
+        match (&self.report, self.endpoint()) {
+            (Some(report), Some(_)) => {
+                self.servers.iter().filter(|server| is_admitted(server, report)).count()
+            }
             _ => 0,
         }
     }
 
     fn status(&self, was_ready: bool) -> String {
-        let (ready, wanted) = (self.ready(), self.servers.len());
-        let phase = match (ready == wanted, was_ready) {
+        let (ready, desired) = (self.ready(), self.servers.len());
+        let phase = match (ready == desired, was_ready) {
             (true, _) => "Ready",
             (false, true) => "Degraded",
             (false, false) => "Starting",
         };
-        let mut text = format!("{phase}: {ready}/{wanted} replicas ready");
-        if let (Some(percent), true) = (self.seen.as_ref().and_then(|seen| seen.kv_percent), ready > 0) {
+        let mut text = format!("{phase}: {ready}/{desired} replicas ready");
+        let percent = self.report.as_ref().and_then(|report| report.kv_cache_percent);
+        if let (Some(percent), true) = (percent, ready > 0) {
             text.push_str(&format!(", {percent} % of the KV cache in use"));
         }
         if let Some(endpoint) = self.endpoint() {
@@ -200,14 +202,14 @@ impl<'a> Processes<'a> {
         text
     }
 
-    /// What to try first.
+    /// An example of a request, for the user.
     fn example(&self) -> String {
         let Some(endpoint) = self.endpoint() else { return String::new() };
-        let key = if self.valid.router.keys.is_some() { " -H 'Authorization: Bearer KEY'" } else { "" };
+        let key = if self.valid.router.api_keys.is_some() { " -H 'Authorization: Bearer KEY'" } else { "" };
         let model = &self.valid.model_names[0];
         format!(
             "
-Ready. Paste this into another terminal; Ctrl-C here ends the router and its servers:
+Ready. Run this in another terminal; Ctrl-C here stops the router and its servers:
 
   curl http://{endpoint}/v3/chat/completions -H 'Content-Type: application/json'{key} -d '{{
     \"model\": \"{model}\",
@@ -220,17 +222,17 @@ Or open http://{endpoint}/console
         )
     }
 
-    /// Ends them all, the router first, so that it does not send requests to those that leave.
-    pub(super) async fn end(&mut self, limit: Duration) {
+    /// Stops all processes: the router first, so that it sends no requests to servers that stop.
+    pub(super) async fn stop(&mut self, limit: Duration) {
         if let Some(router) = &mut self.router {
-            router.end(limit).await;
+            router.stop(limit).await;
         }
-        futures_util::future::join_all(self.servers.iter_mut().map(|server| server.end(limit))).await;
+        futures_util::future::join_all(self.servers.iter_mut().map(|server| server.stop(limit))).await;
     }
 }
 
-/// Where something that listens at `address` can be reached from this machine.
-fn local(address: SocketAddr) -> SocketAddr {
+/// The address at which a process that listens on `address` is reachable from this machine.
+fn reachable(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         ip if !ip.is_unspecified() => address,
         IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port()),
@@ -242,31 +244,29 @@ async fn first_report(address: SocketAddr) -> Option<RouterReport> {
     watch_replicas(address.to_string()).await?.next().await
 }
 
-impl From<RouterReport> for View {
+impl From<RouterReport> for ReplicaReport {
     fn from(report: RouterReport) -> Self {
-        let sum =
-            |of: fn(&ReportedReplica) -> u32| report.replicas.iter().map(of).map(f64::from).sum::<f64>();
-        let kv_percent = percent((sum(|replica| replica.blocks_active), sum(|replica| replica.blocks_total)));
+        let kv_cache_percent = report.cache_usage().percent();
         let ready = report.replicas.into_iter().filter(|replica| replica.is_ready);
-        Self { admitted: ready.map(|replica| replica.address).collect(), kv_percent }
+        Self { admitted: ready.map(|replica| replica.address).collect(), kv_cache_percent }
     }
 }
 
-/// A server as the router's configuration has it.
-fn place(listens: Listens) -> String {
-    match listens.grpc {
-        Some(grpc) => format!("{}/{}", listens.http, grpc.port()),
-        None => listens.http.to_string(),
+/// The value of the router's option `replica` for a server.
+fn replica_option(addresses: ListenAddresses) -> String {
+    match addresses.grpc {
+        Some(grpc) => format!("{}/{}", addresses.http, grpc.port()),
+        None => addresses.http.to_string(),
     }
 }
 
-/// Whether the router that said what was `seen` sends requests to `server`.
-fn is_admitted(server: &Child, seen: &View) -> bool {
-    server.listens().is_some_and(|listens| seen.admitted.contains(&listens.http.to_string()))
+/// Whether the router sends requests to `server`.
+fn is_admitted(server: &Child, report: &ReplicaReport) -> bool {
+    server.addresses().is_some_and(|addresses| report.admitted.contains(&addresses.http.to_string()))
 }
 
-/// Writes a file that somebody else reads at any moment.
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+/// Writes a file that another process may read at any time.
+fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     let part = path.with_extension("part");
     std::fs::write(&part, text)
         .and_then(|()| std::fs::rename(&part, path))

@@ -1,5 +1,5 @@
-//! Becoming a program that does not outlive whoever started it: the kernel kills it when that process is gone, however
-//! it went. This is a step between, run by this very binary, because what the kernel is told holds for whoever tells it.
+//! Executes a program that the kernel kills when the parent process exits in any way. A process can request this only for itself,
+//! so `ovfleet-operator local` starts this subcommand, which then replaces itself with the program.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -9,17 +9,18 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::TetherArgs;
 
-/// Becomes the program. It returns only if that fails.
+/// Replaces this process with the program. It returns only if that fails.
 ///
 /// # Errors
-/// There is no such program, or whoever started this has gone already.
+/// The program does not exist, or the parent process has already exited.
 pub(crate) fn run(args: TetherArgs) -> anyhow::Result<()> {
     let TetherArgs { parent, command } = args;
-    set_parent_process_death_signal(Some(Signal::KILL)).context("failed to be tied to another process")?;
-    // It may have gone before that was known.
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .context("failed to set the signal for the exit of the parent process")?;
+    // The parent may have exited before the signal was set.
     let present = getppid().map(|parent| parent.as_raw_nonzero().get());
-    ensure!(present == Some(parent), "the process {parent} that started this has gone");
-    let (program, flags) = command.split_first().context("there is no program to run")?;
+    ensure!(present == Some(parent), "the parent process {parent} has exited");
+    let (program, flags) = command.split_first().context("no program is given")?;
     let error = Command::new(program).args(flags).exec();
     Err(error).with_context(|| format!("failed to start {}", program.display()))
 }

@@ -1,62 +1,59 @@
-//! Which release of images and pod templates a resource runs, and where its upgrade is. Pure.
+//! Computes the release that a resource runs, and the state of its upgrade.
 
 use operator_api::{LlmDeploymentStatus, ReleaseStatus, UpgradeState};
 
-use super::judge::{Facts, routers_are_updated};
-use crate::apply::Applied;
-use crate::desired::names::Component;
-use crate::desired::release::{Permission, Upgrade, pending};
-use crate::manifest::Kind;
+use super::conditions::routers_are_updated;
+use super::summary::{Summary, deployment};
+use crate::apply::ApplyResult;
+use crate::desired::release::{UpgradePermission, UpgradeStep};
+use crate::names::{Component, UPGRADE};
 
-/// The release, given the status before.
-pub(super) fn release(
-    applied: &Applied,
-    facts: &Facts,
+/// Returns the status of the release, given the previous status of the resource.
+pub(super) fn release_status(
+    applied: &ApplyResult,
+    summary: &Summary,
     previous: Option<&LlmDeploymentStatus>,
 ) -> ReleaseStatus {
     let was_rolling = previous
         .and_then(|previous| previous.release.as_ref())
         .is_some_and(|release| release.state == UpgradeState::Rolling);
-    let state = match applied.resources.upgrade {
-        Upgrade::Waits(_) => UpgradeState::Waiting,
-        Upgrade::Begins => UpgradeState::Rolling,
-        Upgrade::None if was_rolling && !is_rolled_out(applied, facts) => UpgradeState::Rolling,
-        Upgrade::None => UpgradeState::Current,
+    let desired = &applied.desired;
+    let state = match desired.upgrade {
+        UpgradeStep::Wait(_) => UpgradeState::Waiting,
+        UpgradeStep::Start => UpgradeState::Rolling,
+        UpgradeStep::None if was_rolling && !is_rolled_out(applied, summary) => UpgradeState::Rolling,
+        UpgradeStep::None => UpgradeState::Current,
     };
-    let message = match applied.resources.upgrade {
-        Upgrade::Waits(Permission::AwaitsApproval) => Some(
-            "upgradePolicy is Manual: the annotation ovfleet.dev/upgrade has to name this release".to_owned(),
-        ),
-        Upgrade::Waits(_) => Some("other resources are being upgraded".to_owned()),
+    let message = match desired.upgrade {
+        UpgradeStep::Wait(UpgradePermission::AwaitsApproval) => Some(format!(
+            "upgradePolicy is Manual: set the annotation {UPGRADE} to the value of status.release.available to \
+             approve this release"
+        )),
+        UpgradeStep::Wait(_) => Some("the upgrade waits for the upgrades of other resources".to_owned()),
         _ => None,
     };
-    let available = matches!(applied.resources.upgrade, Upgrade::Waits(_))
-        .then(|| pending(&applied.valid, &applied.observed))
-        .flatten();
     ReleaseStatus {
         state,
         server_image: image(applied, Component::Server),
         router_image: image(applied, Component::Router),
-        template: applied.resources.template.clone(),
-        available,
+        template: desired.template_hash.clone(),
+        available: desired.available_release.clone(),
         message,
     }
 }
 
-/// Whether all pods are of the templates that were applied, and work.
-fn is_rolled_out(applied: &Applied, facts: &Facts) -> bool {
-    let replicas = facts.updated == facts.wanted
-        && facts.present == facts.wanted
-        && facts.updated_routable >= facts.wanted;
-    replicas && routers_are_updated(applied)
+/// Whether all pods have the applied templates and are ready.
+fn is_rolled_out(applied: &ApplyResult, summary: &Summary) -> bool {
+    let replicas_are_updated = summary.updated == summary.desired
+        && summary.present == summary.desired
+        && summary.updated_routable >= summary.desired;
+    replicas_are_updated && routers_are_updated(applied)
 }
 
-/// The image of the Deployment of a part, as it was applied.
-fn image(applied: &Applied, component: Component) -> String {
-    let deployment = applied.objects.get(&(Kind::Deployment, applied.valid.owner.part(component)));
-    let containers =
-        deployment.and_then(|deployment| deployment.data.pointer("/spec/template/spec/containers"));
-    let containers = containers.and_then(|containers| containers.as_array());
+/// The image in the Deployment of a component.
+fn image(applied: &ApplyResult, component: Component) -> String {
+    let containers = deployment(applied, component)
+        .and_then(|deployment| deployment.data.pointer("/spec/template/spec/containers")?.as_array());
     let found = containers.into_iter().flatten().find(|container| container["name"] == component.name());
     found.and_then(|container| container["image"].as_str()).unwrap_or_default().to_owned()
 }

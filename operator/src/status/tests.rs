@@ -1,18 +1,18 @@
-//! Statuses of fleets in all states.
+//! Tests of the status in all states of the replicas.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::api::DynamicObject;
-use operator_api::{ReleaseStatus, UpgradeState};
+use operator_api::{CacheState, ReleaseStatus, UpgradeState};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::desired::desired;
-use crate::desired::names::TEMPLATE;
-use crate::desired::release::{Permission, Upgrade};
+use crate::desired::release::{UpgradePermission, UpgradeStep};
 use crate::manifest::Kind;
-use crate::observe::Observed;
+use crate::names::TEMPLATE;
+use crate::observe::ObservedState;
 use crate::pod::{FetchReport, PodState, Problem};
 use crate::validate::{Defaults, validate};
 
@@ -33,14 +33,14 @@ fn fetching(replicas: i32) -> LlmDeployment {
     object
 }
 
-/// All as `observed` says, with `routers` of them ready.
-fn applied(object: &LlmDeployment, mut observed: Observed, routers: i32) -> Applied {
+/// The result of an apply to a cluster in the state `observed`, with `routers` ready routers.
+fn applied(object: &LlmDeployment, mut observed: ObservedState, routers: i32) -> ApplyResult {
     let defaults = Defaults::with_images("s", "r");
     let valid = validate(object, &observed, &defaults).unwrap();
-    let resources = desired(&valid, &observed);
+    let desired = desired(&valid, &observed, UpgradePermission::Granted);
     let mut objects = BTreeMap::new();
     let mut template = String::new();
-    for manifest in &resources.manifests {
+    for manifest in &desired.manifests {
         let mut live: DynamicObject = serde_json::from_value(manifest.body.clone()).unwrap();
         if manifest.name == "chat-router" && manifest.kind == Kind::Deployment {
             live.data["status"] = json!({"readyReplicas": routers});
@@ -51,17 +51,17 @@ fn applied(object: &LlmDeployment, mut observed: Observed, routers: i32) -> Appl
         }
         objects.insert((manifest.kind, manifest.name.clone()), Arc::new(live));
     }
-    for pod in observed.pods.iter_mut().filter(|pod| pod.template == "new") {
-        pod.template.clone_from(&template);
+    for pod in observed.pods.iter_mut().filter(|pod| pod.template_hash == "new") {
+        pod.template_hash.clone_from(&template);
     }
-    Applied { valid, resources, objects, observed, failures: Vec::new() }
+    ApplyResult { valid, desired, objects, observed, failures: Vec::new() }
 }
 
 fn replica(name: &str) -> PodState {
     PodState {
         name: name.to_owned(),
         component: "server".to_owned(),
-        template: "new".to_owned(),
+        template_hash: "new".to_owned(),
         containers_ready: true,
         is_ready: true,
         is_routable: Some(true),
@@ -69,11 +69,11 @@ fn replica(name: &str) -> PodState {
     }
 }
 
-fn seen(pods: &[PodState]) -> Observed {
-    Observed { pods: pods.to_vec(), ..Observed::default() }
+fn observed(pods: &[PodState]) -> ObservedState {
+    ObservedState { pods: pods.to_vec(), ..ObservedState::default() }
 }
 
-fn told(object: &LlmDeployment, observed: Observed, routers: i32) -> LlmDeploymentStatus {
+fn status_of(object: &LlmDeployment, observed: ObservedState, routers: i32) -> LlmDeploymentStatus {
     let before = LlmDeploymentStatus { phase: Phase::Ready, ..LlmDeploymentStatus::default() };
     status(object, Some(&before), &applied(object, observed, routers), Timestamp::UNIX_EPOCH)
 }
@@ -87,33 +87,33 @@ fn reason(status: &LlmDeploymentStatus, name: &str) -> String {
 fn ready_is_when_all_updated_replicas_are_routable_and_a_router_answers() {
     let object = object(2);
     let both = [replica("a"), replica("b")];
-    let status = told(&object, seen(&both), 1);
+    let status = status_of(&object, observed(&both), 1);
     assert_eq!((status.phase, status.ready.as_str()), (Phase::Ready, "2/2"));
     assert_eq!(reason(&status, "Ready"), "True Serving");
     assert_eq!(reason(&status, "Progressing"), "False Done");
 
     let waiting = PodState { is_routable: None, is_ready: false, ..replica("b") };
-    let status = told(&object, seen(&[replica("a"), waiting]), 1);
+    let status = status_of(&object, observed(&[replica("a"), waiting]), 1);
     assert_eq!(reason(&status, "Ready"), "False NotAdmitted");
     assert_eq!(status.phase, Phase::Updating);
 
-    let status = told(&object, seen(&both), 0);
+    let status = status_of(&object, observed(&both), 0);
     assert_eq!(reason(&status, "Ready"), "False RouterStarting");
 
-    // Two replicas of what was before are not what is wanted now.
-    let old = both.clone().map(|pod| PodState { template: "old".to_owned(), ..pod });
-    let status = told(&object, seen(&old), 1);
+    // Replicas of the former template do not count.
+    let old = both.clone().map(|pod| PodState { template_hash: "old".to_owned(), ..pod });
+    let status = status_of(&object, observed(&old), 1);
     assert_eq!(reason(&status, "Ready"), "False Replacing");
     assert_eq!((status.ready_replicas, status.updated_replicas, status.phase), (2, 0, Phase::Updating));
 }
 
-/// The Deployment stays as it is until the new model is there: what it runs is not what is wanted any more.
+/// The Deployment keeps its template until the new model is fetched, but its replicas count as outdated.
 #[test]
 fn replicas_of_a_former_model_are_not_ready_for_the_one_that_is_being_fetched() {
     let mut object = fetching(1);
     object.spec.model.cache = serde_json::from_value(json!({"mode": "shared", "size": "1Gi"})).unwrap();
-    let former = PodState { template: "former".to_owned(), ..replica("a") };
-    let mut applied = applied(&object, seen(&[former]), 1);
+    let former = PodState { template_hash: "former".to_owned(), ..replica("a") };
+    let mut applied = applied(&object, observed(&[former]), 1);
     let deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -130,14 +130,14 @@ fn replicas_of_a_former_model_are_not_ready_for_the_one_that_is_being_fetched() 
 }
 
 #[test]
-fn what_leaves_is_not_counted_but_shown() {
+fn replicas_that_are_deleted_are_counted_separately() {
     let leaving = PodState { is_terminating: true, ..replica("b") };
-    let status = told(&object(1), seen(&[replica("a"), leaving]), 1);
+    let status = status_of(&object(1), observed(&[replica("a"), leaving]), 1);
     assert_eq!((status.replicas, status.draining_replicas, status.phase), (1, 1, Phase::Ready));
 }
 
 #[test]
-fn a_problem_is_named_by_what_most_replicas_have() {
+fn the_most_frequent_problem_is_reported() {
     let with = |name: &str, reason: &str| PodState {
         containers_ready: false,
         is_ready: false,
@@ -146,26 +146,26 @@ fn a_problem_is_named_by_what_most_replicas_have() {
         ..replica(name)
     };
     let pods = [with("a", "Crashing"), with("b", "OOMKilled"), with("c", "OOMKilled")];
-    let status = told(&object(3), seen(&pods), 1);
+    let status = status_of(&object(3), observed(&pods), 1);
     assert_eq!(reason(&status, "Degraded"), "True OOMKilled");
     assert_eq!(reason(&status, "Ready"), "False OOMKilled");
     assert_eq!(status.phase, Phase::Degraded);
 }
 
 #[test]
-fn how_far_a_fetch_is_and_how_it_ended_is_told() {
+fn the_progress_and_the_result_of_a_fetch_are_reported() {
     let object = fetching(1);
     let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
-    let mut observed = seen(&[PodState { is_fetching: true, ..starting.clone() }]);
-    observed.pod_reports.progress =
-        Some(crate::fleet::Progress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
-    let status = told(&object, observed, 1);
+    let mut fetching_pod = observed(&[PodState { is_fetching: true, ..starting.clone() }]);
+    fetching_pod.pod_reports.progress =
+        Some(crate::fleet::FetchProgress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
+    let status = status_of(&object, fetching_pod, 1);
     assert_eq!(status.phase, Phase::Fetching);
     assert_eq!(status.cache.unwrap().progress.as_deref(), Some("512.0 MiB of 1.0 GiB"));
 
     let report = |reason: &str| FetchReport { reason: reason.to_owned(), ..FetchReport::default() };
     let failed = PodState { fetched: Some(report("DigestMismatch")), ..starting };
-    let status = told(&object, seen(&[failed]), 1);
+    let status = status_of(&object, observed(&[failed]), 1);
     assert_eq!(reason(&status, "ModelAvailable"), "False DigestMismatch");
     assert_eq!(reason(&status, "Degraded"), "True DigestMismatch");
 
@@ -174,7 +174,7 @@ fn how_far_a_fetch_is_and_how_it_ended_is_told() {
         fetched: Some(FetchReport { digest: digest.clone(), ..report("Fetched") }),
         ..replica("a")
     };
-    let status = told(&object, seen(&[whole]), 1);
+    let status = status_of(&object, observed(&[whole]), 1);
     assert_eq!(
         (status.model_digest.clone(), reason(&status, "ModelAvailable")),
         (digest, "True Fetched".to_owned())
@@ -182,39 +182,39 @@ fn how_far_a_fetch_is_and_how_it_ended_is_told() {
 }
 
 #[test]
-fn a_status_that_differs_in_time_only_says_the_same() {
+fn statuses_that_differ_only_in_times_are_the_same() {
     let object = object(1);
-    let applied = applied(&object, seen(&[replica("a")]), 1);
+    let applied = applied(&object, observed(&[replica("a")]), 1);
     let first = status(&object, None, &applied, Timestamp::UNIX_EPOCH);
     let later = Timestamp::from_second(1000).unwrap();
     let again = status(&object, Some(&first), &applied, later);
-    assert_eq!(first, again, "times are kept for what has not changed");
-    let anew = status(&object, None, &applied, later);
-    assert_ne!(first, anew);
-    assert!(says_the_same(&first, &anew));
+    assert_eq!(first, again, "unchanged conditions keep their times");
+    let fresh = status(&object, None, &applied, later);
+    assert_ne!(first, fresh);
+    assert!(is_same_except_times(&first, &fresh));
 }
 
 #[test]
-fn a_refused_resource_keeps_what_was_known_of_it() {
+fn an_invalid_resource_keeps_its_other_conditions() {
     let object = object(1);
-    let before = told(&object, seen(&[replica("a")]), 1);
-    let status = refused(&object, Some(&before), &Invalid::Source, Timestamp::UNIX_EPOCH);
+    let before = status_of(&object, observed(&[replica("a")]), 1);
+    let status = invalid_status(&object, Some(&before), &ValidationError::Source, Timestamp::UNIX_EPOCH);
     assert_eq!((status.phase, status.ready.as_str(), status.ready_replicas), (Phase::Refused, "1/1", 1));
     assert_eq!(reason(&status, "Accepted"), "False InvalidSource");
     assert_eq!(reason(&status, "ReplicasReady"), "True AllReady");
-    assert_eq!(status.conditions.len(), conditions::ALL.len());
+    assert_eq!(status.conditions.len(), types::ALL.len());
     let names: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
-    assert_eq!(names, conditions::ALL);
+    assert_eq!(names, types::ALL);
 }
 
 #[test]
-fn suspended_is_nothing_wanted_and_nothing_there() {
+fn a_resource_without_desired_and_present_replicas_is_suspended() {
     let mut object = object(2);
     object.spec.suspend = true;
-    let status = told(&object, Observed::default(), 0);
+    let status = status_of(&object, ObservedState::default(), 0);
     assert_eq!((status.phase, reason(&status, "Ready")), (Phase::Suspended, "True ScaledToZero".to_owned()));
     assert_eq!(reason(&status, "Available"), "False ScaledToZero");
-    assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+    assert_eq!(reason(&status, "Degraded"), "False AsExpected");
 }
 
 #[test]
@@ -230,22 +230,21 @@ fn a_fetch_that_has_finished_is_no_failure_while_its_job_is_not_complete() {
         fetched: Some(fetched),
         ..PodState::default()
     };
-    let status = told(&object, seen(&[pod(report("Fetched"))]), 1);
-    assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+    let status = status_of(&object, observed(&[pod(report("Fetched"))]), 1);
+    assert_eq!(reason(&status, "Degraded"), "False AsExpected");
     assert_eq!(status.cache.unwrap().state, CacheState::Fetching);
-    let status = told(&object, seen(&[pod(report("DiskFull"))]), 1);
+    let status = status_of(&object, observed(&[pod(report("DiskFull"))]), 1);
     assert_eq!(reason(&status, "Degraded"), "True DiskFull");
 }
 
 /// The name of the Job that fetches for `object`.
 fn job_of(object: &LlmDeployment) -> Option<String> {
-    let applied = applied(object, Observed::default(), 1);
-    crate::desired::fetch::job_name(&applied.valid, &applied.observed)
+    applied(object, ObservedState::default(), 1).desired.fetch_job
 }
 
-/// As the conditions of the Deployment of the replicas say.
+/// The status while the Deployment of the replicas has this condition.
 fn with_condition(object: &LlmDeployment, pods: &[PodState], condition: &Value) -> LlmDeploymentStatus {
-    let mut applied = applied(object, seen(pods), 1);
+    let mut applied = applied(object, observed(pods), 1);
     let key = (Kind::Deployment, "chat-server".to_owned());
     let mut deployment = DynamicObject::clone(&applied.objects[&key]);
     deployment.data["status"] = json!({"conditions": [condition]});
@@ -254,7 +253,7 @@ fn with_condition(object: &LlmDeployment, pods: &[PodState], condition: &Value) 
 }
 
 #[test]
-fn loading_a_model_for_long_is_no_lack_of_progress() {
+fn the_progress_deadline_excludes_fetching_and_loading() {
     let exceeded = || json!({"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"});
     let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
     let object = object(1);
@@ -263,7 +262,7 @@ fn loading_a_model_for_long_is_no_lack_of_progress() {
         PodState { is_fetching: true, ..starting.clone() },
     ] {
         let status = with_condition(&object, &[busy], &exceeded());
-        assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+        assert_eq!(reason(&status, "Degraded"), "False AsExpected");
         assert_eq!(reason(&status, "Progressing"), "True Starting");
     }
     let status = with_condition(&object, &[starting], &exceeded());
@@ -271,7 +270,7 @@ fn loading_a_model_for_long_is_no_lack_of_progress() {
 }
 
 #[test]
-fn pods_that_may_not_be_created_are_reported_with_the_reason() {
+fn pods_that_cannot_be_created_are_reported_with_the_reason() {
     let condition = json!({
         "type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
         "message": "pods \"chat-server-5d9f-x7k2p\" is forbidden: exceeded quota: compute",
@@ -287,7 +286,7 @@ fn pods_that_may_not_be_created_are_reported_with_the_reason() {
 }
 
 #[test]
-fn a_fetch_whose_pod_may_not_be_created_is_reported_with_the_reason() {
+fn a_fetch_whose_pod_cannot_be_created_is_reported_with_the_reason() {
     let mut object = fetching(1);
     object.spec.model.cache = serde_json::from_value(json!({"mode": "shared", "size": "1Gi"})).unwrap();
     let job = job_of(&object).unwrap();
@@ -300,28 +299,28 @@ fn a_fetch_whose_pod_may_not_be_created_is_reported_with_the_reason() {
         job: Some(job),
         ..PodState::default()
     };
-    let told = |pods: &[PodState], failures: &BTreeMap<String, Problem>| {
-        told(&object, Observed { job_failures: failures.clone(), ..seen(pods) }, 1)
+    let status_of = |pods: &[PodState], failures: &BTreeMap<String, Problem>| {
+        status_of(&object, ObservedState { job_failures: failures.clone(), ..observed(pods) }, 1)
     };
-    let status = told(&[], &failures);
+    let status = status_of(&[], &failures);
     assert_eq!(reason(&status, "ModelAvailable"), "False FailedCreate");
     assert_eq!(reason(&status, "Degraded"), "True FailedCreate");
     assert_eq!(status.phase, Phase::Degraded);
     // Once a pod exists, the failure is over.
-    let status = told(std::slice::from_ref(&pod), &failures);
+    let status = status_of(std::slice::from_ref(&pod), &failures);
     assert_eq!(reason(&status, "ModelAvailable"), "False Pending");
-    assert_eq!(reason(&status, "Degraded"), "False AsWanted");
+    assert_eq!(reason(&status, "Degraded"), "False AsExpected");
     // A pod that cannot start holds up the replicas as much as one that cannot be created.
     let stuck = PodState { problem: Some(Problem { reason: "FailedMount".to_owned(), ..problem }), ..pod };
-    let status = told(&[stuck], &BTreeMap::new());
+    let status = status_of(&[stuck], &BTreeMap::new());
     assert_eq!(reason(&status, "ModelAvailable"), "False FailedMount");
     assert_eq!(reason(&status, "Degraded"), "True FailedMount");
 }
 
 #[test]
-fn replicas_of_the_former_model_are_said_to_serve() {
-    let former = PodState { template: "former".to_owned(), ..replica("a") };
-    let status = told(&object(3), seen(&[former]), 1);
+fn replicas_of_the_former_model_are_reported_as_serving() {
+    let former = PodState { template_hash: "former".to_owned(), ..replica("a") };
+    let status = status_of(&object(3), observed(&[former]), 1);
     let condition = status.conditions.iter().find(|condition| condition.type_ == "ReplicasReady").unwrap();
     assert_eq!(
         condition.message,
@@ -331,15 +330,15 @@ fn replicas_of_the_former_model_are_said_to_serve() {
 }
 
 #[test]
-fn an_upgrade_is_rolling_until_its_pods_work() {
+fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     let object = object(1);
     let previous = |state| {
         let release = Some(ReleaseStatus { state, ..ReleaseStatus::default() });
         LlmDeploymentStatus { phase: Phase::Ready, release, ..LlmDeploymentStatus::default() }
     };
-    let state = |pods: &[PodState], before: UpgradeState, upgrade: Upgrade| {
-        let mut applied = applied(&object, seen(pods), 1);
-        applied.resources.upgrade = upgrade;
+    let state = |pods: &[PodState], before: UpgradeState, upgrade: UpgradeStep| {
+        let mut applied = applied(&object, observed(pods), 1);
+        applied.desired.upgrade = upgrade;
         let key = (Kind::Deployment, "chat-router".to_owned());
         let mut router = DynamicObject::clone(&applied.objects[&key]);
         router.metadata.generation = Some(3);
@@ -349,30 +348,30 @@ fn an_upgrade_is_rolling_until_its_pods_work() {
         let status = status(&object, Some(&previous(before)), &applied, Timestamp::UNIX_EPOCH);
         status.release.unwrap().state
     };
-    let old = [PodState { template: "old".to_owned(), ..replica("a") }];
+    let old = [PodState { template_hash: "old".to_owned(), ..replica("a") }];
     use UpgradeState::{Current, Rolling, Waiting};
-    assert_eq!(state(&old, Current, Upgrade::Waits(Permission::AwaitsTurn)), Waiting);
-    assert_eq!(state(&old, Waiting, Upgrade::Begins), Rolling);
-    assert_eq!(state(&old, Rolling, Upgrade::None), Rolling);
-    assert_eq!(state(&[replica("a")], Rolling, Upgrade::None), Current);
-    assert_eq!(state(&old, Current, Upgrade::None), Current, "a change by the user is no upgrade");
+    assert_eq!(state(&old, Current, UpgradeStep::Wait(UpgradePermission::AwaitsSlot)), Waiting);
+    assert_eq!(state(&old, Waiting, UpgradeStep::Start), Rolling);
+    assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
+    assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
+    assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
 }
 
-/// Whatever pods there are: a status keeps its promises, and the next one says the same.
+/// Checks the invariants of the status for random pods, and that computing it again gives the same status.
 #[test]
-fn no_state_of_pods_breaks_a_promise() {
+fn invariants_hold_for_random_states_of_pods() {
     use rand::{RngExt as _, SeedableRng as _};
     let seed = 7;
     let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
     for round in 0..2000 {
-        let wanted = rng.random_range(0..4);
-        let object = if rng.random() { object(wanted) } else { fetching(wanted) };
+        let desired_replicas = rng.random_range(0..4);
+        let object = if rng.random() { object(desired_replicas) } else { fetching(desired_replicas) };
         let pods: Vec<PodState> = (0..rng.random_range(0..5))
             .map(|number| {
                 let is_routable = rng.random::<bool>().then(|| rng.random());
                 let containers_ready = rng.random();
                 PodState {
-                    template: if rng.random() { "new" } else { "old" }.to_owned(),
+                    template_hash: if rng.random() { "new" } else { "old" }.to_owned(),
                     is_terminating: rng.random_bool(0.2),
                     is_finished: rng.random_bool(0.1),
                     containers_ready,
@@ -384,22 +383,25 @@ fn no_state_of_pods_breaks_a_promise() {
             })
             .collect();
         let routers = rng.random_range(0..2);
-        let applied = applied(&object, seen(&pods), routers);
+        let applied = applied(&object, observed(&pods), routers);
         let first = status(&object, None, &applied, Timestamp::UNIX_EPOCH);
         let again = status(&object, Some(&first), &applied, Timestamp::from_second(9).unwrap());
         assert_eq!(first, again, "seed {seed}, round {round}");
         assert!(first.routable_replicas <= first.replicas, "seed {seed}, round {round}");
         let is_ready = reason(&first, "Ready").starts_with("True");
-        let updated =
-            applied.observed.pods.iter().filter(|pod| {
-                pod.is_ready && !pod.is_terminating && !pod.is_finished && pod.template != "old"
-            });
+        let updated = applied.observed.pods.iter().filter(|pod| {
+            pod.is_ready && !pod.is_terminating && !pod.is_finished && pod.template_hash != "old"
+        });
         assert_eq!(
             is_ready,
-            if wanted == 0 { first.replicas == 0 } else { routers > 0 && updated.count() >= wanted as usize },
+            if desired_replicas == 0 {
+                first.replicas == 0
+            } else {
+                routers > 0 && updated.count() >= desired_replicas as usize
+            },
             "seed {seed}, round {round}"
         );
-        assert_eq!(first.conditions.len(), conditions::ALL.len());
+        assert_eq!(first.conditions.len(), types::ALL.len());
         let problem = first.conditions.iter().find(|condition| condition.reason.is_empty());
         assert_eq!(problem.map(|condition| &condition.type_), None);
         let value: Value = serde_json::to_value(&first).unwrap();

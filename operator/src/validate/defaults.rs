@@ -1,44 +1,41 @@
-//! What is used where a resource does not say: it comes from the command line and from the platform.
+//! The defaults for fields that a resource omits. They come from the command line and from the platform.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// What is used where a resource does not say.
+/// The defaults for fields that a resource omits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defaults {
-    /// The server's image.
+    /// The image of the server.
     pub server_image: String,
-    /// The router's image.
+    /// The image of the router.
     pub router_image: String,
-    /// When images are pulled, in Kubernetes' words; what Kubernetes does by itself without.
+    /// The pull policy of images; `None` for the default of Kubernetes.
     pub image_pull_policy: Option<String>,
-    /// The address that pods listen on: any address of the cluster's IP family.
-    pub listen: IpAddr,
-    /// Who decides which user pods run as where a resource does not say.
+    /// The address that pods listen on: the unspecified address of the cluster's IP family.
+    pub host: IpAddr,
+    /// The origin of the user that pods run as.
     pub pod_user: PodUser,
 }
 
 impl Defaults {
-    /// These images, and otherwise what suits a cluster of IPv4 without users of its own.
+    /// Creates defaults with these images for an IPv4 cluster that does not assign users.
     #[must_use]
     pub fn with_images(server_image: &str, router_image: &str) -> Self {
         Self {
             server_image: server_image.to_owned(),
             router_image: router_image.to_owned(),
             image_pull_policy: None,
-            listen: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            host: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             pod_user: PodUser::Fixed,
         }
     }
 }
 
-/// Who decides which user pods run as.
+/// The origin of the user that pods run as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodUser {
-    /// The operator: always the same one.
+    /// The operator sets a fixed user.
     Fixed,
-    /// The platform: OpenShift assigns a range of users to each namespace and rejects others.
+    /// The platform assigns the user: OpenShift has a range of users for each namespace and rejects others.
     Platform,
 }
-
-/// The user that pods run as where neither the resource nor the platform decides.
-pub(super) const POD_USER: i64 = 65532;

@@ -1,26 +1,25 @@
-//! Digests of what the user has written: whether a resource asks for other pods than before, whatever the operator makes of
-//! it. Pure.
+//! Digests of the user's settings. They change if and only if the user requests other pods, independently of how the
+//! operator renders them. Pure.
 
 use operator_api::{KeyIsolation, LlmDeploymentSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Inputs;
-use crate::desired::pod::json_of;
-use crate::manifest::digest;
+use crate::manifest::{digest, to_json};
+use crate::valid_deployment::InputDigests;
 
-/// The digests of `spec`.
+/// Returns the digests of `spec`.
 #[must_use]
-pub(super) fn inputs(spec: &LlmDeploymentSpec) -> Inputs {
+pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     let mut shared = json!({
         "drain": settings(&spec.drain),
         "runAsUser": spec.security.run_as_user,
         "imagePullSecrets": spec.security.image_pull_secrets,
         "logLevel": spec.observability.log_level,
     });
-    // Fields that a former schema did not have are part of a digest only where they are set.
+    // A field that a former schema did not have is part of a digest only if it is set.
     if let Some(reference) = &spec.security.replica_token_secret_ref {
-        shared["replicaToken"] = json_of(reference);
+        shared["replicaToken"] = to_json(reference);
     }
     let server = json!({
         "shared": shared,
@@ -42,17 +41,17 @@ pub(super) fn inputs(spec: &LlmDeploymentSpec) -> Inputs {
         "accessLog": spec.observability.access_log,
         "tracing": spec.observability.tracing,
     });
-    // Routers that do not know the option could not start with it, so setting it includes the upgrade.
+    // Routers of a former release cannot start with this option, so setting it includes the upgrade.
     if router.key_isolation != KeyIsolation::default() {
         router_inputs["keyIsolation"] = json!(router.key_isolation.name());
     }
-    Inputs { server: digest(&server), router: digest(&router_inputs) }
+    InputDigests { server: digest(&server), router: digest(&router_inputs) }
 }
 
-/// `value` without what it has in common with its default.
+/// Returns `value` without the members that have their default value.
 fn settings<T: Serialize + Default>(value: &T) -> Value {
-    let mut settings = json_of(value);
-    remove_defaults(&mut settings, &json_of(&T::default()));
+    let mut settings = to_json(value);
+    remove_defaults(&mut settings, &to_json(&T::default()));
     settings
 }
 
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_its_default_value_is_no_setting() {
+    fn members_with_their_default_value_are_removed() {
         let mut engine =
             json!({"maxNumSeqs": 8, "kvCache": {"prefixCaching": true, "size": "1Gi"}, "device": "CPU"});
         remove_defaults(
@@ -88,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn the_digests_change_with_what_pods_are_made_from_only() {
-        let before = inputs(&spec(&json!({})));
+    fn the_digests_change_only_with_fields_that_pods_are_rendered_from() {
+        let before = input_digests(&spec(&json!({})));
         for same in [
             json!({"replicas": 7}),
             json!({"engine": {"device": "CPU"}}),
@@ -98,15 +97,15 @@ mod tests {
             json!({"rollout": {"maxSurge": 2}}),
             json!({"upgradePolicy": "Manual"}),
         ] {
-            assert_eq!(inputs(&spec(&same)), before, "{same}");
+            assert_eq!(input_digests(&spec(&same)), before, "{same}");
         }
-        let server = inputs(&spec(&json!({"engine": {"maxNumSeqs": 7}})));
+        let server = input_digests(&spec(&json!({"engine": {"maxNumSeqs": 7}})));
         assert_eq!((server.server == before.server, server.router == before.router), (false, true));
-        let router = inputs(&spec(&json!({"router": {"image": "other"}})));
+        let router = input_digests(&spec(&json!({"router": {"image": "other"}})));
         assert_eq!((router.server == before.server, router.router == before.router), (true, false));
-        let keys = inputs(&spec(&json!({"router": {"keyIsolation": "name"}})));
+        let keys = input_digests(&spec(&json!({"router": {"keyIsolation": "name"}})));
         assert_eq!((keys.server == before.server, keys.router == before.router), (true, false));
-        let token = inputs(&spec(&json!({"security": {"replicaTokenSecretRef": {"name": "mine"}}})));
+        let token = input_digests(&spec(&json!({"security": {"replicaTokenSecretRef": {"name": "mine"}}})));
         assert_eq!((token.server == before.server, token.router == before.router), (false, false));
     }
 }

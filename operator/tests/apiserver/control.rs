@@ -1,4 +1,4 @@
-//! What the operator makes of resources, and of what others do to what it has made.
+//! Tests of the lifecycle of resources, and of the repair of objects that others change.
 
 use k8s_openapi::api::core::v1::{Event, Service};
 use kube::ResourceExt;
@@ -15,7 +15,7 @@ fn merge(mut spec: Value, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_resource_becomes_ready_changes_and_leaves_nothing() {
+async fn a_resource_becomes_ready_can_change_and_is_deleted_completely() {
     let mut stage = Stage::new("life").await;
     stage.apply("chat", merge(smallest(), json!({"replicas": 2}))).await.unwrap();
     let object = stage.until("chat", "Ready=True").await;
@@ -23,14 +23,14 @@ async fn a_resource_becomes_ready_changes_and_leaves_nothing() {
     assert_eq!((status.phase, status.ready.as_str(), status.routable_replicas), (Phase::Ready, "2/2", 2));
     assert!(stage.owned().await.len() >= 12, "{:?}", stage.owned().await);
 
-    // By the subresource, as `kubectl scale` and autoscalers do.
+    // `kubectl scale` and autoscalers use the subresource.
     let scale = json!({"spec": {"replicas": 3}});
     let parameters = PatchParams::default();
     stage.resources().patch_scale("chat", &parameters, &Patch::Merge(&scale)).await.unwrap();
     let object = stage.until("chat", "Ready=True").await;
     assert_eq!(object.status.unwrap().ready, "3/3");
 
-    // Another command line is another template.
+    // A changed command line changes the pod template.
     let spec = merge(smallest(), json!({"replicas": 2, "engine": {"maxNumSeqs": 8}}));
     stage.apply("chat", spec).await.unwrap();
     let object = stage.until("chat", "Ready=True").await;
@@ -44,13 +44,13 @@ async fn a_resource_becomes_ready_changes_and_leaves_nothing() {
     eventually(suspended).await.expect("it is suspended");
 
     let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);
-    let told = async || {
+    let is_published = async || {
         let list = events.list(&ListParams::default()).await.unwrap();
         let mut of =
             list.items.iter().filter(|event| event.involved_object.kind.as_deref() == Some("LLMDeployment"));
         of.any(|event| event.reason.as_deref() == Some("Serving")).then_some(())
     };
-    eventually(told).await.expect("an event tells that it is ready");
+    eventually(is_published).await.expect("an event reports that it is ready");
 
     stage.resources().delete("chat", &DeleteParams::default()).await.unwrap();
     eventually(async || stage.owned().await.is_empty().then_some(())).await.expect("nothing is left");
@@ -58,12 +58,12 @@ async fn a_resource_becomes_ready_changes_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
+async fn changed_fields_are_repaired_and_added_fields_are_kept() {
     let stage = Stage::new("drift").await;
     stage.apply("chat", smallest()).await.unwrap();
     stage.until("chat", "Ready=True").await;
     let parameters = PatchParams::default();
-    let written = stage.metrics.calls("apply_status", "LLMDeployment");
+    let written = stage.metrics.api_calls("apply_status", "LLMDeployment");
 
     for kind in Kind::BUILT_IN {
         let api = stage.objects(kind);
@@ -77,7 +77,7 @@ async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
             .map(ResourceExt::name_any)
             .collect();
         for name in names {
-            // A label that is ours is put back, one that is theirs stays.
+            // The operator restores its own label and keeps the other one.
             let label =
                 json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "me", "mine": "too"}}});
             api.patch(&name, &parameters, &Patch::Merge(&label)).await.unwrap();
@@ -94,10 +94,10 @@ async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
             let uid = api.get(&name).await.unwrap().uid();
             api.delete(&name, &DeleteParams::default()).await.unwrap();
             let again = async || (api.get_opt(&name).await.unwrap()?.uid() != uid).then_some(());
-            eventually(again).await.unwrap_or_else(|| panic!("{} {name} is not made again", kind.name()));
+            eventually(again).await.unwrap_or_else(|| panic!("{} {name} is not created again", kind.name()));
         }
     }
-    for (kind, name, change, pointer, wanted) in [
+    for (kind, name, change, pointer, expected) in [
         (Kind::Deployment, "chat-server", json!({"spec": {"replicas": 9}}), "/spec/replicas", json!(1)),
         (
             Kind::ConfigMap,
@@ -127,7 +127,7 @@ async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
         let repaired = async || {
             last = api.get(name).await.ok()?.data.pointer(pointer)?.clone();
             let is_back =
-                last == wanted || last.as_str().zip(wanted.as_str()).is_some_and(|(a, b)| a.contains(b));
+                last == expected || last.as_str().zip(expected.as_str()).is_some_and(|(a, b)| a.contains(b));
             is_back.then_some(())
         };
         eventually(repaired)
@@ -135,8 +135,8 @@ async fn what_others_change_is_repaired_and_what_they_add_is_theirs() {
             .unwrap_or_else(|| panic!("{} {name} is not repaired: {last}", kind.name()));
     }
     stage.until("chat", "Ready=True").await;
-    // Replicas came and went with the number of the Deployment, and that is all that was to be told.
-    let more = stage.metrics.calls("apply_status", "LLMDeployment") - written;
+    // Only the changing number of replicas changes the status.
+    let more = stage.metrics.api_calls("apply_status", "LLMDeployment") - written;
     assert!(more < 60, "{more} writes of the status");
 }
 
@@ -149,20 +149,20 @@ async fn a_replica_is_ready_once_a_router_admits_it_and_stays_so() {
         let status = stage.resources().get("chat").await.unwrap().status?;
         status.conditions.iter().any(|known| known.reason == "NotAdmitted").then_some(status)
     };
-    let status = eventually(seen).await.expect("it waits for a router's word");
+    let status = eventually(seen).await.expect("the replica waits for admission");
     assert_eq!((status.ready_replicas, status.routable_replicas), (0, 0));
     stage.kubelet.routers().close(false);
     stage.until("chat", "Ready=True").await;
-    // Routers that forget a replica do not take it back, and nobody asks them any more.
+    // The gate stays set when the routers no longer admit the replica, and the operator no longer connects to them.
     stage.kubelet.routers().close(true);
-    let asked = stage.kubelet.routers().asked();
+    let connections = stage.kubelet.routers().connections();
     let label = json!({"metadata": {"annotations": {"touched": "yes"}}});
     let api = stage.resources();
     api.patch("chat", &PatchParams::default(), &Patch::Merge(&label)).await.unwrap();
     stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
     stage.until("other", "ReplicasReady=True").await;
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
-    assert_eq!((status.routable_replicas, stage.kubelet.routers().asked()), (1, asked));
+    assert_eq!((status.routable_replicas, stage.kubelet.routers().connections()), (1, connections));
 }
 
 #[tokio::test]
@@ -173,35 +173,38 @@ async fn nothing_is_written_when_nothing_has_changed() {
     let all = || {
         let mut calls = Vec::new();
         for kind in Kind::BUILT_IN {
-            calls.push(stage.metrics.calls("apply", kind.name()));
+            calls.push(stage.metrics.api_calls("apply", kind.name()));
         }
-        calls.push(stage.metrics.calls("apply_status", "LLMDeployment"));
+        calls.push(stage.metrics.api_calls("apply_status", "LLMDeployment"));
         calls
     };
     let before = all();
     let version = stage.resources().get("chat").await.unwrap().resource_version();
     let deployments = stage.objects(Kind::Deployment);
     for number in 0..10 {
-        // A reason to look, and nothing to do.
+        // This triggers a reconcile that changes nothing.
         let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
         deployments.patch("chat-router", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
     }
-    // Changes are looked at in their order, so when this one was, those were.
+    // Changes are reconciled in order, so the former changes are reconciled when this one is.
     stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
     stage.until("other", "ReplicasReady=True").await;
     assert_eq!(stage.resources().get("chat").await.unwrap().resource_version(), version);
     let after = all();
-    let made = stage.owned().await.iter().filter(|name| name.contains(" other")).count() as u64;
+    let created = stage.owned().await.iter().filter(|name| name.contains(" other")).count() as u64;
     let more: u64 =
         after.iter().zip(&before).take(Kind::BUILT_IN.len()).map(|(after, before)| after - before).sum();
-    assert_eq!(more, made, "one call for each object of the other resource and none for those of the first");
+    assert_eq!(
+        more, created,
+        "one call for each object of the other resource, and none for the first resource"
+    );
 }
 
 #[tokio::test]
-async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
+async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
     let stage = Stage::new("fetch").await;
     let spec = |url: &str| json!({"model": {"source": {"http": {"url": url}}, "cache": {"mode": "shared", "size": "1Gi"}}});
-    stage.kubelet.fetches_end(10, json!({"reason": "NotFound", "message": "it is not there"}));
+    stage.kubelet.set_fetch_result(10, json!({"reason": "NotFound", "message": "it is not there"}));
     stage.apply("chat", spec("http://host/gone.gguf")).await.unwrap();
     let object = stage.until("chat", "Degraded=True").await;
     let failed = async || {
@@ -211,30 +214,35 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
     };
     assert_eq!(eventually(failed).await.as_deref(), Some("it is not there"), "{:#?}", object.status);
     assert!(stage.objects(Kind::Deployment).get_opt("chat-server").await.unwrap().is_none());
-    // Each in its own words, whether its Job gives up or will try again, and another source begins anew.
+    // Each failure is reported with its reason, whether or not the Job retries, and another source starts a new fetch.
     for (code, reason) in
         [(11, "DigestMismatch"), (20, "DiskFull"), (12, "Unauthorized"), (21, "SourceTooSlow")]
     {
-        stage.kubelet.fetches_end(code, json!({"reason": reason, "message": format!("that is {reason}")}));
+        stage
+            .kubelet
+            .set_fetch_result(code, json!({"reason": reason, "message": format!("that is {reason}")}));
         stage.apply("chat", spec(&format!("http://host/{reason}.gguf"))).await.unwrap();
-        let told = async || {
+        let reported = async || {
             let status = stage.resources().get("chat").await.unwrap().status?;
             let condition = |name: &str| status.conditions.iter().find(|known| known.type_ == name);
             let (model, degraded) = (condition("ModelAvailable")?, condition("Degraded")?);
-            let is_told = model.reason == reason && degraded.status == "True" && degraded.reason == reason;
-            is_told.then(|| model.message.clone())
+            let is_reported =
+                model.reason == reason && degraded.status == "True" && degraded.reason == reason;
+            is_reported.then(|| model.message.clone())
         };
-        assert_eq!(eventually(told).await, Some(format!("that is {reason}")));
+        assert_eq!(eventually(reported).await, Some(format!("that is {reason}")));
     }
 
     let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
-    stage.kubelet.fetches_end(0, report);
+    stage.kubelet.set_fetch_result(0, report);
     stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert_eq!(status.model_digest.as_deref(), Some("sha256:1"));
     assert_eq!(status.cache.unwrap().state, CacheState::Ready);
-    // While the next source is fetched, replicas of this one can be scaled.
-    stage.kubelet.fetches_end(20, json!({"reason": "SourceUnreachable", "message": "it does not answer"}));
+    // While the next source is being fetched, the replicas of this one can be scaled.
+    stage
+        .kubelet
+        .set_fetch_result(20, json!({"reason": "SourceUnreachable", "message": "it does not answer"}));
     stage.apply("chat", merge(spec("http://host/next.gguf"), json!({"replicas": 3}))).await.unwrap();
     let scaled = async || {
         let server = stage.objects(Kind::Deployment).get("chat-server").await.ok()?;
@@ -242,9 +250,9 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
     };
     eventually(scaled).await.expect("the replicas of the former model are scaled");
     let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
-    stage.kubelet.fetches_end(0, report);
+    stage.kubelet.set_fetch_result(0, report);
     stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();
-    // Its replicas are ready all the while, so that alone does not say that the fetch is complete and recorded.
+    // The replicas stay ready meanwhile, so readiness does not show that the fetch is complete and recorded.
     let recorded = async || {
         let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
         let is_recorded = jobs.len() == 1 && jobs[0].annotations().contains_key("ovfleet.dev/fetched");
@@ -252,11 +260,11 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
         (is_recorded && status.model_digest.is_some()).then_some(())
     };
     eventually(recorded).await.expect("the fetch is recorded");
-    // The Job of the former source has gone, and its pods with it.
+    // The Job of the former source is deleted with its pods.
     let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
     assert_eq!(jobs.len(), 1);
 
-    // What the Job has found is known without its pod.
+    // The report of the Job outlives its pod.
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let fetch = ListParams::default().labels("app.kubernetes.io/component=fetch");
     pods.delete_collection(&DeleteParams::default(), &fetch).await.unwrap();
@@ -267,13 +275,13 @@ async fn a_shared_model_is_fetched_first_and_what_goes_wrong_is_told() {
 }
 
 #[tokio::test]
-async fn a_quota_that_keeps_a_model_from_being_fetched_is_named() {
+async fn a_quota_that_prevents_a_fetch_is_reported() {
     let stage = Stage::new("quota").await;
     let quotas: Api<k8s_openapi::api::core::v1::ResourceQuota> =
         Api::namespaced(stage.client.clone(), &stage.namespace);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
-    stage.kubelet.fetches_end(0, json!({"reason": "Fetched", "bytes": 5, "bytes_total": 5}));
+    stage.kubelet.set_fetch_result(0, json!({"reason": "Fetched", "bytes": 5, "bytes_total": 5}));
     let spec = json!({"model": {"source": {"http": {"url": "http://host/model.gguf"}}, "cache": {"mode": "shared", "size": "1Gi"}}});
     stage.apply("chat", spec).await.unwrap();
     let named = async || {
@@ -292,7 +300,7 @@ async fn a_quota_that_keeps_a_model_from_being_fetched_is_named() {
 }
 
 #[tokio::test]
-async fn mistakes_become_conditions_and_go_with_them() {
+async fn mistakes_become_conditions_until_they_are_fixed() {
     let stage = Stage::new("mistakes").await;
     let overlay = |field: &str| merge(smallest(), json!({"podTemplate": {"spec": {field: "yes"}}}));
     stage.apply("chat", overlay("hostNetwrk")).await.unwrap();
@@ -303,10 +311,10 @@ async fn mistakes_become_conditions_and_go_with_them() {
     stage.apply("chat", smallest()).await.unwrap();
     stage.until("chat", "Ready=True").await;
 
-    // A name that is somebody else's is left to them.
+    // An object of another owner with the same name is not changed.
     let services: Api<Service> = Api::namespaced(stage.client.clone(), &stage.namespace);
-    let theirs = json!({"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}]}});
-    services.create(&PostParams::default(), &serde_json::from_value(theirs).unwrap()).await.unwrap();
+    let other = json!({"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}]}});
+    services.create(&PostParams::default(), &serde_json::from_value(other).unwrap()).await.unwrap();
     stage.apply("taken", smallest()).await.unwrap();
     let status = stage.until("taken", "Accepted=False").await.status.unwrap();
     assert!(status.conditions[0].message.contains("does not belong"), "{:?}", status.conditions[0]);

@@ -1,4 +1,4 @@
-//! What a kubelet would say of pods, and what routers would say of replicas.
+//! Simulates a kubelet, which writes the status of pods, and the routers, which report their replicas.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,13 +10,14 @@ use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
-use operator::fleet::{PodClient, Progress, ReportedReplica, RouterReport};
+use operator::fleet::{FetchProgress, PodClient, ReportedReplica, RouterReport};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// The interval at which statuses and reports are updated.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Routers: who asks them gets the replicas that they have admitted.
+/// Routers that report the replicas that they have admitted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routers(Arc<Mutex<Admission>>);
 
@@ -24,9 +25,9 @@ pub(crate) struct Routers(Arc<Mutex<Admission>>);
 struct Admission {
     /// Namespaces and names of pods.
     admitted: BTreeSet<(String, String)>,
-    /// Whether they admit nobody.
+    /// Whether the routers admit no replica.
     is_closed: bool,
-    asked: u64,
+    connections: u64,
 }
 
 impl Routers {
@@ -34,7 +35,7 @@ impl Routers {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// From now on they admit nobody, or all.
+    /// Sets whether the routers admit no replica.
     pub(crate) fn close(&self, is_closed: bool) {
         self.with(|admission| admission.is_closed = is_closed);
     }
@@ -52,16 +53,16 @@ impl Routers {
         })
     }
 
-    /// How many times somebody has connected.
-    pub(crate) fn asked(&self) -> u64 {
-        self.with(|admission| admission.asked)
+    /// Returns the number of connections to the routers.
+    pub(crate) fn connections(&self) -> u64 {
+        self.with(|admission| admission.connections)
     }
 }
 
 impl PodClient for Routers {
     fn watch_replicas<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>> {
         let routers = self.clone();
-        self.with(|admission| admission.asked += 1);
+        self.with(|admission| admission.connections += 1);
         let reports = stream::unfold(None, move |last| {
             let routers = routers.clone();
             async move {
@@ -70,22 +71,22 @@ impl PodClient for Routers {
                     if last.as_ref() != Some(&report) {
                         return Some((report.clone(), Some(report)));
                     }
-                    tokio::time::sleep(LOOK_INTERVAL).await;
+                    tokio::time::sleep(UPDATE_INTERVAL).await;
                 }
             }
         });
         Box::pin(async move { Some(reports.boxed()) })
     }
 
-    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<Progress>> {
+    fn progress<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Option<FetchProgress>> {
         Box::pin(async { None })
     }
 }
 
-/// Says of all pods of a namespace that they run, until it is dropped.
+/// Sets the status of all pods of a namespace to running, until it is dropped.
 pub(crate) struct Kubelet {
     routers: Routers,
-    /// What fetching Jobs end with.
+    /// The result of the containers that fetch models.
     outcome: Arc<Mutex<Option<Value>>>,
     _task: JoinSet<()>,
 }
@@ -96,17 +97,17 @@ impl Kubelet {
         let routers = Routers::default();
         let outcome = Arc::new(Mutex::new(None));
         let mut task = JoinSet::new();
-        let (told, fetch) = (routers.clone(), outcome.clone());
+        let (admitting, fetch) = (routers.clone(), outcome.clone());
         task.spawn(async move {
             loop {
-                // The API server may be busy: then it is later.
+                // If the API server is busy, the next attempt follows.
                 if let Ok(list) = pods.list(&ListParams::default()).await {
                     for pod in list.items {
                         let outcome = fetch.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                        let _ = look(&pods, &pod, &told, outcome).await;
+                        let _ = update_status(&pods, &pod, &admitting, outcome).await;
                     }
                 }
-                tokio::time::sleep(LOOK_INTERVAL).await;
+                tokio::time::sleep(UPDATE_INTERVAL).await;
             }
         });
         Self { routers, outcome, _task: task }
@@ -116,14 +117,19 @@ impl Kubelet {
         self.routers.clone()
     }
 
-    /// From now on, what fetches ends so: the exit code, and the report.
-    pub(crate) fn fetches_end(&self, code: i32, report: Value) {
+    /// Sets the exit code and the report of the containers that fetch models.
+    pub(crate) fn set_fetch_result(&self, code: i32, report: Value) {
         let ended = json!({"exitCode": code, "message": report.to_string()});
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     }
 }
 
-async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Value>) -> kube::Result<()> {
+async fn update_status(
+    pods: &Api<Pod>,
+    pod: &Pod,
+    routers: &Routers,
+    fetched: Option<Value>,
+) -> kube::Result<()> {
     let name = pod.name_any();
     let key = (pod.namespace().unwrap_or_default(), name.clone());
     let component = pod.labels().get("app.kubernetes.io/component").cloned().unwrap_or_default();
@@ -142,7 +148,7 @@ async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Val
             let is_good = ended["exitCode"] == 0;
             json!({
                 "phase": if is_good { "Succeeded" } else { "Failed" },
-                "containerStatuses": [container("fetch", json!({"terminated": ended}), Ready::No)],
+                "containerStatuses": [container("fetch", json!({"terminated": ended}), Readiness::No)],
             })
         }
         (component, _) => {
@@ -167,7 +173,7 @@ async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Val
                     condition("ContainersReady", true),
                     condition("Ready", is_ready),
                 ],
-                "containerStatuses": [container(component, json!({"running": {}}), Ready::Yes)],
+                "containerStatuses": [container(component, json!({"running": {}}), Readiness::Yes)],
             })
         }
     };
@@ -176,14 +182,14 @@ async fn look(pods: &Api<Pod>, pod: &Pod, routers: &Routers, fetched: Option<Val
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Ready {
+enum Readiness {
     Yes,
     No,
 }
 
-fn container(name: &str, state: Value, ready: Ready) -> Value {
+fn container(name: &str, state: Value, ready: Readiness) -> Value {
     json!({
-        "name": name, "image": "image", "imageID": "", "restartCount": 0, "ready": ready == Ready::Yes,
+        "name": name, "image": "image", "imageID": "", "restartCount": 0, "ready": ready == Readiness::Yes,
         "started": true, "state": state, "lastState": {},
     })
 }

@@ -1,4 +1,4 @@
-//! Two operators, one of which acts.
+//! Tests of leader election between two operators.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::Api;
@@ -9,12 +9,12 @@ use tokio::task::JoinSet;
 use crate::kubelet::Kubelet;
 use crate::support::{cluster, eventually, operator, smallest};
 
-fn leads(metrics: &Metrics) -> bool {
+fn is_leader(metrics: &Metrics) -> bool {
     metrics.scrape().lines().any(|line| line == "ovfleet_operator_leader 1")
 }
 
 #[tokio::test]
-async fn one_of_two_acts_and_the_other_takes_over() {
+async fn one_of_two_operators_is_the_leader_and_the_other_takes_over() {
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "leaders").await.unwrap();
     let kubelet = Kubelet::start(&client, &namespace);
@@ -24,7 +24,8 @@ async fn one_of_two_acts_and_the_other_takes_over() {
         let identity = format!("operator-{number}");
         tasks.spawn(operator(&namespace, Some(&identity), &metrics[number], kubelet.routers()).await);
     }
-    let first = eventually(async || metrics.iter().position(leads)).await.expect("one acts");
+    let first =
+        eventually(async || metrics.iter().position(is_leader)).await.expect("one becomes the leader");
     let second = 1 - first;
     let resources: Api<operator_api::LlmDeployment> = Api::namespaced(client.clone(), &namespace);
     let create = async |name: &str| {
@@ -43,24 +44,26 @@ async fn one_of_two_acts_and_the_other_takes_over() {
         eventually(ready).await.expect("it becomes ready");
     };
     create("one").await;
-    assert!(!leads(&metrics[second]));
-    assert_eq!(metrics[second].calls("apply", "Deployment"), 0, "the other one keeps still");
+    assert!(!is_leader(&metrics[second]));
+    assert_eq!(metrics[second].api_calls("apply", "Deployment"), 0, "the other one applies nothing");
 
-    // Without a word, as by kill -9.
+    // The leader stops without releasing the Lease, as with kill -9.
     operators[first].shutdown().await;
-    eventually(async || leads(&metrics[second]).then_some(())).await.expect("the other one takes over");
+    eventually(async || is_leader(&metrics[second]).then_some(()))
+        .await
+        .expect("the other one becomes the leader");
     let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
     let holder = leases.get("operator").await.unwrap().spec.unwrap().holder_identity;
     assert_eq!(holder, Some(format!("operator-{second}")));
     create("two").await;
 
-    // Somebody takes the Lease away: who had it stops by itself.
+    // Another holder acquires the Lease, so the former leader stops.
     let mut lease = leases.get("operator").await.unwrap();
-    lease.spec.as_mut().unwrap().holder_identity = Some("somebody".to_owned());
+    lease.spec.as_mut().unwrap().holder_identity = Some("another".to_owned());
     while leases.replace("operator", &Default::default(), &lease).await.is_err() {
         lease = leases.get("operator").await.unwrap();
-        lease.spec.as_mut().unwrap().holder_identity = Some("somebody".to_owned());
+        lease.spec.as_mut().unwrap().holder_identity = Some("another".to_owned());
     }
     let ended = operators[second].join_next().await.expect("it runs").expect("it does not panic");
-    assert!(ended.unwrap_err().to_string().contains("somebody else has taken the lease"));
+    assert!(ended.unwrap_err().to_string().contains("another operator has acquired the lease"));
 }

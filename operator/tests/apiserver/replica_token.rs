@@ -1,4 +1,4 @@
-//! The Secret with the replica token, made by an operator that can create Secrets and do nothing else with them.
+//! Tests of the Secret with the replica token, which an operator creates that has no other rights for Secrets.
 
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use kube::ResourceExt as _;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{OPERATOR, Stage, cluster, eventually, operator, smallest};
 
-/// The Secrets that some LLMDeployment owns.
+/// Returns the Secrets that an LLMDeployment owns.
 async fn owned(secrets: &Api<Secret>) -> Vec<Secret> {
     let list = secrets.list(&ListParams::default()).await.unwrap();
     let is_owned =
@@ -27,7 +27,7 @@ fn with_replicas(replicas: u32) -> Value {
     spec
 }
 
-/// The pod templates of replicas and routers.
+/// Returns the pod templates of the replicas and of the routers.
 async fn templates(stage: &Stage) -> [Value; 2] {
     let deployments = stage.objects(Kind::Deployment);
     let template = async |name| deployments.get(name).await.unwrap().data["spec"]["template"].clone();
@@ -35,7 +35,7 @@ async fn templates(stage: &Stage) -> [Value; 2] {
 }
 
 #[tokio::test]
-async fn is_created_once_stays_as_it_is_and_goes_with_the_resource() {
+async fn it_is_created_once_and_deleted_with_the_resource() {
     let stage = Stage::new("token").await;
     let secrets: Api<Secret> = Api::namespaced(stage.client.clone(), &stage.namespace);
     stage.apply("chat", smallest()).await.unwrap();
@@ -51,10 +51,10 @@ async fn is_created_once_stays_as_it_is_and_goes_with_the_resource() {
         let volumes = template["spec"]["volumes"].as_array().unwrap();
         let volume = volumes.iter().find(|volume| volume["name"] == "replica-token").unwrap();
         assert_eq!(volume["secret"]["secretName"], name.as_str());
-        assert!(!template.to_string().contains(&first), "the token is in a file and nowhere else");
+        assert!(!template.to_string().contains(&first), "the template does not contain the token");
     }
 
-    // Rotation is up to the user, and restarts nothing.
+    // The user can rotate the token, which restarts nothing.
     let both = format!("{}\n{first}\n", "n".repeat(64));
     let rotated = json!({"stringData": {"token": both}});
     secrets.patch(&name, &PatchParams::default(), &Patch::Merge(&rotated)).await.unwrap();
@@ -62,32 +62,32 @@ async fn is_created_once_stays_as_it_is_and_goes_with_the_resource() {
     stage.until("chat", "Ready=True").await;
     assert_eq!(templates(&stage).await, before);
     assert_eq!(token(&secrets.get(&name).await.unwrap()), both);
-    assert_eq!(stage.metrics.calls("create", "Secret"), 1, "no reconcile asked again");
+    assert_eq!(stage.metrics.api_calls("create", "Secret"), 1, "no reconcile created it again");
 
-    // Another operator does not know that the Secret exists and leaves it as it is.
+    // Another operator does not know that the Secret exists, and does not change it.
     let successor = Metrics::default();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(operator(&stage.namespace, None, &successor, stage.kubelet.routers()).await);
-    let asked = async || (successor.calls("create", "Secret") > 0).then_some(());
-    eventually(asked).await.expect("the other operator has looked");
+    let has_tried = async || (successor.api_calls("create", "Secret") > 0).then_some(());
+    eventually(has_tried).await.expect("the other operator has tried to create it");
     stage.apply("chat", with_replicas(1)).await.unwrap();
     stage.until("chat", "Ready=True").await;
     assert_eq!(token(&secrets.get(&name).await.unwrap()), both);
     tasks.shutdown().await;
 
     stage.resources().delete("chat", &DeleteParams::default()).await.unwrap();
-    eventually(async || owned(&secrets).await.is_empty().then_some(())).await.expect("it is gone");
+    eventually(async || owned(&secrets).await.is_empty().then_some(())).await.expect("it is deleted");
 }
 
 #[tokio::test]
-async fn a_deleted_one_is_created_again_when_a_pod_waits_for_it() {
+async fn it_is_created_again_when_a_pod_waits_for_it() {
     let stage = Stage::new("token-again").await;
     let secrets: Api<Secret> = Api::namespaced(stage.client.clone(), &stage.namespace);
     stage.apply("chat", smallest()).await.unwrap();
     stage.until("chat", "Ready=True").await;
     let name = owned(&secrets).await[0].name_any();
     secrets.delete(&name, &DeleteParams::default()).await.unwrap();
-    // A pod that this test's kubelet leaves alone.
+    // The simulated kubelet does not change the status of this pod.
     let pods: Api<Pod> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let labels = json!({
         "app.kubernetes.io/name": "ovfleet", "app.kubernetes.io/instance": "chat",
@@ -106,11 +106,11 @@ async fn a_deleted_one_is_created_again_when_a_pod_waits_for_it() {
         "state": {"waiting": {"reason": "ContainerCreating"}},
     }]}});
     pods.patch_status("waits", &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
-    eventually(async || secrets.get_opt(&name).await.unwrap()).await.expect("it is there again");
+    eventually(async || secrets.get_opt(&name).await.unwrap()).await.expect("it is created again");
 }
 
 #[tokio::test]
-async fn a_secret_of_the_user_takes_its_place() {
+async fn a_secret_of_the_user_replaces_it() {
     let stage = Stage::new("token-own").await;
     let secrets: Api<Secret> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let mut spec = smallest();
@@ -123,7 +123,7 @@ async fn a_secret_of_the_user_takes_its_place() {
         assert_eq!(volume["secret"]["secretName"], "mine");
         assert_eq!(volume["secret"]["items"], json!([{"key": "fleet", "path": "token"}]));
     }
-    assert_eq!((owned(&secrets).await.len(), stage.metrics.calls("create", "Secret")), (0, 0));
+    assert_eq!((owned(&secrets).await.len(), stage.metrics.api_calls("create", "Secret")), (0, 0));
 }
 
 #[tokio::test]
@@ -156,8 +156,8 @@ async fn pods_are_not_replaced_before_their_token_exists() {
     eventually(is_counted).await.expect("the quota is in effect");
 
     stage.apply("chat", smallest()).await.unwrap();
-    let is_refused = async || (stage.metrics.calls("create", "Secret") > 1).then_some(());
-    eventually(is_refused).await.expect("it is tried again");
+    let is_refused = async || (stage.metrics.api_calls("create", "Secret") > 1).then_some(());
+    eventually(is_refused).await.expect("creating it is retried");
     assert!(stage.objects(Kind::ConfigMap).get_opt("chat-router").await.unwrap().is_some());
     assert!(stage.objects(Kind::Deployment).list(&ListParams::default()).await.unwrap().items.is_empty());
     let status = json!(stage.resources().get("chat").await.unwrap().status);

@@ -1,4 +1,4 @@
-//! Every rule of the schema, good and bad, with what it says.
+//! Tests every rule of the schema against a real API server, with valid and invalid values and the message.
 
 use kube::api::{Api, PostParams};
 use operator_api::LlmDeployment;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{cluster, smallest};
 
-/// `smallest`, with a value at a path.
+/// The smallest spec, with changed values at some paths.
 fn with(changes: &[(&str, Value)]) -> Value {
     let mut spec = smallest();
     for (path, value) in changes {
@@ -24,7 +24,7 @@ fn http() -> Value {
 }
 
 #[tokio::test]
-async fn good_values_are_taken_and_bad_ones_refused_in_words() {
+async fn valid_values_are_accepted_and_invalid_ones_rejected_with_a_message() {
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "rules").await.unwrap();
     let api: Api<LlmDeployment> = Api::namespaced(client.clone(), &namespace);
@@ -38,19 +38,20 @@ async fn good_values_are_taken_and_bad_ones_refused_in_words() {
         let object = serde_json::from_value(object).unwrap();
         raw.create(&dry, &object).await.map(drop).map_err(|error| error.to_string())
     };
-    for (changes, said) in bad() {
+    for (changes, message) in invalid() {
         let spec = with(&changes);
-        let error = create("chat", &spec).await.expect_err(said);
-        assert!(error.contains(said), "{changes:?}: {error}");
+        let error = create("chat", &spec).await.expect_err(message);
+        assert!(error.contains(message), "{changes:?}: {error}");
     }
-    for changes in good() {
+    for changes in valid() {
         if let Err(error) = create("chat", &with(&changes)).await {
             panic!("{changes:?}: {error}");
         }
     }
-    for (name, said) in [("9-lives", "must begin with a letter"), (&*"a".repeat(41), "40 characters at most")]
+    for (name, message) in
+        [("9-lives", "must begin with a letter"), (&*"a".repeat(41), "at most 40 characters")]
     {
-        assert!(create(name, &smallest()).await.unwrap_err().contains(said));
+        assert!(create(name, &smallest()).await.unwrap_err().contains(message));
     }
     // The defaults of the schema are those of the types.
     let object: LlmDeployment = serde_json::from_value(json!({
@@ -65,7 +66,8 @@ async fn good_values_are_taken_and_bad_ones_refused_in_words() {
     drop(api);
 }
 
-fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
+/// Invalid changes, and a part of the message for each.
+fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     let pinned = json!({"cpuPinning": true});
     vec![
         (vec![("model.source", json!({}))], "exactly one of hf, http, s3, oci and pvc"),
@@ -84,20 +86,26 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("model.source", json!({"hf": {"repo": "model"}}))], "OWNER/NAME"),
         (vec![("model.source.pvc.path", json!("/model"))], "must be a relative path"),
         (vec![("model.source.pvc.path", json!("a/../../b"))], "must stay inside the volume"),
-        (vec![("model.cache", json!({"mode": "shared", "size": "1Gi"}))], "there is nothing to cache"),
+        (vec![("model.cache", json!({"mode": "shared", "size": "1Gi"}))], "model.cache must be omitted"),
         (
             vec![("model.source", http()), ("model.cache", json!({"mode": "shared"}))],
             "model.cache.size is needed",
         ),
         (
             vec![("model.source", http()), ("model.cache", json!({"size": "much"}))],
-            "must be a number of bytes",
+            "must be a positive number of bytes",
         ),
         (vec![("model.credentialsSecretRef", json!({"name": "a"}))], "is for models that are fetched"),
         (vec![("model.aliases", json!(["a", "a"]))], "Duplicate value"),
         (vec![("model.format", json!("onnx"))], "Unsupported value"),
-        (vec![("engine.kvCache", json!({"size": "0"}))], "engine.kvCache.size must be a number of bytes"),
-        (vec![("engine.kvCache", json!({"size": "8 GB"}))], "engine.kvCache.size must be a number of bytes"),
+        (
+            vec![("engine.kvCache", json!({"size": "0"}))],
+            "engine.kvCache.size must be a positive number of bytes",
+        ),
+        (
+            vec![("engine.kvCache", json!({"size": "8 GB"}))],
+            "engine.kvCache.size must be a positive number of bytes",
+        ),
         (
             vec![
                 ("engine.kvCache", json!({"size": "8Gi"})),
@@ -106,13 +114,13 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "must be less than resources.limits.memory",
         ),
         (vec![("engine.kvCache", json!({"precision": "u2"}))], "Unsupported value"),
-        (vec![("engine.extraArgs", json!(["--port=1"]))], "may not have --port: the operator sets it"),
-        (vec![("engine.extraArgs", json!(["--model"]))], "may not have --model: use model.source"),
+        (vec![("engine.extraArgs", json!(["--port=1"]))], "must not contain --port: the operator sets it"),
+        (vec![("engine.extraArgs", json!(["--model"]))], "must not contain --model: use model.source"),
         (
             vec![("engine.extraArgs", json!(["--weights=fine", "--log=debug"]))],
-            "may not have --log: use observability.logLevel",
+            "must not contain --log: use observability.logLevel",
         ),
-        (vec![("engine.extraArgs", json!(["fetch"]))], "begins with -- and has its value behind ="),
+        (vec![("engine.extraArgs", json!(["fetch"]))], "must begin with -- and have its value after ="),
         (vec![("engine.maxNumSeqs", json!(0))], "should be greater than or equal to 1"),
         (vec![("placement", pinned.clone())], "needs whole CPUs and memory"),
         (
@@ -130,8 +138,8 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "resources.requests equal to resources.limits",
         ),
         (vec![("replicas", json!(-1))], "should be greater than or equal to 0"),
-        (vec![("rollout", json!({"maxSurge": 0}))], "may not both be 0"),
-        (vec![("rollout", json!({"maxSurge": "0%", "maxUnavailable": "0%"}))], "may not both be 0"),
+        (vec![("rollout", json!({"maxSurge": 0}))], "must not both be 0"),
+        (vec![("rollout", json!({"maxSurge": "0%", "maxUnavailable": "0%"}))], "must not both be 0"),
         (vec![("drain", json!({"timeout": "10 minutes"}))], "must be a whole number and a unit"),
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, NPU"),
         (vec![("engine.extraArgs", json!(["--wieghts=fine"]))], "has no flag --wieghts"),
@@ -149,8 +157,8 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("model.name", json!("a b"))], "must not contain white space or commas"),
         (vec![("model.aliases", json!(["a", "b,c"]))], "must not contain white space or commas"),
         (vec![("upgradePolicy", json!("Never"))], "Unsupported value"),
-        (vec![("model.fetch", json!({"env": {"A": "b"}}))], "leave model.fetch out"),
-        (vec![("disruption", json!({"minAvailable": 1, "maxUnavailable": 1}))], "not both"),
+        (vec![("model.fetch", json!({"env": {"A": "b"}}))], "model.fetch must be omitted"),
+        (vec![("disruption", json!({"minAvailable": 1, "maxUnavailable": 1}))], "must not have both"),
         (vec![("router", json!({"replicas": 0}))], "should be greater than or equal to 1"),
         (vec![("router", json!({"policy": "best"}))], "Unsupported value"),
         (vec![("router", json!({"keyIsolation": "tenant"}))], "Unsupported value"),
@@ -175,7 +183,8 @@ fn bad() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     ]
 }
 
-fn good() -> Vec<Vec<(&'static str, Value)>> {
+/// Valid changes.
+fn valid() -> Vec<Vec<(&'static str, Value)>> {
     vec![
         vec![],
         vec![("model.source.pvc.path", json!("a..b/c"))],
@@ -190,7 +199,7 @@ fn good() -> Vec<Vec<(&'static str, Value)>> {
         ],
         vec![("engine.kvCache", json!({"size": "8Gi"})), ("resources", json!({"limits": {"cpu": 1}}))],
         vec![("engine.extraArgs", json!(["--weights=compact", "--prompt-lookup"]))],
-        // Another image may know other flags.
+        // Another image may have other flags.
         vec![("engine", json!({"image": "mine:2", "extraArgs": ["--portable"]}))],
         vec![("engine.device", json!("HETERO:GPU.1,CPU"))],
         vec![("engine.device", json!("AUTO"))],

@@ -1,4 +1,4 @@
-//! Spans of reconciles, as a collector gets them.
+//! Tests of the spans of reconciles that a collector receives.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -13,19 +13,19 @@ use tokio::task::JoinSet;
 use crate::kubelet::Kubelet;
 use crate::support::{Settings, cluster, eventually, operator_with, smallest};
 
-/// Takes spans as a collector does, and keeps the bytes.
+/// Starts a collector that stores the bytes of the spans that it receives.
 async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mutex<Vec<u8>>>) {
-    let taken = Arc::new(Mutex::new(Vec::new()));
-    let kept = Arc::clone(&taken);
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let store = Arc::clone(&received);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tasks.spawn(async move {
         let (stream, _) = listener.accept().await?;
         let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
-            let kept = Arc::clone(&kept);
+            let store = Arc::clone(&store);
             async move {
                 let body = request.into_body().collect().await.unwrap().to_bytes();
-                kept.lock().unwrap().extend_from_slice(&body);
+                store.lock().unwrap().extend_from_slice(&body);
                 let response = http::Response::builder()
                     .header("content-type", "application/grpc")
                     .header("grpc-status", "0")
@@ -37,13 +37,13 @@ async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mute
         let _ = builder.serve_connection(TokioIo::new(stream), service).await;
         std::future::pending().await
     });
-    (address, taken)
+    (address, received)
 }
 
 #[tokio::test]
 async fn each_step_of_a_reconcile_has_a_span() {
     let mut tasks = JoinSet::new();
-    let (endpoint, taken) = collector(&mut tasks).await;
+    let (endpoint, received) = collector(&mut tasks).await;
     let tracer = Tracer::new(&endpoint).unwrap();
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "spans").await.unwrap();
@@ -56,18 +56,18 @@ async fn each_step_of_a_reconcile_has_a_span() {
         "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
     });
     resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
-    // What is counted has ended, and its span with it.
+    // A reconcile is counted after its span has ended.
     let counted = "ovfleet_operator_reconciles_total{outcome=\"done\"}";
-    let looked_at = async || metrics.scrape().lines().any(|line| line.starts_with(counted)).then_some(());
-    eventually(looked_at).await.expect("it is looked at");
-    // It waits for the collector, which is a task here.
+    let is_reconciled = async || metrics.scrape().lines().any(|line| line.starts_with(counted)).then_some(());
+    eventually(is_reconciled).await.expect("the resource is reconciled");
+    // Flushing blocks until the collector, which runs on this runtime, has responded.
     tokio::task::spawn_blocking(move || tracer.flush()).await.unwrap();
-    let taken = taken.lock().unwrap();
-    let holds = |wanted: &str| taken.windows(wanted.len()).any(|window| window == wanted.as_bytes());
+    let received = received.lock().unwrap();
+    let contains = |text: &str| received.windows(text.len()).any(|window| window == text.as_bytes());
     for name in
         ["ovfleet-operator", "reconcile", "observe", "validate", "desired", "apply", "status", "done", "chat"]
     {
-        assert!(holds(name), "{name} is not in {} bytes", taken.len());
+        assert!(contains(name), "{name} is not in {} bytes", received.len());
     }
-    assert!(holds(&namespace) && !holds("models"), "names, and nothing of the spec");
+    assert!(contains(&namespace) && !contains("models"), "spans contain names, and nothing of the spec");
 }

@@ -1,4 +1,4 @@
-//! A cluster for all tests of this program, an operator in it, and waiting for what becomes so.
+//! The cluster that all tests of this program share, an operator in it, and functions that wait for a state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use operator::admin::Admin;
 use operator::controller;
 use operator::manifest::Kind;
 use operator::metrics::Metrics;
-use operator::run::{Config, look_after_with};
+use operator::run::{Config, Services, manage};
 use operator::trace::Tracer;
 use operator::validate::Defaults;
 use operator_api::LlmDeployment;
@@ -23,16 +23,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::{Kubelet, Routers};
 
-/// Longest wait for anything, on a busy machine.
+/// The maximum time to wait for a state, on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
-/// How often is looked whether something has become so.
-const LOOK_INTERVAL: Duration = Duration::from_millis(25);
-/// Who the operator is: somebody with the rights that the chart gives it, and no others.
+/// The interval at which a state is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(25);
+/// The user of the operator, which has the rights that the chart grants, and no others.
 pub(crate) const OPERATOR: &str = "operator";
 
 static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
 
-/// The cluster, which knows the resource.
+/// Returns the cluster, in which the custom resource definition is established.
 pub(crate) async fn cluster() -> &'static ControlPlane {
     let start = async || {
         let cluster = ControlPlane::start_with_controllers().await?;
@@ -46,7 +46,7 @@ pub(crate) async fn cluster() -> &'static ControlPlane {
     CLUSTER.get_or_try_init(start).await.unwrap()
 }
 
-/// Gives the operator the rights that the chart gives it.
+/// Grants the operator the rights that the chart grants.
 async fn grant(client: &Client) -> anyhow::Result<()> {
     let chart = tests::root().join("charts/ovfleet/templates/_helpers.tpl");
     let text = std::fs::read_to_string(chart)?;
@@ -69,7 +69,7 @@ async fn grant(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A namespace with an operator and a kubelet of its own.
+/// A namespace with its own operator and kubelet.
 pub(crate) struct Stage {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -96,10 +96,10 @@ impl Stage {
     }
 
     pub(crate) fn objects(&self, kind: Kind) -> Api<DynamicObject> {
-        Api::namespaced_with(self.client.clone(), &self.namespace, &kind.resource())
+        Api::namespaced_with(self.client.clone(), &self.namespace, &kind.api_resource())
     }
 
-    /// Writes a resource as `kubectl apply` would.
+    /// Applies a resource as `kubectl apply` does.
     pub(crate) async fn apply(&self, name: &str, spec: Value) -> kube::Result<LlmDeployment> {
         let patch = json!({
             "apiVersion": "ovfleet.dev/v1alpha1",
@@ -110,9 +110,9 @@ impl Stage {
         self.resources().patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&patch)).await
     }
 
-    /// Waits until a resource's condition is as wanted, written `Ready=True`, and its status about its last change.
-    pub(crate) async fn until(&self, name: &str, wanted: &str) -> LlmDeployment {
-        let (condition, wanted_status) = wanted.split_once('=').unwrap();
+    /// Waits until the status is current and a condition has the expected status, in the form `Ready=True`.
+    pub(crate) async fn until(&self, name: &str, expected: &str) -> LlmDeployment {
+        let (condition, expected_status) = expected.split_once('=').unwrap();
         let mut last = Value::Null;
         let seen = eventually(async || {
             let object = self.resources().get(name).await.unwrap();
@@ -122,21 +122,21 @@ impl Stage {
             let holds = status
                 .conditions
                 .iter()
-                .any(|known| known.type_ == condition && known.status == wanted_status);
+                .any(|known| known.type_ == condition && known.status == expected_status);
             (is_current && holds).then_some(object)
         })
         .await;
-        seen.unwrap_or_else(|| panic!("{name} does not become {wanted}: {last:#}"))
+        seen.unwrap_or_else(|| panic!("{name} does not reach {expected}: {last:#}"))
     }
 
-    /// Fails if the operator has ended.
+    /// Fails if the operator has stopped.
     pub(crate) fn check(&mut self) {
         if let Some(ended) = self.tasks.try_join_next() {
-            panic!("the operator has ended: {ended:?}");
+            panic!("the operator has stopped: {ended:?}");
         }
     }
 
-    /// All objects of the kinds that the operator makes, by kind and name, that some resource owns.
+    /// Returns all objects that an LLMDeployment owns, as kind and name.
     pub(crate) async fn owned(&self) -> Vec<String> {
         let mut found = Vec::new();
         for kind in Kind::BUILT_IN {
@@ -151,7 +151,7 @@ impl Stage {
     }
 }
 
-/// An operator for a namespace, for as long as it is polled.
+/// Returns an operator for a namespace, which runs while the future is polled.
 pub(crate) async fn operator(
     namespace: &str,
     identity: Option<&str>,
@@ -167,7 +167,7 @@ pub(crate) async fn operator(
     operator_with(namespace, metrics, routers, Settings { lease, ..Settings::default() }).await
 }
 
-/// What tests of the operator choose.
+/// The settings of an operator that tests change.
 pub(crate) struct Settings {
     pub(crate) lease: Option<operator::leader::Config>,
     pub(crate) tracer: Option<Tracer>,
@@ -180,7 +180,7 @@ impl Default for Settings {
     }
 }
 
-/// [`operator`], with other settings.
+/// Returns [`operator`] with other settings.
 pub(crate) async fn operator_with(
     namespace: &str,
     metrics: &Metrics,
@@ -200,29 +200,25 @@ pub(crate) async fn operator_with(
         lease: settings.lease,
     };
     let metrics = metrics.clone();
-    look_after_with(
-        client,
-        config,
-        (Admin::new(metrics.clone()), metrics, Arc::new(routers)),
-        CancellationToken::new(),
-    )
+    let services = Services { admin: Admin::new(metrics.clone()), metrics, pods: Arc::new(routers) };
+    manage(client, config, services, CancellationToken::new())
 }
 
-/// Looks until there is something to see, or no longer.
-pub(crate) async fn eventually<T>(mut look: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+/// Calls `check` until it returns a value or the time limit is exceeded.
+pub(crate) async fn eventually<T>(mut check: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let end = tokio::time::Instant::now() + LIMIT;
     loop {
-        if let Some(seen) = look().await {
-            return Some(seen);
+        if let Some(value) = check().await {
+            return Some(value);
         }
         if tokio::time::Instant::now() > end {
             return None;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// The smallest resource there is.
+/// Returns the smallest valid spec.
 pub(crate) fn smallest() -> Value {
     json!({"model": {"source": {"pvc": {"claim": "models"}}}})
 }

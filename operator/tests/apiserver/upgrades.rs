@@ -1,4 +1,4 @@
-//! A new release of the operator, which does not restart everything at the same time.
+//! Tests that a new release of the operator does not restart all resources at the same time.
 
 use kube::api::{Api, Patch, PatchParams};
 use operator::metrics::Metrics;
@@ -11,7 +11,7 @@ use crate::support::{Settings, cluster, eventually, operator_with, smallest};
 
 const NAMES: [&str; 3] = ["first", "second", "manual"];
 
-/// What each resource's status says of its release: its state and the image of its replicas.
+/// Returns the state of each resource's release, the image of its replicas, and whether it is ready.
 async fn releases(resources: &Api<LlmDeployment>) -> Vec<(UpgradeState, String, bool)> {
     let mut releases = Vec::new();
     for name in NAMES {
@@ -24,7 +24,7 @@ async fn releases(resources: &Api<LlmDeployment>) -> Vec<(UpgradeState, String, 
 }
 
 #[tokio::test]
-async fn a_new_default_image_reaches_one_resource_after_the_other() {
+async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "upgrades").await.unwrap();
     let kubelet = Kubelet::start(&client, &namespace);
@@ -65,12 +65,12 @@ async fn a_new_default_image_reaches_one_resource_after_the_other() {
         };
         all[..2].iter().all(is_upgraded).then_some(all)
     };
-    let all = eventually(upgraded).await.expect("both that may be are upgraded");
+    let all = eventually(upgraded).await.expect("both resources with the policy Auto are upgraded");
     assert!(rolling_at_once <= 1, "{rolling_at_once} at the same time");
     assert_eq!(
         all[2],
         (UpgradeState::Waiting, "ovfleet/server:1".to_owned(), true),
-        "nobody has approved it"
+        "it has not been approved"
     );
 
     let release = resources.get("manual").await.unwrap().status.unwrap().release.unwrap();
@@ -80,5 +80,5 @@ async fn a_new_default_image_reaches_one_resource_after_the_other() {
         let (state, image, is_ready) = releases(&resources).await.remove(2);
         (state == UpgradeState::Current && image == "ovfleet/server:2" && is_ready).then_some(())
     };
-    eventually(approved).await.expect("it is upgraded once it is approved");
+    eventually(approved).await.expect("it is upgraded after its approval");
 }

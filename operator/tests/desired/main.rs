@@ -1,5 +1,5 @@
-//! Resources to objects, through the real `validate` and `desired`: `UPDATE_EXPECT=1 cargo test -p operator --test
-//! desired` writes what has changed into `snapshots/`, where it is read before it is believed.
+//! Tests of the objects that `validate` and `desired` render, with snapshots in `snapshots/`. `UPDATE_EXPECT=1 cargo
+//! test -p operator --test desired` updates the snapshots; review the changes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use expect_test::expect_file;
 use kube::api::DynamicObject;
-use operator::desired::{Resources, desired};
+use operator::desired::release::UpgradePermission;
+use operator::desired::{DesiredState, desired};
 use operator::manifest::{Kind, Manifest, digest};
-use operator::observe::Observed;
+use operator::observe::ObservedState;
 use operator::pod::PodState;
-use operator::validate::{Defaults, PodUser, ValidDeployment, validate};
+use operator::source::ModelSourceKey;
+use operator::valid_deployment::ValidDeployment;
+use operator::validate::{Defaults, PodUser, validate};
 use operator_api::LlmDeployment;
 use serde_json::{Value, json};
 
@@ -24,19 +27,19 @@ fn fixture(name: &str) -> LlmDeployment {
     serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn valid(object: &LlmDeployment, observed: &Observed) -> ValidDeployment {
+fn valid(object: &LlmDeployment, observed: &ObservedState) -> ValidDeployment {
     let mut defaults = Defaults::with_images("ovfleet/server:1", "ovfleet/router:1");
     defaults.image_pull_policy = Some("IfNotPresent".to_owned());
     validate(object, observed, &defaults).unwrap()
 }
 
-fn made(object: &LlmDeployment, observed: &Observed) -> Resources {
-    desired(&valid(object, observed), observed)
+fn render(object: &LlmDeployment, observed: &ObservedState) -> DesiredState {
+    desired(&valid(object, observed), observed, UpgradePermission::Granted)
 }
 
-/// What is seen once the fetch Job of `resources`, if it has one, has done its work.
-fn fetched(resources: &Resources) -> Observed {
-    let mut observed = Observed { monitors: true, ..Observed::default() };
+/// The observed state after the fetch Job of `resources`, if there is one, is complete.
+fn after_fetch(resources: &DesiredState) -> ObservedState {
+    let mut observed = ObservedState { has_service_monitors: true, ..ObservedState::default() };
     for manifest in resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Job) {
         let mut job: DynamicObject = serde_json::from_value(manifest.body.clone()).unwrap();
         job.data["status"] = json!({"conditions": [{"type": "Complete", "status": "True"}]});
@@ -45,7 +48,7 @@ fn fetched(resources: &Resources) -> Observed {
     observed
 }
 
-fn deployment<'a>(resources: &'a Resources, name: &str) -> &'a Value {
+fn deployment<'a>(resources: &'a DesiredState, name: &str) -> &'a Value {
     let found = resources
         .manifests
         .iter()
@@ -54,11 +57,12 @@ fn deployment<'a>(resources: &'a Resources, name: &str) -> &'a Value {
 }
 
 #[test]
-fn objects_are_as_in_the_snapshots() {
+fn rendered_objects_match_the_snapshots() {
     for name in FIXTURES {
         let object = fixture(name);
-        let first = made(&object, &Observed { monitors: true, ..Observed::default() });
-        let resources = made(&object, &fetched(&first));
+        let first =
+            render(&object, &ObservedState { has_service_monitors: true, ..ObservedState::default() });
+        let resources = render(&object, &after_fetch(&first));
         let mut text = String::new();
         for manifest in resources.replica_token.iter().chain(&resources.manifests) {
             text += "---\n";
@@ -68,13 +72,13 @@ fn objects_are_as_in_the_snapshots() {
     }
 }
 
-/// A flag given twice is one that the server refuses.
+/// The server rejects a flag that is given twice.
 #[test]
-fn what_the_operator_sets_may_not_be_among_the_further_flags() {
+fn flags_that_the_operator_sets_are_reserved() {
     for name in FIXTURES {
         let object = fixture(name);
-        let first = made(&object, &Observed::default());
-        let resources = made(&object, &fetched(&first));
+        let first = render(&object, &ObservedState::default());
+        let resources = render(&object, &after_fetch(&first));
         let server = deployment(&resources, &format!("{name}-server"));
         let args = server["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
         let args = args.iter().map(|argument| argument.as_str().unwrap());
@@ -82,105 +86,116 @@ fn what_the_operator_sets_may_not_be_among_the_further_flags() {
             args.filter(|argument| !object.spec.engine.extra_args.iter().any(|own| own == argument))
         {
             let flag = argument.split('=').next().unwrap();
-            let is_known = operator_api::TAKEN_FLAGS.iter().any(|(taken, _)| *taken == flag);
+            let is_known = operator_api::RESERVED_SERVER_FLAGS.iter().any(|(reserved, _)| *reserved == flag);
             assert!(is_known, "{name}: {flag}");
         }
     }
 }
 
 #[test]
-fn the_same_leads_to_the_same_to_the_byte() {
+fn rendering_is_deterministic() {
     for name in FIXTURES {
         let object = fixture(name);
-        let [a, b] = [(); 2].map(|()| made(&object, &Observed::default()));
+        let [a, b] = [(); 2].map(|()| render(&object, &ObservedState::default()));
         assert_eq!(format!("{:?}", a.manifests), format!("{:?}", b.manifests), "{name}");
     }
 }
 
 #[test]
-fn replicas_of_the_former_model_stay_until_the_next_one_is_fetched() {
+fn replicas_are_created_after_the_model_is_fetched() {
     let object = fixture("full");
-    let resources = made(&object, &Observed::default());
+    let resources = render(&object, &ObservedState::default());
     let is_server = |name: &str| name == "full-server";
-    assert!(!resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
-    let resources = made(&object, &fetched(&resources));
-    assert!(resources.manifests.iter().any(|made| made.kind == Kind::Deployment && is_server(&made.name)));
+    assert!(
+        !resources
+            .manifests
+            .iter()
+            .any(|manifest| manifest.kind == Kind::Deployment && is_server(&manifest.name))
+    );
+    let resources = render(&object, &after_fetch(&resources));
+    assert!(
+        resources
+            .manifests
+            .iter()
+            .any(|manifest| manifest.kind == Kind::Deployment && is_server(&manifest.name))
+    );
 }
 
-/// The objects of `resources` of a kind, as they are once they were applied.
-fn live(resources: &Resources, kind: Kind) -> BTreeMap<(Kind, String), Arc<DynamicObject>> {
+/// The objects of a kind after `resources` were applied.
+fn live(resources: &DesiredState, kind: Kind) -> BTreeMap<(Kind, String), Arc<DynamicObject>> {
     let of_kind = resources.manifests.iter().filter(|manifest| manifest.kind == kind);
     let object = |manifest: &Manifest| Arc::new(serde_json::from_value(manifest.body.clone()).unwrap());
     of_kind.map(|manifest| ((kind, manifest.name.clone()), object(manifest))).collect()
 }
 
 #[test]
-fn a_fetch_removes_former_sources_but_for_those_that_replicas_use() {
+fn a_fetch_removes_former_sources_except_for_those_that_replicas_use() {
     let mut object = fixture("full");
-    let told = |resources: &Resources| {
+    let cleanup_flags = |resources: &DesiredState| {
         let job = resources.manifests.iter().find(|manifest| manifest.kind == Kind::Job)?;
         let args = job.body["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
         let of_former =
             |arg: &&Value| arg.as_str().unwrap().starts_with("--keep=") || *arg == "--remove-former";
         Some(args.iter().filter(of_former).map(|arg| arg.as_str().unwrap().to_owned()).collect::<Vec<_>>())
     };
-    let first = made(&object, &Observed::default());
-    assert_eq!(told(&first).unwrap(), ["--remove-former"]);
-    let served = made(&object, &fetched(&first));
-    let template = &deployment(&served, "full-server")["spec"]["template"]["spec"]["containers"][0]["args"];
-    let path =
-        template.as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--model=/model/"));
-    let key = path.unwrap().strip_suffix("/current").unwrap();
+    let first = render(&object, &ObservedState::default());
+    assert_eq!(cleanup_flags(&first).unwrap(), ["--remove-former"]);
+    let served = render(&object, &after_fetch(&first));
+    let key = source_of(deployment(&served, "full-server")).unwrap();
 
-    // Another source, while a replica of one before still ends.
+    // The source changes while a replica of a former source is still being deleted.
     object.spec.model.source.s3.as_mut().unwrap().key = "other/".to_owned();
-    let replica = |model: Option<&str>| PodState {
+    let replica = |source| PodState {
         component: "server".to_owned(),
         is_terminating: true,
-        model: model.map(str::to_owned),
+        source,
         ..PodState::default()
     };
-    let mut observed = Observed {
+    let mut observed = ObservedState {
         owned: live(&served, Kind::Deployment),
-        pods: vec![replica(Some("/model/0123456789/current"))],
-        ..Observed::default()
+        pods: vec![replica(ModelSourceKey::Shared("0123456789".to_owned()))],
+        ..ObservedState::default()
     };
     observed.owned.extend(live(&served, Kind::Job));
-    assert_eq!(told(&made(&object, &observed)), None, "the Job of the former source has to go first");
+    assert_eq!(
+        cleanup_flags(&render(&object, &observed)),
+        None,
+        "the Job of the former source must be deleted first"
+    );
     observed.owned.retain(|(kind, _), _| *kind != Kind::Job);
-    let next = made(&object, &observed);
+    let next = render(&object, &observed);
     let mut keep = vec!["--keep=0123456789".to_owned(), format!("--keep={key}")];
     keep.sort();
-    assert_eq!(told(&next).unwrap(), [vec!["--remove-former".to_owned()], keep].concat());
+    assert_eq!(cleanup_flags(&next).unwrap(), [vec!["--remove-former".to_owned()], keep].concat());
 
-    // The Job is what it was made as, whatever replicas do meanwhile.
-    let pods = std::mem::replace(&mut observed.pods, vec![replica(None)]);
+    // The arguments of an existing Job do not change with the replicas.
+    let pods = std::mem::replace(&mut observed.pods, vec![replica(ModelSourceKey::Unknown)]);
     observed.owned.extend(live(&next, Kind::Job));
-    assert_eq!(told(&made(&object, &observed)), told(&next));
+    assert_eq!(cleanup_flags(&render(&object, &observed)), cleanup_flags(&next));
     observed.owned.retain(|(kind, _), _| *kind != Kind::Job);
     assert_eq!(
-        told(&made(&object, &observed)).unwrap(),
+        cleanup_flags(&render(&object, &observed)).unwrap(),
         [""; 0],
-        "of one replica it is not known what it serves"
+        "the source of one replica is unknown"
     );
     observed.pods = pods;
     observed.pods[0].is_finished = true;
     assert_eq!(
-        told(&made(&object, &observed)).unwrap(),
+        cleanup_flags(&render(&object, &observed)).unwrap(),
         ["--remove-former".to_owned(), format!("--keep={key}")]
     );
 }
 
-/// What `full` leads to while the replicas of its former source still run.
-fn refetching(change: impl FnOnce(&mut LlmDeployment)) -> (Resources, Resources) {
+/// The desired state of `full` with its first source, and with another source that is being fetched.
+fn refetching(change: impl FnOnce(&mut LlmDeployment)) -> (DesiredState, DesiredState) {
     let mut object = fixture("full");
     object.spec.rollout.pause = false;
-    let first = made(&object, &Observed::default());
-    let served = made(&object, &fetched(&first));
+    let first = render(&object, &ObservedState::default());
+    let served = render(&object, &after_fetch(&first));
     object.spec.model.source.s3.as_mut().unwrap().key = "other/".to_owned();
     change(&mut object);
-    let observed = Observed { owned: live(&served, Kind::Deployment), ..Observed::default() };
-    (served, made(&object, &observed))
+    let observed = ObservedState { owned: live(&served, Kind::Deployment), ..ObservedState::default() };
+    (served, render(&object, &observed))
 }
 
 #[test]
@@ -192,73 +207,121 @@ fn scaling_and_suspending_work_while_the_next_model_is_fetched() {
         let (served, next) = refetching(change);
         let (before, after) = (deployment(&served, "full-server"), deployment(&next, "full-server"));
         assert_eq!(after["spec"]["replicas"], replicas);
-        assert_eq!(after["spec"]["template"], before["spec"]["template"], "the former model is served on");
+        assert_eq!(
+            after["spec"]["template"], before["spec"]["template"],
+            "replicas still serve the former model"
+        );
         let inputs = |deployment: &Value| deployment["metadata"]["annotations"]["ovfleet.dev/inputs"].clone();
-        assert_eq!(inputs(after), inputs(before), "what the template was made from, not what is to come");
+        assert_eq!(
+            inputs(after),
+            inputs(before),
+            "the digest of the settings that the live template was rendered from"
+        );
+    }
+}
+
+/// The annotation with the source of a Deployment, a Job or a pod template.
+fn source_of(object: &Value) -> Option<&str> {
+    object["metadata"]["annotations"]["ovfleet.dev/source"].as_str()
+}
+
+/// Removes the annotation with the source, as if a former release of the operator had created the objects.
+fn without_source(observed: &mut ObservedState) {
+    for object in observed.owned.values_mut() {
+        let object = Arc::make_mut(object);
+        object.metadata.annotations.as_mut().unwrap().remove("ovfleet.dev/source");
+        if let Some(annotations) = object.data.pointer_mut("/spec/template/metadata/annotations") {
+            annotations.as_object_mut().unwrap().remove("ovfleet.dev/source");
+        }
     }
 }
 
 #[test]
-fn another_image_does_not_fetch_again_what_was_fetched() {
+fn objects_of_a_former_release_get_the_source_without_restarts_and_fetches() {
+    let object = fixture("full");
+    let observed = after_fetch(&render(&object, &ObservedState::default()));
+    let before = render(&object, &observed);
+    let key = source_of(deployment(&before, "full-server")).unwrap();
+    assert_eq!(source_of(template(&before, "full-server")), Some(key));
+    let mut observed = ObservedState { owned: observed.owned, ..ObservedState::default() };
+    observed.owned.extend(live(&before, Kind::Deployment));
+    without_source(&mut observed);
+
+    let after = render(&object, &observed);
+    assert_eq!(source_of(deployment(&after, "full-server")), Some(key));
+    let live_template = &observed.deployment("full-server").unwrap().data["spec"]["template"];
+    assert_eq!(template(&after, "full-server"), live_template, "no replica restarts");
+    let jobs: Vec<_> = after.manifests.iter().filter(|manifest| manifest.kind == Kind::Job).collect();
+    assert_eq!(source_of(&jobs[0].body), Some(key));
+    assert!(jobs.len() == 1 && observed.job(&jobs[0].name).is_some(), "nothing is fetched again");
+
+    // The pods of the next template have the annotation.
+    let mut object = object;
+    object.spec.engine.max_num_seqs = 7;
+    assert_eq!(source_of(template(&render(&object, &observed), "full-server")), Some(key));
+}
+
+#[test]
+fn another_image_does_not_repeat_a_complete_fetch() {
     let mut object = fixture("full");
-    let first = made(&object, &Observed::default());
-    let observed = fetched(&first);
-    let job = |resources: &Resources| {
+    let first = render(&object, &ObservedState::default());
+    let observed = after_fetch(&first);
+    let job = |resources: &DesiredState| {
         let jobs: Vec<_> =
-            resources.manifests.iter().filter(|made| made.kind == Kind::Job).cloned().collect();
+            resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Job).cloned().collect();
         jobs
     };
     object.spec.engine.image = Some("example/server:2".to_owned());
     object.spec.placement.tolerations.clear();
-    let resources = made(&object, &observed);
+    let resources = render(&object, &observed);
     assert_eq!(job(&resources).len(), 1);
     assert_eq!(job(&resources)[0].name, job(&first)[0].name);
     assert_eq!(
         job(&resources)[0].body["spec"]["template"],
         job(&first)[0].body["spec"]["template"],
-        "a Job's template cannot be changed"
+        "the template of a Job is immutable"
     );
-    // While it is not complete, a wrong image can be corrected.
-    let next = made(&object, &Observed { monitors: true, ..Observed::default() });
+    // The image of an incomplete Job can be corrected.
+    let next = render(&object, &ObservedState { has_service_monitors: true, ..ObservedState::default() });
     assert_ne!(job(&next)[0].name, job(&first)[0].name);
 }
 
-fn template<'a>(resources: &'a Resources, name: &str) -> &'a Value {
+fn template<'a>(resources: &'a DesiredState, name: &str) -> &'a Value {
     &deployment(resources, name)["spec"]["template"]
 }
 
 #[test]
-fn a_volume_of_one_node_brings_the_fetch_and_the_replicas_together() {
+fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
     let mut object = fixture("full");
     object.spec.model.cache.as_mut().unwrap().access_mode = operator_api::AccessMode::ReadWriteOnce;
-    let first = made(&object, &Observed::default());
-    let resources = made(&object, &fetched(&first));
+    let first = render(&object, &ObservedState::default());
+    let resources = render(&object, &after_fetch(&first));
     for manifest in resources.manifests.iter().chain(&first.manifests) {
         let is_concerned = manifest.kind == Kind::Job || manifest.name == "full-server";
         let Some(pod) = manifest.body.pointer("/spec/template/spec").filter(|_| is_concerned) else {
             continue;
         };
         let affinity = &pod["affinity"];
-        assert!(affinity["nodeAffinity"].is_object(), "the resource's own");
+        assert!(affinity["nodeAffinity"].is_object(), "the affinity of the resource");
         let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
         assert_eq!(term["labelSelector"]["matchExpressions"][0]["values"], json!(["fetch", "server"]));
     }
 }
 
 #[test]
-fn whoever_scrapes_reaches_the_metrics_and_not_the_api() {
+fn only_the_metrics_are_reachable_from_everywhere() {
     let object = fixture("full");
-    let first = made(&object, &Observed { monitors: true, ..Observed::default() });
-    let resources = made(&object, &fetched(&first));
+    let first = render(&object, &ObservedState { has_service_monitors: true, ..ObservedState::default() });
+    let resources = render(&object, &after_fetch(&first));
     let policy = resources
         .manifests
         .iter()
-        .find(|made| made.kind == Kind::NetworkPolicy && made.name == "full-server")
+        .find(|manifest| manifest.kind == Kind::NetworkPolicy && manifest.name == "full-server")
         .unwrap();
     let ingress = policy.body["spec"]["ingress"].as_array().unwrap();
     let from_anywhere: Vec<&Value> = ingress.iter().filter(|rule| rule["from"].is_null()).collect();
     assert_eq!(from_anywhere, [&json!({"ports": [{"port": 8081, "protocol": "TCP"}]})]);
-    let monitor = resources.manifests.iter().find(|made| made.kind == Kind::ServiceMonitor).unwrap();
+    let monitor = resources.manifests.iter().find(|manifest| manifest.kind == Kind::ServiceMonitor).unwrap();
     assert_eq!(monitor.body["spec"]["endpoints"][0]["port"], "admin");
     assert_eq!(monitor.body["metadata"]["labels"]["release"], "prometheus");
     for name in ["full-server", "full-router"] {
@@ -267,40 +330,40 @@ fn whoever_scrapes_reaches_the_metrics_and_not_the_api() {
             assert_eq!(container[probe]["httpGet"]["port"], "admin", "{name} {probe}");
         }
     }
-    let services = resources.manifests.iter().filter(|made| made.kind == Kind::Service);
-    let with_metrics = services.filter(|made| {
-        made.body["spec"]["ports"].as_array().unwrap().iter().any(|port| port["name"] == "admin")
+    let services = resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Service);
+    let with_metrics = services.filter(|manifest| {
+        manifest.body["spec"]["ports"].as_array().unwrap().iter().any(|port| port["name"] == "admin")
     });
     assert_eq!(
-        with_metrics.map(|made| made.name.as_str()).collect::<Vec<_>>(),
+        with_metrics.map(|manifest| manifest.name.as_str()).collect::<Vec<_>>(),
         ["full-replicas", "full-router"]
     );
 }
 
 #[test]
-fn the_platform_may_choose_the_user() {
-    for (pod_user, wanted) in [(PodUser::Fixed, json!(65532)), (PodUser::Platform, Value::Null)] {
+fn the_platform_can_assign_the_user() {
+    for (pod_user, expected) in [(PodUser::Fixed, json!(65532)), (PodUser::Platform, Value::Null)] {
         let object = fixture("small");
         let mut defaults = Defaults::with_images("s", "r");
         defaults.pod_user = pod_user;
-        let valid = validate(&object, &Observed::default(), &defaults).unwrap();
-        let resources = desired(&valid, &Observed::default());
+        let valid = validate(&object, &ObservedState::default(), &defaults).unwrap();
+        let resources = desired(&valid, &ObservedState::default(), UpgradePermission::Granted);
         for name in ["small-server", "small-router"] {
             let context = &template(&resources, name)["spec"]["securityContext"];
-            assert_eq!(context["runAsUser"], wanted);
-            assert_eq!(context["fsGroup"].is_null(), wanted.is_null() || name == "small-router");
+            assert_eq!(context["runAsUser"], expected);
+            assert_eq!(context["fsGroup"].is_null(), expected.is_null() || name == "small-router");
             assert_eq!(context["runAsNonRoot"], true);
         }
     }
 }
 
 #[test]
-fn nothing_restarts_without_a_cause_in_what_it_runs() {
+fn pods_restart_only_if_their_settings_change() {
     let object = fixture("small");
     let hash = |change: fn(&mut LlmDeployment)| {
         let mut object = object.clone();
         change(&mut object);
-        let resources = made(&object, &Observed::default());
+        let resources = render(&object, &ObservedState::default());
         let of = |name| digest(&deployment(&resources, name)["spec"]["template"]);
         (of("small-server"), of("small-router"))
     };
@@ -323,14 +386,15 @@ fn nothing_restarts_without_a_cause_in_what_it_runs() {
     assert_eq!((server == same.0, router == same.1), (true, false));
 }
 
-/// The restricted Pod Security Standard, as its documentation lists it.
+/// Checks the rules of the restricted Pod Security Standard.
 #[test]
 fn every_pod_meets_the_restricted_standard() {
     for name in FIXTURES {
         let object = fixture(name);
-        let first = made(&object, &Observed::default());
-        let resources = made(&object, &fetched(&first));
-        let pods = resources.manifests.iter().filter_map(|made| made.body.pointer("/spec/template/spec"));
+        let first = render(&object, &ObservedState::default());
+        let resources = render(&object, &after_fetch(&first));
+        let pods =
+            resources.manifests.iter().filter_map(|manifest| manifest.body.pointer("/spec/template/spec"));
         for pod in pods {
             let context = &pod["securityContext"];
             assert_eq!(context["runAsNonRoot"], true);
@@ -358,18 +422,18 @@ fn every_pod_meets_the_restricted_standard() {
 }
 
 #[test]
-fn only_the_router_has_an_account_token_and_secrets_are_mounted_where_they_are_needed_only() {
+fn only_routers_have_an_account_token_and_secrets_are_mounted_only_where_they_are_needed() {
     let object = fixture("full");
-    let first = made(&object, &Observed::default());
-    let resources = made(&object, &fetched(&first));
+    let first = render(&object, &ObservedState::default());
+    let resources = render(&object, &after_fetch(&first));
     let mut secrets = BTreeMap::new();
-    for made in &resources.manifests {
-        let Some(pod) = made.body.pointer("/spec/template/spec") else { continue };
-        assert_eq!(pod["automountServiceAccountToken"], made.name == "full-router", "{}", made.name);
+    for manifest in &resources.manifests {
+        let Some(pod) = manifest.body.pointer("/spec/template/spec") else { continue };
+        assert_eq!(pod["automountServiceAccountToken"], manifest.name == "full-router", "{}", manifest.name);
         let volumes = pod["volumes"].as_array().unwrap().iter();
         let mounted: Vec<&str> =
             volumes.filter_map(|volume| volume["secret"]["secretName"].as_str()).collect();
-        secrets.insert(made.name.split("-fetch").next().unwrap().to_owned(), mounted);
+        secrets.insert(manifest.name.split("-fetch").next().unwrap().to_owned(), mounted);
     }
     assert_eq!(
         secrets,
@@ -379,19 +443,19 @@ fn only_the_router_has_an_account_token_and_secrets_are_mounted_where_they_are_n
             ("full-server".to_owned(), vec!["fleet-token"]),
         ])
     );
-    let roles = resources.manifests.iter().filter(|made| made.kind == Kind::Role);
-    let rules: Vec<&Value> = roles.map(|made| &made.body["rules"]).collect();
+    let roles = resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Role);
+    let rules: Vec<&Value> = roles.map(|manifest| &manifest.body["rules"]).collect();
     let slices = json!([{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}]);
     assert_eq!(rules, [&slices]);
 }
 
 #[test]
-fn what_cannot_be_carried_out_is_refused_with_the_field() {
+fn invalid_resources_are_rejected_with_the_field() {
     let refusal = |change: fn(&mut LlmDeployment)| {
         let mut object = fixture("small");
         change(&mut object);
         let defaults = Defaults::with_images("", "");
-        let invalid = validate(&object, &Observed::default(), &defaults).unwrap_err();
+        let invalid = validate(&object, &ObservedState::default(), &defaults).unwrap_err();
         (invalid.reason(), invalid.to_string())
     };
     let (reason, message) =

@@ -1,60 +1,60 @@
-//! What a new release leads to, and which commit of a model is fetched: what may restart replicas, and what may not.
+//! Tests of upgrades to a new release and of pinned commits: which changes restart replicas, and which do not.
 
 use std::sync::Arc;
 
-use operator::desired::release::{Permission, Upgrade};
-use operator::desired::{Resources, desired};
+use operator::desired::release::{UpgradePermission, UpgradeStep};
+use operator::desired::{DesiredState, desired};
 use operator::manifest::Kind;
-use operator::observe::Observed;
+use operator::observe::ObservedState;
 use operator::pod::{FetchReport, PodState};
 use operator::validate::{Defaults, validate};
 use operator_api::LlmDeployment;
 use serde_json::json;
 
-use crate::{deployment, fixture, live, made, template};
+use crate::{deployment, fixture, live, render, template, valid};
 
-/// What the operator of another release leads to while `object` runs as this one has made it.
-fn upgraded(object: &LlmDeployment, upgrade: Permission, image: &str) -> (Resources, Resources) {
-    let before = made(object, &Observed::default());
-    let observed = Observed { owned: live(&before, Kind::Deployment), upgrade, ..Observed::default() };
+/// The desired state of `object` before and after the default image of the server changes to `image`.
+fn upgraded(
+    object: &LlmDeployment,
+    permission: UpgradePermission,
+    image: &str,
+) -> (DesiredState, DesiredState) {
+    let before = render(object, &ObservedState::default());
+    let observed = ObservedState { owned: live(&before, Kind::Deployment), ..ObservedState::default() };
     let defaults = Defaults::with_images(image, "ovfleet/router:1");
     let mut valid = validate(object, &observed, &defaults).unwrap();
     valid.image_pull_policy = Some("IfNotPresent".to_owned());
-    (before, desired(&valid, &observed))
+    (before, desired(&valid, &observed, permission))
 }
 
 #[test]
-fn a_new_default_image_waits_for_its_turn_and_a_change_by_the_user_does_not() {
+fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
     let mut object = fixture("small");
-    let (before, after) = upgraded(&object, Permission::AwaitsTurn, "ovfleet/server:2");
-    assert_eq!(after.upgrade, Upgrade::Waits(Permission::AwaitsTurn));
+    let (before, after) = upgraded(&object, UpgradePermission::AwaitsSlot, "ovfleet/server:2");
+    assert_eq!(after.upgrade, UpgradeStep::Wait(UpgradePermission::AwaitsSlot));
     assert_eq!(template(&after, "small-server"), template(&before, "small-server"));
-    assert_eq!(after.template, before.template, "replicas are as they should be meanwhile");
+    assert_eq!(after.template_hash, before.template_hash, "replicas count as updated meanwhile");
 
-    let (_, after) = upgraded(&object, Permission::Granted, "ovfleet/server:2");
-    assert_eq!(after.upgrade, Upgrade::Begins);
-    let image = |resources: &Resources| {
+    let (_, after) = upgraded(&object, UpgradePermission::Granted, "ovfleet/server:2");
+    assert_eq!(after.upgrade, UpgradeStep::Start);
+    let image = |resources: &DesiredState| {
         template(resources, "small-server")["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
     };
     assert_eq!(image(&after), "ovfleet/server:2");
 
-    // The user asks for other pods, which are of the new release then.
-    let before = made(&object, &Observed::default());
-    let observed = Observed {
-        owned: live(&before, Kind::Deployment),
-        upgrade: Permission::AwaitsTurn,
-        ..Observed::default()
-    };
+    // A change by the user includes the upgrade.
+    let before = render(&object, &ObservedState::default());
+    let observed = ObservedState { owned: live(&before, Kind::Deployment), ..ObservedState::default() };
     object.spec.engine.max_num_seqs = 7;
     let defaults = Defaults::with_images("ovfleet/server:2", "ovfleet/router:1");
     let valid = validate(&object, &observed, &defaults).unwrap();
-    let after = desired(&valid, &observed);
+    let after = desired(&valid, &observed, UpgradePermission::AwaitsSlot);
     assert_eq!(image(&after), "ovfleet/server:2");
     // Scaling restarts nothing.
     let mut object = fixture("small");
     object.spec.replicas = 9;
     let valid = validate(&object, &observed, &defaults).unwrap();
-    let after = desired(&valid, &observed);
+    let after = desired(&valid, &observed, UpgradePermission::AwaitsSlot);
     assert_eq!(deployment(&after, "small-server")["spec"]["replicas"], 9);
     assert_eq!(template(&after, "small-server"), template(&before, "small-server"));
 }
@@ -63,19 +63,15 @@ fn a_new_default_image_waits_for_its_turn_and_a_change_by_the_user_does_not() {
 fn an_image_that_the_resource_names_is_no_upgrade() {
     let mut object = fixture("small");
     object.spec.engine.image = Some("mine:1".to_owned());
-    let (_, after) = upgraded(&object, Permission::AwaitsTurn, "ovfleet/server:2");
-    assert_eq!(after.upgrade, Upgrade::None);
+    let (_, after) = upgraded(&object, UpgradePermission::AwaitsSlot, "ovfleet/server:2");
+    assert_eq!(after.upgrade, UpgradeStep::None);
 }
 
 #[test]
 fn routers_that_cannot_report_admission_are_replaced_at_once() {
     let object = fixture("small");
-    let before = made(&object, &Observed::default());
-    let mut observed = Observed {
-        owned: live(&before, Kind::Deployment),
-        upgrade: Permission::AwaitsTurn,
-        ..Observed::default()
-    };
+    let before = render(&object, &ObservedState::default());
+    let mut observed = ObservedState { owned: live(&before, Kind::Deployment), ..ObservedState::default() };
     for (key, deployment) in &mut observed.owned {
         let live = Arc::make_mut(deployment);
         live.data["spec"]["template"]["metadata"]["labels"]["ovfleet.dev/template"] = json!("former");
@@ -84,14 +80,14 @@ fn routers_that_cannot_report_admission_are_replaced_at_once() {
                 json!([{"name": "http", "containerPort": 8000}]);
         }
     }
-    let after = made(&object, &observed);
+    let after = desired(&valid(&object, &observed), &observed, UpgradePermission::AwaitsSlot);
     assert_eq!(template(&after, "small-router"), template(&before, "small-router"));
     let label = &template(&after, "small-server")["metadata"]["labels"]["ovfleet.dev/template"];
     assert_eq!(label, "former");
 }
 
-/// Takes the replica token from the Deployments, as a former release of the operator left them.
-fn without_token(observed: &mut Observed) {
+/// Removes the replica token from the Deployments, as if a former release of the operator had created them.
+fn without_token(observed: &mut ObservedState) {
     for deployment in observed.owned.values_mut() {
         let template = &mut Arc::make_mut(deployment).data["spec"]["template"];
         template["metadata"]["labels"]["ovfleet.dev/template"] = json!("former");
@@ -103,39 +99,39 @@ fn without_token(observed: &mut Observed) {
 #[test]
 fn routers_that_send_no_token_are_replaced_together_with_replicas_that_need_one() {
     let mut object = fixture("small");
-    let before = made(&object, &Observed::default());
-    let mut observed = Observed {
-        owned: live(&before, Kind::Deployment),
-        upgrade: Permission::AwaitsApproval,
-        ..Observed::default()
-    };
+    let before = render(&object, &ObservedState::default());
+    let mut observed = ObservedState { owned: live(&before, Kind::Deployment), ..ObservedState::default() };
     without_token(&mut observed);
-    let is_former = |resources: &Resources, name: &str| {
+    let waiting = |object: &LlmDeployment| {
+        let permission = UpgradePermission::AwaitsApproval;
+        desired(&valid(object, &observed), &observed, permission)
+    };
+    let is_former = |resources: &DesiredState, name: &str| {
         template(resources, name)["metadata"]["labels"]["ovfleet.dev/template"] == "former"
     };
     // An upgrade of both waits.
-    let waiting = made(&object, &observed);
-    assert_eq!(waiting.upgrade, Upgrade::Waits(Permission::AwaitsApproval));
-    assert!(is_former(&waiting, "small-server") && is_former(&waiting, "small-router"));
-    // The user changes the replicas: no former router could reach the new ones.
+    let upgrade = waiting(&object);
+    assert_eq!(upgrade.upgrade, UpgradeStep::Wait(UpgradePermission::AwaitsApproval));
+    assert!(is_former(&upgrade, "small-server") && is_former(&upgrade, "small-router"));
+    // After a change by the user, replicas reject the requests of former routers.
     object.spec.engine.max_num_seqs = 7;
-    let changed = made(&object, &observed);
+    let changed = waiting(&object);
     assert!(!is_former(&changed, "small-server") && !is_former(&changed, "small-router"));
-    // Routers may be the first: replicas that need no token ignore it.
+    // Routers can be upgraded first, because replicas that need no token ignore it.
     let mut object = fixture("small");
     object.spec.observability.access_log = true;
-    let changed = made(&object, &observed);
+    let changed = waiting(&object);
     assert!(is_former(&changed, "small-server") && !is_former(&changed, "small-router"));
 }
 
 #[test]
-fn the_commit_that_the_first_replica_found_is_what_all_others_fetch() {
+fn all_replicas_fetch_the_commit_that_the_first_one_has_fetched() {
     const COMMIT: &str = "0123456789012345678901234567890123456789";
     let object = fixture("small");
-    let mut observed = Observed::default();
-    let first = made(&object, &observed);
-    let revisions = |resources: &Resources| {
-        let map = resources.manifests.iter().find(|made| made.name == "small-revisions").unwrap();
+    let mut observed = ObservedState::default();
+    let first = render(&object, &observed);
+    let revisions = |resources: &DesiredState| {
+        let map = resources.manifests.iter().find(|manifest| manifest.name == "small-revisions").unwrap();
         map.body["data"].clone()
     };
     let data = revisions(&first);
@@ -159,22 +155,22 @@ fn the_commit_that_the_first_replica_found_is_what_all_others_fetch() {
         ..PodState::default()
     };
     observed.pods = vec![replica(COMMIT)];
-    let second = made(&object, &observed);
+    let second = render(&object, &observed);
     assert_eq!(revisions(&second)[key], COMMIT);
     assert_eq!(template(&second, "small-server"), template(&first, "small-server"), "nothing restarts");
 
-    // It stays, whatever others find and however few are left of those that found it.
+    // The commit stays pinned, even if other replicas report another one or the first replica is deleted.
     observed.owned = live(&second, Kind::ConfigMap);
     observed.pods = vec![replica("ffffffffffffffffffffffffffffffffffffffff")];
-    assert_eq!(revisions(&made(&object, &observed))[key], COMMIT);
+    assert_eq!(revisions(&render(&object, &observed))[key], COMMIT);
     observed.pods.clear();
-    assert_eq!(revisions(&made(&object, &observed))[key], COMMIT);
+    assert_eq!(revisions(&render(&object, &observed))[key], COMMIT);
 
-    // Another revision is looked up anew, and replicas of the former one can still start again.
+    // Another revision is pinned separately, and the entry of the former one stays for replicas that restart.
     let mut next = object;
     next.spec.model.source.hf.as_mut().unwrap().revision = "v2".to_owned();
     observed.pods = vec![replica(COMMIT)];
-    let data = revisions(&made(&next, &observed));
+    let data = revisions(&render(&next, &observed));
     assert_eq!((data.as_object().unwrap().len(), data[key].as_str()), (2, Some(COMMIT)));
     assert!(data.as_object().unwrap().values().any(|revision| revision == "v2"), "{data}");
 }

@@ -1,4 +1,4 @@
-//! Who runs against whom, over what, and what comes of it.
+//! Runs each competitor with the same traffic, and summarizes the results.
 
 use router::policy::{KvConfig, Policy};
 
@@ -7,20 +7,20 @@ use crate::fleet::{Outcomes, Router, run};
 use crate::routers::{LeastLoad, LlmD, Oracle, Ovfleet};
 use crate::workload::{Kind, Request, workload};
 
-/// A replica with a small model on eight cores: a quarter of the times that `docs/performance/results.md` has of two,
-/// a cache of 32,768 tokens, and the server's own step sizes.
+/// A replica with a small model on eight cores: a quarter of the times that were measured on two cores
+/// (`docs/performance/results.md`), a cache of 32,768 tokens, and the default step sizes of the server.
 pub(crate) const REPLICA: EngineConfig = EngineConfig {
     block_tokens: 16,
     blocks_total: 2048,
-    batch_tokens_max: 512,
-    chunk_tokens_max: 128,
-    sequences_max: 32,
+    max_num_batched_tokens: 512,
+    max_chunk_tokens: 128,
+    max_num_seqs: 32,
     step: 3_000_000,
     prefill_token: 420_000,
-    decode_row: 1_600_000,
+    decode_token: 1_600_000,
 };
 
-/// A way of picking.
+/// A way to pick replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Competitor {
     Ovfleet(Policy),
@@ -38,17 +38,18 @@ pub(crate) struct Arena {
     pub(crate) seeds: Vec<u64>,
 }
 
-/// What a competitor made of one kind of traffic: over the seeds, medians of each run's figures.
+/// The results of a competitor with one kind of traffic: medians over the seeds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Score {
-    /// Time to the first token in seconds: the 99th percentile,
+    /// The 99th percentile of the time to the first token, in seconds.
     pub(crate) p99: f64,
-    /// and the median.
+    /// The median of the time to the first token, in seconds.
     pub(crate) p50: f64,
-    /// Seconds between two tokens, the 99th percentile of the answers.
+    /// The 99th percentile of the time between two tokens, in seconds.
     pub(crate) between: f64,
-    /// Most requests of one replica, in fair shares: the worst of all seeds.
+    /// The number of requests of the busiest replica, divided by the mean of all replicas: the largest of all seeds.
     pub(crate) hottest: f64,
+    /// The fraction of the prompt tokens that was in a cache.
     pub(crate) cached: f64,
 }
 
@@ -82,7 +83,7 @@ impl Competitor {
 }
 
 impl Arena {
-    /// What each competitor makes of traffic of `kind`, in their order.
+    /// The score of each competitor with traffic of this kind.
     pub(crate) fn scores(&self, kind: Kind, competitors: &[Competitor]) -> Vec<Score> {
         let traffic: Vec<Vec<Request>> = self
             .seeds
@@ -103,7 +104,7 @@ impl Arena {
 fn summary(mut outcomes: Outcomes) -> Score {
     outcomes.first_token.sort_by(f64::total_cmp);
     outcomes.between_tokens.sort_by(f64::total_cmp);
-    let percentile = |sorted: &[f64], part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize];
+    let percentile = |sorted: &[f64], rank: f64| sorted[((sorted.len() - 1) as f64 * rank) as usize];
     Score {
         p99: percentile(&outcomes.first_token, 0.99),
         p50: percentile(&outcomes.first_token, 0.5),
@@ -114,8 +115,8 @@ fn summary(mut outcomes: Outcomes) -> Score {
 }
 
 fn medians(runs: &[Score]) -> Score {
-    let median = |of: fn(&Score) -> f64| {
-        let mut values: Vec<f64> = runs.iter().map(of).collect();
+    let median = |figure: fn(&Score) -> f64| {
+        let mut values: Vec<f64> = runs.iter().map(figure).collect();
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };

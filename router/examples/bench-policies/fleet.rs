@@ -1,46 +1,50 @@
-//! The event loop: requests arrive at a router, travel, are computed, are reported; all in virtual time.
+//! The event loop in virtual time: requests arrive at a router, are sent to a replica, are computed, and appear in load
+//! reports.
 //!
-//! What a router learns and when is as it is in the product: reports follow a change after 20 ms, and every
-//! second, and travel; requests travel too, by different times, so that they overtake each other. Nobody but
-//! the oracle sees the replicas themselves.
+//! A router learns what a real one learns, at the same times: a report follows a change after 20 ms, and otherwise every
+//! second. Reports and requests take a random time through the network, so they can overtake each other. Only the oracle
+//! sees the replicas themselves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use proto::v1alpha1 as wire;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::engine::{Engine, EngineConfig, Load, Nanos, Outcome, SECOND, Spec};
+use server_scheduler::Load;
+
+use crate::engine::{Engine, EngineConfig, Nanos, Outcome, SECOND, Spec};
 use crate::workload::{Arrival, Request};
 
-/// The server gathers changes for so long before it reports.
+/// How long the server collects changes before it reports them.
 const COALESCE: Nanos = 20_000_000;
-/// The longest that it does not report.
+/// The longest time between two reports.
 const HEARTBEAT: Nanos = SECOND;
-/// Who the router is in reports.
+/// The number of the router in reports.
 pub(crate) const ROUTER: u64 = 7;
 
-/// Something that decides where requests go.
+/// Decides to which replica each request goes.
 pub(crate) trait Router {
-    /// Where a request goes, and the number of the dispatch; `None`: it waits until something changes.
+    /// The replica of a request and the number of the dispatch, or `None` if the request waits until something changes.
     fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)>;
-    /// Its first token arrived at the router.
+    /// The first token of a request has arrived at the router.
     fn first_token(&mut self, _id: usize) {}
-    /// Its last token did.
+    /// The last token of a request has arrived at the router.
     fn finished(&mut self, _id: usize, _request: &Request) {}
-    /// A report arrived.
+    /// A report of a replica has arrived.
     fn report(&mut self, _replica: usize, _report: &wire::Load, _now: Nanos) {}
-    /// How often it asks all replicas for their present load, if it does.
+    /// How often the router polls the load of all replicas, if it does.
     fn poll_every(&self) -> Option<Nanos> {
         None
     }
-    /// The answers to that.
+    /// The result of a poll.
     fn polled(&mut self, _loads: &[wire::Load], _now: Nanos) {}
 }
 
-/// The replicas themselves. For the oracle; a router that is none uses `now` only.
+/// The time and the replicas. Routers other than the oracle use the time only.
 pub(crate) struct World {
     pub(crate) now: Nanos,
     pub(crate) replicas: Vec<Replica>,
@@ -48,31 +52,41 @@ pub(crate) struct World {
 
 pub(crate) struct Replica {
     pub(crate) engine: Engine,
-    /// When the step under way ends.
+    /// When the step in flight ends.
     pub(crate) busy_until: Option<Nanos>,
-    /// What was sent there and has not arrived: when it will.
-    pub(crate) in_transit: Vec<(Nanos, usize, Rc<Spec>)>,
-    /// Dispatches that the engine has.
-    seen: Ranges,
+    /// The requests that were sent to it and have not arrived.
+    pub(crate) in_transit: Vec<RequestInTransit>,
+    /// The dispatches that have arrived.
+    arrived: Ranges,
     published: Load,
-    published_seen: Ranges,
-    told: Load,
+    /// The dispatches that `published` includes.
+    included: Ranges,
+    /// The load in the latest report.
+    reported: Load,
     reports: u64,
     is_report_due: bool,
     heartbeats: u64,
     pub(crate) picks: u64,
 }
 
-/// What came of a run.
+/// A request on its way to a replica.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestInTransit {
+    pub(crate) arrives: Nanos,
+    pub(crate) request: usize,
+    pub(crate) spec: Rc<Spec>,
+}
+
+/// The measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcomes {
-    /// Seconds to the first token, for each request.
+    /// The time to the first token of each request, in seconds.
     pub(crate) first_token: Vec<f64>,
-    /// Seconds between two tokens, averaged over each answer.
+    /// The mean time between two tokens of each answer, in seconds.
     pub(crate) between_tokens: Vec<f64>,
-    /// Requests that the replica with most had, in shares of its fair part.
+    /// The number of requests of the busiest replica, divided by the mean of all replicas.
     pub(crate) hottest: f64,
-    /// The part of prompt tokens that was in a cache.
+    /// The fraction of the prompt tokens that was in a cache.
     pub(crate) cached: f64,
 }
 
@@ -89,6 +103,13 @@ enum Event {
     Arrives { request: usize },
 }
 
+/// A request that arrives some time after the answer to another one.
+#[derive(Clone, Copy)]
+struct Follower {
+    request: usize,
+    pause: Nanos,
+}
+
 struct Run<'a> {
     requests: &'a [Request],
     router: &'a mut dyn Router,
@@ -100,9 +121,9 @@ struct Run<'a> {
     reports: Vec<Option<wire::Load>>,
     arrived: Vec<Nanos>,
     first: Vec<Option<Nanos>>,
-    /// Requests that come when another one is finished.
-    followers: Vec<Option<(usize, Nanos)>>,
-    left: usize,
+    /// For each request, the one that follows its answer.
+    followers: Vec<Option<Follower>>,
+    unfinished: usize,
     outcomes: Outcomes,
 }
 
@@ -129,17 +150,19 @@ pub(crate) fn run(
         arrived: vec![0; requests.len()],
         first: vec![None; requests.len()],
         followers: vec![None; requests.len()],
-        left: requests.len(),
+        unfinished: requests.len(),
         outcomes: Outcomes::default(),
     };
     run.start();
-    while run.left > 0 {
+    while run.unfinished > 0 {
         let Reverse((now, _, event)) = run.events.pop().expect("every request is answered");
         run.world.now = now;
         run.handle(event);
     }
     let most = run.world.replicas.iter().map(|replica| replica.picks).max().unwrap_or(0);
-    let sum = |of: fn(&Engine) -> u64| run.world.replicas.iter().map(|it| of(&it.engine)).sum::<u64>();
+    let sum = |count: fn(&Engine) -> u64| {
+        run.world.replicas.iter().map(|replica| count(&replica.engine)).sum::<u64>()
+    };
     Outcomes {
         hottest: most as f64 * count as f64 / requests.len() as f64,
         cached: sum(|engine| engine.cached_tokens) as f64 / sum(|engine| engine.prompt_tokens) as f64,
@@ -152,7 +175,9 @@ impl Run<'_> {
         for (request, Request { arrival, .. }) in self.requests.iter().enumerate() {
             match *arrival {
                 Arrival::At(at) => self.at(at, Event::Arrives { request }),
-                Arrival::After { request: before, pause } => self.followers[before] = Some((request, pause)),
+                Arrival::After { request: before, pause } => {
+                    self.followers[before] = Some(Follower { request, pause })
+                }
             }
         }
         for replica in 0..self.world.replicas.len() {
@@ -168,8 +193,8 @@ impl Run<'_> {
         self.events.push(Reverse((at, self.order, event)));
     }
 
-    /// The time something takes through the network: 0.2 to 2 ms.
-    fn travel(&mut self) -> Nanos {
+    /// When something that is sent now arrives: in 0.2 to 2 ms.
+    fn arrival(&mut self) -> Nanos {
         self.world.now + 200_000 + self.rng.next_u64() % 1_800_000
     }
 
@@ -181,11 +206,11 @@ impl Run<'_> {
                 self.dispatch();
             }
             Event::Delivered { replica, request, number } => {
-                let it = &mut self.world.replicas[replica];
-                it.in_transit.retain(|sent| sent.1 != request);
-                it.seen.insert(number);
-                it.engine.submit(request, Rc::clone(&self.requests[request].spec));
-                if it.busy_until.is_none() {
+                let target = &mut self.world.replicas[replica];
+                target.in_transit.retain(|sent| sent.request != request);
+                target.arrived.insert(number);
+                target.engine.submit(request, Rc::clone(&self.requests[request].spec));
+                if target.busy_until.is_none() {
                     self.step(replica);
                 }
             }
@@ -209,15 +234,15 @@ impl Run<'_> {
                 self.dispatch();
             }
             Event::Poll => {
-                let loads: Vec<_> = self.world.replicas.iter().map(Replica::wire).collect();
+                let loads: Vec<_> = self.world.replicas.iter().map(Replica::to_report).collect();
                 self.router.polled(&loads, self.world.now);
-                let every = self.router.poll_every().expect("it polled");
-                self.at(self.world.now + every, Event::Poll);
+                let interval = self.router.poll_every().expect("a poll was scheduled");
+                self.at(self.world.now + interval, Event::Poll);
             }
         }
     }
 
-    /// Sends what waits in the router, the first first, as far as it has a place.
+    /// Sends the requests that wait in the router, in order, until one of them has no replica.
     fn dispatch(&mut self) {
         while let Some(&request) = self.held.front() {
             let Some((replica, number)) = self.router.pick(request, &self.requests[request], &self.world)
@@ -225,35 +250,36 @@ impl Run<'_> {
                 return;
             };
             self.held.pop_front();
-            let arrives = self.travel();
-            let it = &mut self.world.replicas[replica];
-            it.picks += 1;
-            it.in_transit.push((arrives, request, Rc::clone(&self.requests[request].spec)));
+            let arrives = self.arrival();
+            let target = &mut self.world.replicas[replica];
+            target.picks += 1;
+            let spec = Rc::clone(&self.requests[request].spec);
+            target.in_transit.push(RequestInTransit { arrives, request, spec });
             self.at(arrives, Event::Delivered { replica, request, number });
         }
     }
 
     fn finished(&mut self, request: usize) {
-        self.left -= 1;
+        self.unfinished -= 1;
         let began = self.first[request].unwrap_or(self.world.now);
-        let tokens = f64::from(self.requests[request].spec.output_tokens - 1).max(1.0);
-        let took = self.world.now.saturating_sub(began) as f64 / SECOND as f64;
-        self.outcomes.between_tokens.push(took / tokens);
+        let intervals = f64::from(self.requests[request].spec.output_tokens() - 1).max(1.0);
+        let seconds = self.world.now.saturating_sub(began) as f64 / SECOND as f64;
+        self.outcomes.between_tokens.push(seconds / intervals);
         self.router.finished(request, &self.requests[request]);
-        if let Some((next, pause)) = self.followers[request] {
-            self.at(self.world.now + pause, Event::Arrives { request: next });
+        if let Some(Follower { request, pause }) = self.followers[request] {
+            self.at(self.world.now + pause, Event::Arrives { request });
         }
         self.dispatch();
     }
 
     fn step(&mut self, replica: usize) {
         let now = self.world.now;
-        let it = &mut self.world.replicas[replica];
-        if it.engine.is_idle() {
-            it.busy_until = None;
+        let computing = &mut self.world.replicas[replica];
+        if computing.engine.is_idle() {
+            computing.busy_until = None;
         } else {
-            let ends = now + it.engine.begin_step();
-            it.busy_until = Some(ends);
+            let ends = now + computing.engine.begin_step();
+            computing.busy_until = Some(ends);
             self.at(ends, Event::StepEnds { replica });
         }
         self.publish(replica);
@@ -263,10 +289,10 @@ impl Run<'_> {
         let mut outcomes = Vec::new();
         self.world.replicas[replica].engine.end_step(&mut outcomes);
         for outcome in outcomes {
-            let at = self.travel();
+            let at = self.arrival();
             match outcome {
                 Outcome::First { request } => self.at(at, Event::First { request }),
-                // After the first one, also if both come of one step.
+                // After the first token, even if both are results of the same step.
                 Outcome::Finished { request } => {
                     self.at(at.max(self.world.now + 2_000_000), Event::Finished { request })
                 }
@@ -275,26 +301,26 @@ impl Run<'_> {
         self.step(replica);
     }
 
-    /// What the engine says of itself at the beginning of a step and when it is idle.
+    /// Publishes the load of the engine, at the beginning of a step and when the engine becomes idle.
     fn publish(&mut self, replica: usize) {
         let at = self.world.now + COALESCE;
-        let it = &mut self.world.replicas[replica];
-        it.published = it.engine.load();
-        it.published_seen = it.seen.clone();
-        if !it.is_report_due && differs(&it.told, &it.published, it.engine.config.blocks_total) {
-            it.is_report_due = true;
+        let reporting = &mut self.world.replicas[replica];
+        reporting.published = reporting.engine.load();
+        reporting.included = reporting.arrived.clone();
+        if !reporting.is_report_due && differs(&reporting.reported, &reporting.published) {
+            reporting.is_report_due = true;
             self.at(at, Event::ReportDue { replica });
         }
     }
 
     fn report(&mut self, replica: usize) {
-        let arrives = self.travel();
-        let it = &mut self.world.replicas[replica];
-        it.is_report_due = false;
-        it.told = it.published;
-        it.reports += 1;
-        it.heartbeats += 1;
-        let (report, number) = (it.wire(), it.heartbeats);
+        let arrives = self.arrival();
+        let reporting = &mut self.world.replicas[replica];
+        reporting.is_report_due = false;
+        reporting.reported = reporting.published;
+        reporting.reports += 1;
+        reporting.heartbeats += 1;
+        let (report, number) = (reporting.to_report(), reporting.heartbeats);
         self.reports.push(Some(report));
         self.at(arrives, Event::Reported { replica, slot: self.reports.len() - 1 });
         self.at(self.world.now + HEARTBEAT, Event::Heartbeat { replica, number });
@@ -307,10 +333,10 @@ impl Replica {
             engine: Engine::new(config),
             busy_until: None,
             in_transit: Vec::new(),
-            seen: Ranges::default(),
+            arrived: Ranges::default(),
             published: Load::default(),
-            published_seen: Ranges::default(),
-            told: Load::default(),
+            included: Ranges::default(),
+            reported: Load::default(),
             reports: 0,
             is_report_due: false,
             heartbeats: 0,
@@ -318,67 +344,67 @@ impl Replica {
         }
     }
 
-    /// The report as it goes over the wire.
-    fn wire(&self) -> wire::Load {
-        let EngineConfig { block_tokens, blocks_total, sequences_max, .. } = self.engine.config;
-        let Load { active, evictable, running, waiting, uncomputed, preemptions } = self.published;
-        let (prefill, decode) = self.engine.speeds();
+    /// The load report as the server sends it.
+    fn to_report(&self) -> wire::Load {
+        let EngineConfig { block_tokens, max_num_seqs, .. } = self.engine.config;
+        let load = self.published;
         wire::Load {
             epoch: 1,
             report: self.reports,
             state: wire::State::Serving.into(),
             models: Vec::new(),
-            blocks_total,
-            blocks_active: active,
-            blocks_evictable: evictable,
-            blocks_free: blocks_total - active - evictable,
+            blocks_total: load.blocks_total,
+            blocks_active: load.blocks_active,
+            blocks_evictable: load.blocks_evictable,
+            blocks_free: load.blocks_free,
             block_tokens,
-            running,
-            waiting,
-            uncomputed_tokens: uncomputed,
-            sequences_max,
+            running: load.running,
+            waiting: load.waiting,
+            uncomputed_tokens: load.uncomputed_tokens,
+            sequences_max: max_num_seqs,
             requests_max: 4096,
-            prefill_tokens_per_second: prefill,
-            decode_tokens_per_second: decode,
-            preemptions_total: preemptions,
-            dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.published_seen.wire() }),
+            prefill_tokens_per_second: self.engine.prefill_tokens_per_second(),
+            decode_tokens_per_second: self.engine.decode_tokens_per_second(),
+            preemptions_total: load.preemptions_total,
+            dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.included.to_message() }),
             store_id: 0,
             asleep: false,
         }
     }
 }
 
-/// As the server judges it.
-fn differs(told: &Load, present: &Load, blocks_total: u32) -> bool {
-    let far = |before: u32, after: u32| before.abs_diff(after) > blocks_total / 50;
-    (told.running, told.waiting) != (present.running, present.waiting)
-        || far(told.active, present.active)
-        || far(told.evictable, present.evictable)
+/// Whether the server would report a change: the number of sequences differs, or the use of the cache by more than 2 %.
+fn differs(reported: &Load, current: &Load) -> bool {
+    let differ = |before: u32, after: u32| before.abs_diff(after) > current.blocks_total / 50;
+    (reported.running, reported.waiting) != (current.running, current.waiting)
+        || differ(reported.blocks_active, current.blocks_active)
+        || differ(reported.blocks_evictable, current.blocks_evictable)
 }
 
-/// Numbers, most of them adjacent.
+/// A set of numbers, most of which are adjacent.
 #[derive(Clone, Debug, Default)]
-struct Ranges(Vec<(u64, u64)>);
+struct Ranges(Vec<RangeInclusive<u64>>);
 
 impl Ranges {
     fn insert(&mut self, number: u64) {
-        let at = self.0.partition_point(|range| range.1 + 1 < number);
-        match self.0.get_mut(at) {
-            Some(range) if range.1 + 1 == number => {
-                range.1 = number;
-                let last = *range;
-                if let Some(next) = self.0.get_mut(at + 1).filter(|next| next.0 == number + 1) {
-                    next.0 = last.0;
-                    self.0.remove(at);
+        let at = self.0.partition_point(|range| range.end() + 1 < number);
+        match self.0.get(at).cloned() {
+            Some(range) if range.contains(&number) => {}
+            Some(range) if range.end() + 1 == number => match self.0.get(at + 1).cloned() {
+                Some(next) if *next.start() == number + 1 => {
+                    self.0[at] = *range.start()..=*next.end();
+                    self.0.remove(at + 1);
                 }
-            }
-            Some(range) if number + 1 == range.0 => range.0 = number,
-            Some(range) if range.0 <= number => {}
-            _ => self.0.insert(at, (number, number)),
+                _ => self.0[at] = *range.start()..=number,
+            },
+            Some(range) if number + 1 == *range.start() => self.0[at] = number..=*range.end(),
+            _ => self.0.insert(at, number..=number),
         }
     }
 
-    fn wire(&self) -> Vec<wire::DispatchRange> {
-        self.0.iter().map(|&(first, last)| wire::DispatchRange { first, last }).collect()
+    fn to_message(&self) -> Vec<wire::DispatchRange> {
+        let message =
+            |range: &RangeInclusive<u64>| wire::DispatchRange { first: *range.start(), last: *range.end() };
+        self.0.iter().map(message).collect()
     }
 }

@@ -1,8 +1,8 @@
-//! The policy arena: every way of picking a replica, over the same traffic, in virtual time.
+//! Compares routing policies with the same traffic in virtual time. The replicas run the server's own scheduler.
 //!
-//! A run is a function of its seed: no thread, no clock, no network. `make bench-policies` prints the table;
-//! `--update` also puts it into `docs/performance/results.md`. The tests of this example run a smaller arena and hold
-//! the default policy to what is promised of it.
+//! A run is a function of its seed: it uses no thread, clock or network. `make bench-policies` prints the table, and
+//! `--update` also writes it to `docs/performance/results.md`. The tests of this example run fewer requests and check the
+//! targets of the default policy.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
 use std::process::ExitCode;
@@ -56,8 +56,12 @@ fn args(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
     let mut args = Args { seeds: 5, requests: 3000, update: false };
     while let Some(word) = words.next() {
         let mut number = || {
-            let value = words.next().ok_or(format!("{word} needs a number"))?;
-            value.parse::<u64>().ok().filter(|&value| value > 0).ok_or(format!("{value:?} is no count"))
+            let value = words.next().ok_or(format!("{word} must be followed by a number"))?;
+            value
+                .parse::<u64>()
+                .ok()
+                .filter(|&value| value > 0)
+                .ok_or(format!("{word} must be a positive number, not {value:?}"))
         };
         match word.as_str() {
             "--seeds" => args.seeds = number()?,

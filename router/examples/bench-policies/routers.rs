@@ -1,4 +1,4 @@
-//! Who competes: this router with each of its policies, the formulas that others publish, and an oracle.
+//! The competitors: this router with each of its policies, formulas that other projects publish, and an oracle.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,18 +8,19 @@ use proto::v1alpha1::Load;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use router::estimate::Estimates;
-use router::ledger::{BookingGuard, Ledger, ReportOutcome};
+use router::ledger::{BookingGuard, Ledger, ReportOutcome, TenantLoad};
 use router::policy::{Candidate, Capacity, Demand, Policy, capacity};
 use router::prefix::PrefixIndex;
+use router::queue::NO_TENANT;
 
 use crate::engine::{Nanos, Outcome, SECOND};
-use crate::fleet::{ROUTER, Replica, Router, World};
+use crate::fleet::{ROUTER, Replica, RequestInTransit, Router, World};
 use crate::workload::Request;
 
-/// A report older than this does not exist.
+/// The age at which a report is ignored.
 const REPORT_TTL: Duration = Duration::from_secs(3);
 
-/// This router: its ledgers, its index, its policy, put together as the binary does it.
+/// This router: its ledgers, its index and its policy, combined as the router combines them.
 pub(crate) struct Ovfleet {
     policy: Policy,
     beginning: Instant,
@@ -63,11 +64,12 @@ impl Router for Ovfleet {
     fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)> {
         let now = self.instant(world.now);
         let demand = Demand {
-            prompt_tokens: request.told_prompt_tokens,
+            prompt_tokens: request.estimated_prompt_tokens,
             output_tokens: self.estimates.output_tokens(None),
             output_tokens_max: None,
             sequences: 1,
             session: None,
+            tenant: NO_TENANT,
         };
         let candidate = |(identity, known): (u64, &KnownReplica)| {
             let cached = match self.policy.uses_prefixes() {
@@ -77,6 +79,7 @@ impl Router for Ovfleet {
             Candidate {
                 identity,
                 view: known.ledger.view(now, REPORT_TTL),
+                tenant_load: TenantLoad::default(),
                 cached_tokens: request.chain.tokens_of(cached, 4.0),
                 weight: 1.0,
                 is_reserved: false,
@@ -107,25 +110,25 @@ impl Router for Ovfleet {
 
     fn finished(&mut self, id: usize, request: &Request) {
         self.bookings.remove(&id);
-        self.estimates.observe_output(request.spec.output_tokens);
+        self.estimates.observe_output(request.spec.output_tokens());
     }
 
     fn report(&mut self, replica: usize, report: &Load, now: Nanos) {
         let now = self.instant(now);
         let known = &mut self.replicas[replica];
         if known.ledger.observe(report, now) == ReportOutcome::Accepted {
-            let to_come = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
-            let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + to_come;
+            let expected = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
+            let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + expected;
             known.index.trim(blocks as usize);
         }
     }
 }
 
-/// The scorers of llm-d's endpoint picker with their usual weights: the queue and the KV cache twice, the
-/// prefix three times; the highest sum wins, ties at random. It asks the replicas every 50 ms.
+/// The scorers of llm-d's endpoint picker with their default weights: 2 for the queue and the KV cache, 3 for the prefix. The
+/// highest sum wins, ties are broken at random. It polls the replicas every 50 ms.
 pub(crate) struct LlmD {
     loads: Vec<Load>,
-    /// Its own approximate index of prefixes, if it looks at them.
+    /// Its approximate index of prefixes, if it uses one.
     indexes: Option<Vec<PrefixIndex>>,
     rng: StdRng,
 }
@@ -140,7 +143,8 @@ impl LlmD {
 impl Router for LlmD {
     fn pick(&mut self, _: usize, request: &Request, _: &World) -> Option<(usize, u64)> {
         let waiting = || self.loads.iter().map(|load| f64::from(load.waiting));
-        let (least, most) = waiting().fold((f64::MAX, 0.0f64), |(a, b), it| (a.min(it), b.max(it)));
+        let (least, most) = waiting()
+            .fold((f64::MAX, 0.0f64), |(least, most), waiting| (least.min(waiting), most.max(waiting)));
         let blocks = request.chain.blocks().max(1) as f64;
         let mut best = (f64::MIN, 0);
         let mut ties = 0;
@@ -179,9 +183,9 @@ impl Router for LlmD {
     }
 }
 
-/// The least-load formula of the Shepherd Model Gateway: queued tokens and those sent since the last poll, by
-/// the throughput, plus a barrier for the KV cache; the first of equals wins. It asks once a second, which is
-/// ten times as often as it does by default.
+/// The least-load formula of the Shepherd Model Gateway: the queued tokens and those sent since the last poll, divided by the
+/// throughput, plus a barrier for the KV cache. The first of equal replicas wins. It polls once a second, which is ten times
+/// as often as its default.
 pub(crate) struct LeastLoad {
     loads: Vec<Load>,
     sent: Vec<f64>,
@@ -206,7 +210,7 @@ impl Router for LeastLoad {
             tokens / throughput + LAMBDA * filled / (1.0 - filled)
         };
         let best = (0..self.loads.len()).min_by(|&a, &b| score(a).total_cmp(&score(b)))?;
-        self.sent[best] += f64::from(request.told_prompt_tokens);
+        self.sent[best] += f64::from(request.estimated_prompt_tokens);
         Some((best, 0))
     }
 
@@ -220,9 +224,9 @@ impl Router for LeastLoad {
     }
 }
 
-/// Knows each replica as it is this instant, caches, what is on its way and how long every answer will be
-/// included, and tries out where the request at hand has its first token first. It does not know what comes
-/// after, and it neither waits nor moves anything once it is sent.
+/// Knows the present state of each replica, including its cache, the requests on their way and the length of every answer, and
+/// tries at which replica the request would have its first token first. It does not know later requests, and it neither lets a
+/// request wait nor moves one that was sent.
 pub(crate) struct Oracle;
 
 impl Router for Oracle {
@@ -232,36 +236,35 @@ impl Router for Oracle {
     }
 }
 
-/// When the request would have its first token at a replica.
+/// When a request would have its first token at a replica.
 fn first_token(id: usize, request: &Request, now: Nanos, replica: &Replica) -> Nanos {
     let mut engine = replica.engine.clone();
     let mut coming = replica.in_transit.clone();
-    coming.push((now + 1_100_000, id, request.spec.clone()));
-    coming.sort_by_key(|sent| Reverse(sent.0));
+    coming.push(RequestInTransit { arrives: now + 1_100_000, request: id, spec: request.spec.clone() });
+    coming.sort_by_key(|sent| Reverse(sent.arrives));
     let mut outcomes = Vec::new();
     let mut at = replica.busy_until.unwrap_or(now);
     let mut is_busy = replica.busy_until.is_some();
     loop {
         if is_busy {
             engine.end_step(&mut outcomes);
-            let mine = |outcome: &Outcome| *outcome == Outcome::First { request: id };
-            if outcomes.drain(..).any(|outcome| mine(&outcome)) {
+            if outcomes.drain(..).any(|outcome| outcome == Outcome::First { request: id }) {
                 return at;
             }
         }
-        while let Some((_, request, spec)) = coming.pop_if(|sent| sent.0 <= at) {
-            engine.submit(request, spec);
+        while let Some(sent) = coming.pop_if(|sent| sent.arrives <= at) {
+            engine.submit(sent.request, sent.spec);
         }
         is_busy = !engine.is_idle();
         if is_busy {
             at += engine.begin_step();
         } else {
-            at = coming.last().expect("it is on its way").0;
+            at = coming.last().expect("the request is on its way").arrives;
         }
     }
 }
 
-/// Between replicas that are equally quick: the one with less to do.
+/// The number of requests at a replica, which decides between replicas that would answer at the same time.
 fn backlog(replica: &Replica) -> u64 {
     let load = replica.engine.load();
     u64::from(load.running) + u64::from(load.waiting) + replica.in_transit.len() as u64

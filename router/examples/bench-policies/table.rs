@@ -1,17 +1,20 @@
-//! The result as a table, and what was promised held against it.
+//! The table of the results, and the targets of the default policy.
 
 use std::path::Path;
 
 use crate::arena::{Arena, Competitor, Score};
 use crate::workload::{KINDS, Kind};
 
-/// What `kv` is promised to do.
-const UNDER_ROUND_ROBIN: f64 = 0.7;
-const BEST_OF: usize = 5;
-const NEAR_ORACLE: f64 = 1.1;
-const NEAR_ORACLE_OF: usize = 4;
-/// More fair shares of the requests on one replica than this is a collapse. (The oracle comes to 1.9: where half of
-/// the requests have a cached beginning, these cost a fraction.)
+/// The 99th percentile of `kv` with uneven traffic, as a fraction of that of round robin and least requests, at most.
+const P99_RATIO_MAX: f64 = 0.7;
+/// Number of kinds of traffic with which `kv` is the best policy, at least.
+const BEST_KINDS_MIN: usize = 5;
+/// The 99th percentile of `kv` as a multiple of the oracle's that counts as near.
+const NEAR_ORACLE_RATIO: f64 = 1.1;
+/// Number of kinds of traffic with which `kv` is near the oracle, at least.
+const NEAR_ORACLE_KINDS_MIN: usize = 4;
+/// The number of requests of the busiest replica, divided by the mean, at most. (The oracle has up to 1.9: if half of the
+/// requests have a cached prefix, these cost little.)
 const HOTTEST_MAX: f64 = 2.0;
 
 pub(crate) struct Table {
@@ -23,7 +26,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(arena: &Arena, competitors: Vec<Competitor>) -> Self {
-        // Each kind is a world of its own, so the threads change nothing but how long it takes.
+        // The kinds are independent of each other, so threads do not change the results.
         let scores = std::thread::scope(|scope| {
             let competitors = &competitors;
             let runs = KINDS.map(|kind| scope.spawn(move || arena.scores(kind, competitors)));
@@ -36,9 +39,9 @@ impl Table {
         let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
         let Arena { replicas, requests, seeds } = &self.arena;
         let mut text = format!(
-            "{replicas} replicas, {requests} requests of each kind, {} seeds (medians). Each cell: time to the \
-             first token in ms, 99th percentile and, after the stroke, median; **bold**: the best but for the \
-             oracle.\n\n| policy | {} |\n|---|{}\n",
+            "{replicas} replicas, {requests} requests of each kind, {} seeds (medians). Each cell has the \
+             time to the first token in ms: the 99th percentile and the median. The best policy other than the oracle is \
+             **bold**.\n\n| policy | {} |\n|---|{}\n",
             seeds.len(),
             names.join(" | "),
             "---|".repeat(names.len()),
@@ -52,9 +55,9 @@ impl Table {
             });
             text += &format!("| {} | {} |\n", competitor.name(), cells.collect::<Vec<_>>().join(" | "));
         }
-        text += "\nOf `kv`, `round-robin` and the oracle: the busiest replica's requests in fair shares (1 is \
-                 even; the worst seed); prompt tokens found in a cache; time between tokens, the 99th percentile \
-                 of the answers.\n\n";
+        text += "\nThe second table has the number of requests of the busiest replica, divided by the mean (the largest of \
+                 all seeds), the fraction of the prompt tokens that was in a cache, and the 99th percentile of the time \
+                 between tokens.\n\n";
         text += &format!("| policy | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));
         for (index, competitor) in self.competitors.iter().enumerate() {
             if !["kv", "round-robin", "oracle"].contains(&competitor.name()) {
@@ -69,7 +72,7 @@ impl Table {
         text
     }
 
-    /// The promises that are not kept.
+    /// The targets that were missed.
     pub(crate) fn missed(&self) -> Vec<String> {
         let kv = self.index("kv");
         let oracle = self.index("oracle");
@@ -77,28 +80,32 @@ impl Table {
         for (kind, scores) in KINDS.iter().zip(&self.scores) {
             for other in ["round-robin", "least-requests"] {
                 let ratio = scores[kv].p99 / scores[self.index(other)].p99;
-                if matches!(kind, Kind::Bimodal | Kind::Bursty) && ratio > UNDER_ROUND_ROBIN {
-                    missed.push(format!("{}: {ratio:.2} of {other}", kind.name()));
+                if matches!(kind, Kind::Bimodal | Kind::Bursty) && ratio > P99_RATIO_MAX {
+                    missed.push(format!("{}: p99 is {ratio:.2} times that of {other}", kind.name()));
                 }
             }
             if scores[kv].hottest > HOTTEST_MAX {
-                missed.push(format!("{}: {:.2} fair shares on a replica", kind.name(), scores[kv].hottest));
+                missed.push(format!(
+                    "{}: a replica has {:.2} times the mean",
+                    kind.name(),
+                    scores[kv].hottest
+                ));
             }
         }
         let best = (0..KINDS.len()).filter(|&kind| self.is_best(kind, kv)).count();
-        if best < BEST_OF {
-            missed.push(format!("best on {best} kinds"));
+        if best < BEST_KINDS_MIN {
+            missed.push(format!("best with {best} kinds of traffic"));
         }
-        let is_near = |scores: &&Vec<Score>| scores[kv].p99 <= NEAR_ORACLE * scores[oracle].p99;
+        let is_near = |scores: &&Vec<Score>| scores[kv].p99 <= NEAR_ORACLE_RATIO * scores[oracle].p99;
         let near = self.scores.iter().filter(is_near).count();
-        if near < NEAR_ORACLE_OF {
-            missed.push(format!("near the oracle on {near} kinds"));
+        if near < NEAR_ORACLE_KINDS_MIN {
+            missed.push(format!("near the oracle with {near} kinds of traffic"));
         }
         missed
     }
 
     fn index(&self, name: &str) -> usize {
-        self.competitors.iter().position(|it| it.name() == name).expect("it takes part")
+        self.competitors.iter().position(|other| other.name() == name).expect("it is a competitor")
     }
 
     fn is_best(&self, kind: usize, index: usize) -> bool {
@@ -106,12 +113,12 @@ impl Table {
             return false;
         }
         let others = self.competitors.iter().zip(&self.scores[kind]);
-        let best = others.filter(|(it, _)| **it != Competitor::Oracle).map(|(_, score)| score.p99);
+        let best = others.filter(|(other, _)| **other != Competitor::Oracle).map(|(_, score)| score.p99);
         self.scores[kind][index].p99 <= best.fold(f64::MAX, f64::min)
     }
 }
 
-/// Puts `markdown` between the marks of `docs/performance/results.md`.
+/// Replaces the text between the marks in `docs/performance/results.md`.
 pub(crate) fn update(markdown: &str) -> Result<(), String> {
     const BEGIN: &str = "<!-- bench-policies: begin -->\n";
     const END: &str = "<!-- bench-policies: end -->";
@@ -119,7 +126,9 @@ pub(crate) fn update(markdown: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("failed to update {}: {error}", path.display());
     let text = std::fs::read_to_string(&path).map_err(failed)?;
     let marks = (text.find(BEGIN), text.find(END));
-    let (Some(begin), Some(end)) = marks else { return Err(format!("{} has no marks", path.display())) };
+    let (Some(begin), Some(end)) = marks else {
+        return Err(format!("{} lacks the line {BEGIN:?} or {END:?}", path.display()));
+    };
     let text = format!("{}{markdown}{}", &text[..begin + BEGIN.len()], &text[end..]);
     std::fs::write(&path, text).map_err(failed)
 }

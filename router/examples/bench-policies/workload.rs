@@ -1,7 +1,7 @@
-//! What is asked of the fleet: six kinds of traffic, each a function of a seed.
+//! Six kinds of traffic, each a function of a seed.
 //!
-//! How much arrives is a part of what the fleet could do at its best, so that the kinds are about equally hard
-//! and stay so when the replicas' speeds change.
+//! The rate of arrival is a fraction of the fleet's best throughput, so that all kinds are about equally hard, and remain so
+//! when the speeds of the replicas change.
 
 use std::rc::Rc;
 
@@ -14,18 +14,18 @@ use crate::engine::{EngineConfig, Nanos, SECOND, Spec};
 /// A kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// All alike, at random times.
+    /// Requests of equal size at random times.
     Uniform,
-    /// One in five is long, the others are short.
+    /// One in five requests is long; the others are short.
     Bimodal,
-    /// Sizes vary, and requests come in clumps of sixteen at almost the same time.
+    /// Requests of different sizes arrive in bursts of sixteen.
     Bursty,
     /// Half of the prompts begin with the same 2,048 tokens.
     OneHotPrefix,
-    /// Conversations: each prompt is the one before, its answer and something new.
+    /// Conversations: each prompt consists of the previous one, its answer and a new message.
     MultiTurn,
-    /// As traces of services look: sizes spread over two orders of magnitude, arrivals in clumps, some
-    /// beginnings more popular than others.
+    /// Requests as in traces of services: sizes over two orders of magnitude, uneven arrivals, and some prefixes that are more
+    /// popular than others.
     TraceLike,
 }
 
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// How much arrives, as a part of what can be done.
+    /// The rate of arrival as a fraction of the best throughput.
     fn load(self) -> f64 {
         match self {
             Self::Uniform | Self::Bimodal | Self::OneHotPrefix | Self::MultiTurn => 0.8,
@@ -54,38 +54,40 @@ impl Kind {
     }
 }
 
-/// When a request comes.
+/// When a request arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arrival {
+    /// The request arrives at this time.
     At(Nanos),
-    /// So long after another one was answered in full.
-    After {
-        request: usize,
-        pause: Nanos,
-    },
+    /// The request arrives some time after the answer to another one is complete.
+    After { request: usize, pause: Nanos },
 }
 
-/// A request, and what the router learns of it.
+/// A request, and what the router learns about it.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) spec: Rc<Spec>,
     pub(crate) chain: Chain,
-    /// Tokens of the prompt as estimated from its bytes: off by up to 15 %.
-    pub(crate) told_prompt_tokens: u32,
+    /// The number of tokens of the prompt as estimated from its bytes, with an error of up to 15 %.
+    pub(crate) estimated_prompt_tokens: u32,
 }
 
-/// Makes requests of segments of text.
-struct Maker {
+/// Makes requests from segments of text.
+struct RequestMaker {
     rng: StdRng,
     config: EngineConfig,
     requests: Vec<Request>,
 }
 
-/// A piece of text: which, and how many tokens of it.
-type Segment = (u64, u32);
+/// The beginning of a text.
+#[derive(Clone, Copy)]
+struct Segment {
+    text: u64,
+    tokens: u32,
+}
 
-/// `count` requests for `replicas` of `config`.
+/// Makes `count` requests for a fleet of `replicas` with this configuration.
 pub(crate) fn workload(
     kind: Kind,
     replicas: usize,
@@ -93,8 +95,8 @@ pub(crate) fn workload(
     count: usize,
     seed: u64,
 ) -> Vec<Request> {
-    let mut maker =
-        Maker { rng: StdRng::seed_from_u64(seed ^ (kind as u64) << 32), config, requests: Vec::new() };
+    let rng = StdRng::seed_from_u64(seed ^ (kind as u64) << 32);
+    let mut maker = RequestMaker { rng, config, requests: Vec::new() };
     match kind {
         Kind::MultiTurn => maker.conversations(count, replicas),
         _ => maker.independent(kind, count, replicas),
@@ -102,13 +104,14 @@ pub(crate) fn workload(
     maker.requests
 }
 
-impl Maker {
+impl RequestMaker {
     fn independent(&mut self, kind: Kind, count: usize, replicas: usize) {
         let mut cost = 0.0;
         for number in 0..count {
             let (segments, output) = self.sizes(kind, number as u64 + 1000);
-            let shared: u32 = segments[..segments.len() - 1].iter().map(|segment| segment.1).sum();
-            cost += self.cost(segments[segments.len() - 1].1 + shared / 10, output);
+            let all: u32 = segments.iter().map(|segment| segment.tokens).sum();
+            let unshared = segments[segments.len() - 1].tokens;
+            cost += self.cost(unshared + (all - unshared) / 10, output);
             self.push(Arrival::At(0), &segments, output);
         }
         let rate = kind.load() * replicas as f64 / (cost / count as f64);
@@ -119,45 +122,50 @@ impl Maker {
         }
     }
 
-    /// Segments of the prompt, the last one its own, and tokens of the output.
-    fn sizes(&mut self, kind: Kind, own: u64) -> (Vec<Segment>, u32) {
+    /// The segments of the prompt, of which only the last one is not shared, and the number of output tokens.
+    fn sizes(&mut self, kind: Kind, text: u64) -> (Vec<Segment>, u32) {
+        let unshared = |tokens: u32| Segment { text, tokens };
         match kind {
-            Kind::Uniform | Kind::MultiTurn => (vec![(own, 512)], 128),
+            Kind::Uniform | Kind::MultiTurn => (vec![unshared(512)], 128),
             Kind::Bimodal if self.unit() < 0.2 => {
-                (vec![(own, self.between(2000, 3000))], self.between(64, 256))
+                (vec![unshared(self.between(2000, 3000))], self.between(64, 256))
             }
-            Kind::Bimodal => (vec![(own, self.between(64, 256))], self.between(32, 128)),
-            Kind::Bursty => (vec![(own, self.lognormal(300.0, 1.2, 4000))], self.lognormal(80.0, 0.6, 400)),
+            Kind::Bimodal => (vec![unshared(self.between(64, 256))], self.between(32, 128)),
+            Kind::Bursty => {
+                (vec![unshared(self.lognormal(300.0, 1.2, 4000))], self.lognormal(80.0, 0.6, 400))
+            }
             Kind::OneHotPrefix if self.unit() < 0.5 => {
-                (vec![(1, 2048), (own, self.between(64, 256))], self.between(64, 192))
+                let hot = Segment { text: 1, tokens: 2048 };
+                (vec![hot, unshared(self.between(64, 256))], self.between(64, 192))
             }
-            Kind::OneHotPrefix => (vec![(own, self.between(256, 1024))], self.between(64, 192)),
+            Kind::OneHotPrefix => (vec![unshared(self.between(256, 1024))], self.between(64, 192)),
             Kind::TraceLike => {
                 let size = self.lognormal(600.0, 1.1, 8000);
                 let output = self.lognormal(100.0, 0.9, 800);
                 if self.unit() >= 0.4 {
-                    return (vec![(own, size)], output);
+                    return (vec![unshared(size)], output);
                 }
                 // Popularity falls with the square root of the rank.
                 let rank = (self.unit().powi(2) * 20.0) as u64;
-                (vec![(rank + 1, 256 + rank as u32 * 64), (own, size / 2 + 16)], output)
+                let popular = Segment { text: rank + 1, tokens: 256 + rank as u32 * 64 };
+                (vec![popular, unshared(size / 2 + 16)], output)
             }
         }
     }
 
-    /// Conversations that begin at random times and go on as soon as their user has read the answer.
+    /// Conversations that begin at random times and continue when their user has read the answer.
     fn conversations(&mut self, count: usize, replicas: usize) {
         let mut cost = 0.0;
         let mut beginnings = Vec::new();
-        let mut own = 1000;
+        let mut text = 1000;
         while self.requests.len() < count {
             beginnings.push(self.requests.len());
-            // The same instructions for all, then the conversation's own.
-            let mut segments = vec![(1, 256), (own, 0)];
+            // All conversations have the same instructions.
+            let mut segments = [Segment { text: 1, tokens: 256 }, Segment { text, tokens: 0 }];
             for turn in 0..self.between(3, 9) {
                 let new = self.between(32, 384);
                 let output = self.between(48, 192);
-                segments[1].1 += new;
+                segments[1].tokens += new;
                 cost += self.cost(new, output);
                 let pause = (-self.unit().ln() * 4.0 * SECOND as f64) as Nanos;
                 let previous = self.requests.len().wrapping_sub(1);
@@ -166,9 +174,9 @@ impl Maker {
                     _ => Arrival::After { request: previous, pause },
                 };
                 self.push(arrival, &segments, output);
-                segments[1].1 += output;
+                segments[1].tokens += output;
             }
-            own += 1;
+            text += 1;
         }
         let seconds = cost / (Kind::MultiTurn.load() * replicas as f64);
         let mut at = 0.0;
@@ -181,34 +189,26 @@ impl Maker {
 
     fn push(&mut self, arrival: Arrival, segments: &[Segment], output_tokens: u32) {
         let block_tokens = self.config.block_tokens as usize;
-        let token = |segment: u64, position: u32| mix(segment << 24 ^ u64::from(position)) as u32;
+        let token = |text: u64, position: u32| mix(text << 24 ^ u64::from(position)) as u32;
         let mut tokens: Vec<u32> = segments
             .iter()
-            .flat_map(|&(segment, count)| (0..count).map(move |position| token(segment, position)))
+            .flat_map(|segment| (0..segment.tokens).map(move |position| token(segment.text, position)))
             .collect();
         let prompt_tokens = tokens.len() as u32;
         let chain = Chain::of_tokens(&tokens, block_tokens, 1);
         // The answer continues the last segment: the next turn of a conversation repeats it.
-        let (last, from) = segments[segments.len() - 1];
-        tokens.extend((from..from + output_tokens).map(|position| token(last, position)));
-        let mut parent = 0;
-        let blocks = tokens
-            .chunks_exact(block_tokens)
-            .map(|block| {
-                parent = block.iter().fold(parent, |hash, &token| mix(hash ^ u64::from(token)));
-                parent
-            })
-            .collect();
-        let told = f64::from(prompt_tokens) * (0.85 + 0.3 * self.unit());
-        let spec = Rc::new(Spec { blocks, prompt_tokens, output_tokens });
-        self.requests.push(Request { arrival, spec, chain, told_prompt_tokens: told as u32 });
+        let Segment { text, tokens: end } = segments[segments.len() - 1];
+        tokens.extend((end..end + output_tokens).map(|position| token(text, position)));
+        let estimated_prompt_tokens = (f64::from(prompt_tokens) * (0.85 + 0.3 * self.unit())) as u32;
+        let spec = Rc::new(Spec { tokens, prompt_tokens });
+        self.requests.push(Request { arrival, spec, chain, estimated_prompt_tokens });
     }
 
-    /// Seconds of a replica that is well filled.
+    /// The time of a request at a busy replica, in seconds.
     fn cost(&self, uncached_tokens: u32, output_tokens: u32) -> f64 {
-        let EngineConfig { step, prefill_token, decode_row, .. } = self.config;
-        let row = decode_row + step / 12;
-        let nanos = Nanos::from(uncached_tokens) * prefill_token + Nanos::from(output_tokens) * row;
+        let EngineConfig { step, prefill_token, decode_token, .. } = self.config;
+        let token = decode_token + step / 12;
+        let nanos = Nanos::from(uncached_tokens) * prefill_token + Nanos::from(output_tokens) * token;
         nanos as f64 / SECOND as f64
     }
 
@@ -227,27 +227,27 @@ impl Maker {
     }
 }
 
-/// Requests that come almost at once in bursty traffic.
-const CLUMP: usize = 16;
+/// Number of requests in a burst.
+const BURST: usize = 16;
 
-/// The time from the arrival before to that of request `number`, in units of the mean.
+/// The time from the previous arrival to that of request `number`, in units of the mean.
 fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
     let exponential = -unit(rng).ln();
     match kind {
-        Kind::Bursty if number.is_multiple_of(CLUMP) => exponential * (CLUMP as f64 - 0.5),
-        Kind::Bursty => exponential * 0.5 / (CLUMP as f64 - 1.0),
-        // A mix of two: twice as uneven as arrivals at random.
+        Kind::Bursty if number.is_multiple_of(BURST) => exponential * (BURST as f64 - 0.5),
+        Kind::Bursty => exponential * 0.5 / (BURST as f64 - 1.0),
+        // A mixture of two rates, which is twice as uneven as random arrivals.
         Kind::TraceLike => exponential * if unit(rng) < 0.2 { 3.4 } else { 0.4 },
         _ => exponential,
     }
 }
 
-/// Above 0, up to 1.
+/// A random number above 0 and up to 1.
 fn unit(rng: &mut StdRng) -> f64 {
     ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
 }
 
-pub(crate) fn mix(mut value: u64) -> u64 {
+fn mix(mut value: u64) -> u64 {
     value = (value ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xff51_afd7_ed55_8ccd);
     value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     value ^ (value >> 33)

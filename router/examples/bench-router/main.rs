@@ -52,7 +52,7 @@ struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Name::Ovfleet, Name::Vllm, Name::Sglang, Name::Forward])]
     routers: Vec<Name>,
     /// The path of the router.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/router"))]
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/ovfleet-router"))]
     router: PathBuf,
     /// The Python interpreter for which the other routers are installed.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.deps/venv-routers/bin/python"))]

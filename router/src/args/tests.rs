@@ -46,13 +46,3 @@ fn errors_about_invalid_values_name_the_flag() {
         assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
     }
 }
-
-#[test]
-fn sizes_and_times_are_read() {
-    let read = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
-    assert_eq!((read("1000"), read("8MiB"), read("2gi")), (Ok(1000), Ok(8 << 20), Ok(2 << 30)));
-    assert!(read("").is_err() && read("1.5MiB").is_err() && read("99999999999GiB").is_err());
-    assert_eq!(ByteSize(8 << 20).to_string(), "8MiB");
-    assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
-    assert!(duration("1y").is_err() && duration("-1s").is_err());
-}

@@ -206,7 +206,7 @@ impl Picker {
         SCRATCH.with_borrow_mut(|scratch| {
             self.collect_candidates(scratch, Search::everywhere(fleet, request), now);
             let index = self.pick(&self.settings.load().policy, &request.demand, scratch).ok()?;
-            scratch.replicas[index].reserve(request.tenant)
+            scratch.replicas[index].reserve(request.demand.tenant)
         })
     }
 
@@ -251,9 +251,10 @@ impl Picker {
             scratch.candidates.push(Candidate {
                 identity: replica.identity,
                 view: replica.ledger.view(now, settings.report_ttl),
+                tenant_load: replica.ledger.tenant_load(request.demand.tenant),
                 cached_tokens,
                 weight,
-                is_reserved: replica.is_reserved_against(request.tenant) && !is_reserved_for_this,
+                is_reserved: replica.is_reserved_against(request.demand.tenant) && !is_reserved_for_this,
                 last_pick: replica.last_pick.load(Ordering::Relaxed),
             });
             scratch.replicas.push(Arc::clone(replica));

@@ -13,7 +13,7 @@ use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
 use crate::health::HealthState;
 use crate::policy::Demand;
-use crate::queue::{Class, RETRY_AFTER_MIN};
+use crate::queue::{Class, NO_TENANT, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
 fn waiting(dispatch: &Dispatch) -> (usize, usize) {
@@ -59,8 +59,18 @@ fn request() -> PlacementRequest {
     PlacementRequest { demand, ..PlacementRequest::default() }
 }
 
+fn of_tenant(tenant: u64, request: PlacementRequest) -> PlacementRequest {
+    PlacementRequest { demand: Demand { tenant, ..request.demand }, ..request }
+}
+
 fn queued() -> QueuedRequest {
-    QueuedRequest { class: Class::Standard, tokens: 10, arrived: Instant::now(), deadline: None }
+    QueuedRequest {
+        tenant: NO_TENANT,
+        class: Class::Standard,
+        tokens: 10,
+        arrived: Instant::now(),
+        deadline: None,
+    }
 }
 
 #[tokio::test]
@@ -217,16 +227,47 @@ async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
     let dispatch = app.dispatch();
     dispatch.replicas.observe(&replicas[0], nearly_full(1), Instant::now());
     let fleet = dispatch.replicas.fleet("m").unwrap();
-    let mut first = Box::pin(dispatch.place(&fleet, PlacementRequest { tenant: 1, ..large() }, queued()));
+    let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
-    let place = |tenant| dispatch.place(&fleet, PlacementRequest { tenant, ..request() }, queued());
+    let place = |tenant| dispatch.place(&fleet, of_tenant(tenant, request()), queued());
     let mut same = Box::pin(place(1));
     assert!(futures_util::poll!(same.as_mut()).is_pending());
     drop(place(2).await.unwrap());
-    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AGAINST_ALL_AFTER);
+    let later = Instant::now() + RESERVE_AGAINST_ALL_AFTER;
+    dispatch.replicas.observe(&replicas[0], nearly_full(2), later);
+    dispatch.pump_once(&fleet, None, later);
     let mut other = Box::pin(place(2));
     assert!(futures_util::poll!(other.as_mut()).is_pending());
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+}
+
+#[tokio::test]
+async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
+    let (app, replicas) = app(1, &[]);
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], report(1, 16, 16), Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let place = |tenant| {
+        let queued = QueuedRequest { tenant, ..queued() };
+        Box::pin(dispatch.place(&fleet, of_tenant(tenant, request()), queued))
+    };
+    // The replica is full of requests of which this router knows nothing: the first two of each tenant pass.
+    let mut backlog: Vec<_> = (0..2 * BACKFILL_MAX).map(|_| place(1)).collect();
+    let mut placed = Vec::new();
+    for request in &mut backlog {
+        if let std::task::Poll::Ready(placement) = futures_util::poll!(request.as_mut()) {
+            placed.push(placement.unwrap());
+        }
+    }
+    assert_eq!((placed.len(), waiting(dispatch)), (2, (2 * BACKFILL_MAX - 2, 0)));
+    let own = [place(2).await.unwrap(), place(2).await.unwrap()];
+    let mut third = place(2);
+    assert!(futures_util::poll!(third.as_mut()).is_pending(), "it is more than the part that is reserved");
+    let mut without_tenant = place(NO_TENANT);
+    assert!(futures_util::poll!(without_tenant.as_mut()).is_pending());
+    drop(own);
+    drop(third.await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -436,5 +477,6 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
         output_tokens_max: rng.random_bool(0.5).then_some(arbitrary(rng)),
         sequences: arbitrary(rng),
         session: rng.random_bool(0.5).then_some(rng.random()),
+        tenant: rng.random_range(0..3),
     }
 }

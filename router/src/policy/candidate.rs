@@ -2,7 +2,8 @@
 
 use proto::v1alpha1::State;
 
-use crate::ledger::{Cost, View};
+use crate::ledger::{Cost, ReportedLoad, TenantLoad, View};
+use crate::queue::NO_TENANT;
 
 /// What a request needs of a replica, as far as the router can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,7 +18,13 @@ pub struct Demand {
     pub sequences: u32,
     /// A hash of the session of the request, if the client names one.
     pub session: Option<u64>,
+    /// A digest of the tenant whose request it is, or [`NO_TENANT`].
+    pub tenant: u64,
 }
+
+/// The fraction of a replica, as its reciprocal, that a tenant gets although others have filled the replica: the
+/// scheduler of the replica reserves as much of its batch and of its cache for tenants other than the one that uses most.
+const TENANT_RESERVE: u32 = 8;
 
 /// One replica, as the router knows it when it picks a replica for one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +35,8 @@ pub struct Candidate {
     pub view: View,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
+    /// What the dispatches of the request's tenant use of the replica.
+    pub tenant_load: TenantLoad,
     /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is
     /// probed.
     pub weight: f32,
@@ -83,7 +92,8 @@ pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
 impl Candidate {
     /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet
     /// whose reports are late continues to serve; a full replica rejects the request itself. A reserved replica has
-    /// room later at best.
+    /// room later at best. A replica that other tenants have filled has room for a tenant that uses little of it, because
+    /// the replica serves its tenants in turns.
     #[must_use]
     pub fn capacity(&self, demand: &Demand) -> Capacity {
         if !self.accepts_requests() {
@@ -104,11 +114,23 @@ impl Candidate {
         let blocks = u64::from(self.cost(demand).blocks.saturating_sub(self.output_blocks(demand)));
         let is_out_of_blocks =
             reported.blocks_total > 0 && present > 0 && held + blocks > u64::from(reported.blocks_total);
-        if exceeds(reported.sequences_max) || exceeds(reported.requests_max) || is_out_of_blocks {
+        let is_full = exceeds(reported.sequences_max) || is_out_of_blocks;
+        if exceeds(reported.requests_max) || is_full && !self.is_within_tenant_reserve(demand, reported) {
             Capacity::Later
         } else {
             now
         }
+    }
+
+    /// Whether the request's tenant would use no more of the replica than what is reserved for it if others fill the
+    /// replica.
+    fn is_within_tenant_reserve(&self, demand: &Demand, reported: &ReportedLoad) -> bool {
+        let cost = self.cost(demand);
+        let fits =
+            |used: u64, added: u32, total: u32| used + u64::from(added) <= u64::from(total / TENANT_RESERVE);
+        demand.tenant != NO_TENANT
+            && fits(self.tenant_load.sequences, cost.sequences, reported.sequences_max)
+            && fits(self.tenant_load.blocks, cost.blocks, reported.blocks_total)
     }
 
     /// What the request would cost this replica.
@@ -116,7 +138,7 @@ impl Candidate {
     pub fn cost(&self, demand: &Demand) -> Cost {
         let uncached_tokens = demand.prompt_tokens.saturating_sub(self.cached_tokens).max(1);
         let blocks = uncached_tokens.div_ceil(self.block_tokens()).saturating_add(self.output_blocks(demand));
-        Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1) }
+        Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1), tenant: demand.tenant }
     }
 
     /// Whether a request would have to wake the replica. A request in flight wakes it already.

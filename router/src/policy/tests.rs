@@ -5,7 +5,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::ledger::{BookedLoad, ReportedLoad, View};
+use crate::ledger::{BookedLoad, ReportedLoad, TenantLoad, View};
 
 const KV: Policy = Policy::Kv(KvConfig {
     uses_prefixes: true,
@@ -32,8 +32,14 @@ const REPORTED: ReportedLoad = ReportedLoad {
     is_asleep: false,
 };
 
-const DEMAND: Demand =
-    Demand { prompt_tokens: 1000, output_tokens: 100, output_tokens_max: None, sequences: 1, session: None };
+const DEMAND: Demand = Demand {
+    prompt_tokens: 1000,
+    output_tokens: 100,
+    output_tokens_max: None,
+    sequences: 1,
+    session: None,
+    tenant: 0,
+};
 
 /// A replica that reported `reported` just now.
 fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
@@ -45,14 +51,30 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
         booked: BookedLoad::default(),
         version: 0,
     };
-    Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
+    Candidate {
+        identity,
+        view,
+        tenant_load: TenantLoad::default(),
+        cached_tokens: 0,
+        weight: 1.0,
+        is_reserved: false,
+        last_pick: 0,
+    }
 }
 
 /// A replica that reports nothing and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
-    Candidate { identity, view, cached_tokens: 0, weight: 1.0, is_reserved: false, last_pick: 0 }
+    Candidate {
+        identity,
+        view,
+        tenant_load: TenantLoad::default(),
+        cached_tokens: 0,
+        weight: 1.0,
+        is_reserved: false,
+        last_pick: 0,
+    }
 }
 
 fn pick(policy: Policy, demand: &Demand, candidates: &[Candidate]) -> Result<usize, NoReplica> {
@@ -395,6 +417,7 @@ fn random_picks_are_valid_and_repeatable() {
             output_tokens_max: Some(any()),
             sequences: any(),
             session: Some(u64::from(any())),
+            tenant: u64::from(any()) % 2,
         };
         let able = |index: usize| candidates[index].capacity(&demand) != Capacity::Never;
         for name in ALL {

@@ -11,7 +11,7 @@ const CONFIG: QueueConfig = QueueConfig {
 };
 
 fn request(class: Class, arrived: Instant) -> QueuedRequest {
-    QueuedRequest { class, tokens: 100, arrived, deadline: None }
+    QueuedRequest { tenant: NO_TENANT, class, tokens: 100, arrived, deadline: None }
 }
 
 fn seconds(count: u64) -> Duration {
@@ -38,9 +38,8 @@ fn a_request_that_returns_keeps_its_position() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
     let newcomer = queue.push(request(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
     let back = queue.push(request(Class::Standard, now), now + seconds(2)).unwrap();
-    assert_eq!(queue.upcoming(9).collect::<Vec<_>>(), [back, newcomer]);
-    assert_eq!(queue.upcoming(1).collect::<Vec<_>>(), [back]);
-    assert!(queue.is_upcoming(newcomer, 2) && !queue.is_upcoming(newcomer, 1));
+    assert_eq!(queue.upcoming(9), [back, newcomer]);
+    assert_eq!(queue.upcoming(1), [back]);
 }
 
 #[test]
@@ -55,6 +54,70 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     }
     queue.push(request(Class::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
     assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
+}
+
+/// The requests of this tenant, of 100 tokens each.
+fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
+    QueuedRequest { tenant, ..request(Class::Standard, now) }
+}
+
+#[test]
+fn tenants_are_served_in_turns() {
+    let config = QueueConfig { queue_requests: 100, queue_tokens: 100_000, ..CONFIG };
+    let (mut queue, now) = (Queue::new(config), Instant::now());
+    let push = |queue: &mut Queue, tenant| queue.push(of_tenant(tenant, now), now).unwrap();
+    let backlog: Vec<Ticket> = (0..20).map(|_| push(&mut queue, 1)).collect();
+    for &ticket in &backlog[..5] {
+        assert_eq!(queue.dequeue(ticket, now), Some(Duration::ZERO));
+    }
+    let late: Vec<Ticket> = (0..3).map(|_| push(&mut queue, 2)).collect();
+    let expected = [late[0], backlog[5], late[1], backlog[6], late[2], backlog[7], backlog[8]];
+    assert_eq!(queue.upcoming(7), expected);
+    for ticket in expected {
+        assert_eq!(queue.head(), Some(ticket));
+        queue.dequeue(ticket, now);
+    }
+}
+
+#[test]
+fn a_tenant_leaves_a_part_of_the_queue_to_others() {
+    let config = QueueConfig { queue_requests: 16, queue_tokens: 10_000, ..CONFIG };
+    let (mut queue, now) = (Queue::new(config), Instant::now());
+    for _ in 0..14 {
+        queue.push(of_tenant(1, now), now).unwrap();
+    }
+    assert!(queue.push(of_tenant(1, now), now).is_err());
+    queue.push(of_tenant(2, now), now).unwrap();
+    queue.push(of_tenant(NO_TENANT, now), now).unwrap();
+    assert!(queue.push(of_tenant(2, now), now).is_err(), "the queue is full");
+}
+
+/// Two tenants whose requests are always waiting are served the same number of tokens.
+#[test]
+fn tenants_get_equal_parts_at_random() {
+    for seed in 0..50 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let config = QueueConfig { queue_requests: 200, queue_tokens: 1_000_000, ..CONFIG };
+        let (mut queue, now) = (Queue::new(config), Instant::now());
+        let mut served = [0_u64; 2];
+        for _ in 0..500 {
+            for tenant in [1, 2] {
+                let range = if tenant == 1 { 900 } else { 10 };
+                let tokens = 1 + (rng.next_u64() % range) as u32;
+                let _ = queue.push(QueuedRequest { tokens, ..of_tenant(tenant, now) }, now);
+            }
+            let ticket = queue.head().unwrap();
+            let request = queue.entries[&ticket].request;
+            served[request.tenant as usize - 1] += u64::from(request.tokens);
+            queue.dequeue(ticket, now);
+            queue.order.check_invariants();
+            let is_waiting = |tenant| queue.order.of_tenant(tenant).is_some_and(|queue| queue.len() > 0);
+            if !is_waiting(1) || !is_waiting(2) {
+                break;
+            }
+            assert!(served[0].abs_diff(served[1]) <= 900, "seed {seed}: {served:?}");
+        }
+    }
 }
 
 #[test]
@@ -159,8 +222,9 @@ fn no_request_starves_and_all_counts_hold_at_random() {
             assert_eq!(queue.len(), waiting.len());
             assert_eq!(queue.tokens(), waiting.iter().map(|entry| u64::from(entry.1.tokens)).sum::<u64>());
             assert!(queue.len() <= config.queue_requests && queue.tokens() <= config.queue_tokens);
-            let tables = (queue.order.len(), queue.deadlines.len());
+            let tables = (queue.upcoming(usize::MAX).len(), queue.deadlines.len());
             assert_eq!(tables, (queue.len(), queue.len()));
+            queue.order.check_invariants();
         }
     }
 }

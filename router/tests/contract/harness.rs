@@ -201,7 +201,7 @@ pub(crate) struct Router {
 
 /// The command of a router, without the variables of the environment.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-router"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
         command.env_remove(name);
     }

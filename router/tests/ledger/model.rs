@@ -14,7 +14,7 @@ mod ledger;
 
 const ROUTER: u64 = 3;
 const TTL: Duration = Duration::from_secs(3);
-const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1 };
+const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1, tenant: 0 };
 
 fn report(number: u64, last: u64) -> Load {
     let ranges = vec![DispatchRange { first: 1, last }];

@@ -88,6 +88,7 @@ impl World {
             uncached_tokens: self.below(5000) as u32,
             blocks: self.below(300) as u32,
             sequences: 1 + self.below(4) as u32,
+            tenant: self.below(3) as u64,
         };
         let version = self.ledger.view(self.now, TTL).version;
         let booking = self.ledger.book_if(version, cost, self.now).expect("nobody else books");

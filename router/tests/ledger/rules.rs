@@ -7,7 +7,7 @@ use router::ledger::{BookedLoad, Cost, Ledger, ReportOutcome, UNREPORTED_MAX};
 
 const ROUTER: u64 = 0xab;
 const TTL: Duration = Duration::from_secs(3);
-const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1 };
+const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1, tenant: 0 };
 
 fn load(epoch: u64, report: u64, ranges: &[(u64, u64)]) -> Load {
     let ranges = ranges.iter().map(|&(first, last)| DispatchRange { first, last }).collect();

@@ -43,7 +43,7 @@ impl Drop for Router {
 }
 
 async fn router(replicas: &[Arc<Replica>], log: &mut JoinSet<String>) -> Router {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_router"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-router"));
     for replica in replicas {
         command.arg(format!("--replica={}/{}", replica.http, replica.grpc.port()));
     }

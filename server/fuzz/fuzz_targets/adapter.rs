@@ -8,19 +8,11 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../openvino/src/adapters"]
 mod adapters {
-    use std::path::PathBuf;
-
-    mod config;
     pub(crate) mod file;
     pub(crate) mod fuzzing;
     mod names;
-
-    pub(crate) const ADAPTER_RANK_MAX: usize = 256;
-
-    pub(crate) struct AdapterSource {
-        pub(crate) name: String,
-        pub(crate) path: PathBuf,
-    }
+    mod peft_config;
+    mod source;
 }
 
 /// As in `server-openvino`.

@@ -1,4 +1,4 @@
-// What the sanitizer tests share: random numbers, memory of an exact size, and how a failure is reported.
+// The parts that the sanitizer tests share: instruction sets, random numbers, memory of an exact size, and reports of failures.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,17 @@
 #include <memory>
 #include <vector>
 
-// Numbers that depend on nothing but the seed (SplitMix64).
+#include "isa.hpp"
+
+constexpr ovfleet::Isa ISAS[] = {ovfleet::Isa::portable, ovfleet::Isa::avx2,        ovfleet::Isa::avx_vnni,
+                                 ovfleet::Isa::avx512,   ovfleet::Isa::avx512_vnni, ovfleet::Isa::avx512_bf16};
+
+inline const char* name_of(ovfleet::Isa isa) {
+    constexpr const char* names[] = {"plugin", "portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"};
+    return names[size_t(isa)];
+}
+
+// Numbers that depend only on the seed (SplitMix64).
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed) {}
@@ -21,14 +31,14 @@ public:
         return value ^ value >> 31;
     }
     size_t below(size_t end) { return size_t(next() % end); }
-    // From -1 to 1, in steps that bf16 and f16 hold.
+    // A number from -1 to 1 that bf16 and f16 can represent.
     float number() { return float(below(257)) / 128.0f - 1.0f; }
 
 private:
     uint64_t state_;
 };
 
-// Memory of exactly so many items, so that AddressSanitizer sees an access beyond it.
+// Memory of an exact size, so that AddressSanitizer detects an access beyond it.
 template <typename T>
 class Exact {
 public:
@@ -54,23 +64,23 @@ inline float from_bf16(uint16_t bits) {
     return value;
 }
 
-// Exact for the numbers of `Random::number`.
+// Exact for the numbers of `Random::number`, whose lower bits are 0.
 inline uint16_t to_bf16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     return uint16_t(bits >> 16);
 }
 
-#define FAIL(...)                     \
-    do {                              \
-        std::fprintf(stderr, "FAIL: "); \
+#define FAIL(...)                          \
+    do {                                   \
+        std::fprintf(stderr, "FAIL: ");    \
         std::fprintf(stderr, __VA_ARGS__); \
-        std::fprintf(stderr, "\n");   \
-        std::exit(1);                 \
+        std::fprintf(stderr, "\n");        \
+        std::exit(1);                      \
     } while (false)
 
-// Each answers how many cases it has tried; they exit at the first failure.
+// Each returns the number of cases. They exit at the first failure.
 size_t check_attention();
 size_t check_projections();
-// For so many seconds, but a fixed number of cases at least.
+// Runs for a number of seconds, but at least a fixed number of cases.
 size_t check_operations(double seconds);

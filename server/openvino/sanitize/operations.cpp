@@ -1,5 +1,5 @@
-// The native operations as a hostile file would have them: random attributes, shapes, types and contents. An operation either
-// refuses them with an exception, or computes without touching memory that is not its own.
+// Runs the native operations with what a hostile file could contain: random attributes, shapes, types and contents. An
+// operation either rejects them with an exception, or computes without an access outside of its memory.
 #include "check.hpp"
 
 #include <algorithm>
@@ -15,14 +15,16 @@
 
 namespace {
 
-// Gives an operation its attributes, as the reader of a file does.
+// Sets the attributes of an operation, as the reader of a file does.
 class Attributes : public ov::AttributeVisitor {
 public:
     std::map<std::string, int64_t> numbers;
     std::map<std::string, bool> flags;
     std::vector<int64_t> stages;
 
-    void on_adapter(const std::string& name, ov::ValueAccessor<void>&) override { FAIL("the attribute %s is unknown", name.c_str()); }
+    void on_adapter(const std::string& name, ov::ValueAccessor<void>&) override {
+        FAIL("the attribute %s is unknown", name.c_str());
+    }
     void on_adapter(const std::string& name, ov::ValueAccessor<int64_t>& value) override { value.set(numbers[name]); }
     void on_adapter(const std::string& name, ov::ValueAccessor<bool>& value) override { value.set(flags[name]); }
     void on_adapter(const std::string&, ov::ValueAccessor<std::vector<int64_t>>& value) override { value.set(stages); }
@@ -34,28 +36,30 @@ int64_t bits_of(float value) {
     return int64_t(bits);
 }
 
-// A sound value, or with one chance in `rarely` a hostile one.
-int64_t mostly(Random& random, int64_t sound, size_t rarely) {
+// A valid value, or with a probability of 1 / `rarely` a hostile one.
+int64_t mostly(Random& random, int64_t valid, size_t rarely) {
     constexpr int64_t hostile[] = {0, -1, 1, 3, 17, 31, 33, 1 << 16, (1 << 16) + 1, INT32_MAX, INT64_MAX, INT64_MIN};
-    return random.below(rarely) > 0 ? sound : hostile[random.below(12)];
+    return random.below(rarely) > 0 ? valid : hostile[random.below(12)];
 }
 
 ov::Tensor tensor(Random& random, ov::element::Type type, size_t count, size_t rarely, size_t columns = 0) {
     constexpr size_t hostile[] = {0, 1, 7, 31, 1000};
-    const bool is_sound = random.below(rarely) > 0;
-    if (!is_sound && random.below(2) == 0) type = random.below(2) == 0 ? ov::element::f16 : ov::element::f32;
-    else if (!is_sound) count = hostile[random.below(5)], columns = 0;
+    const bool is_valid = random.below(rarely) > 0;
+    if (!is_valid && random.below(2) == 0) type = random.below(2) == 0 ? ov::element::f16 : ov::element::f32;
+    else if (!is_valid) count = hostile[random.below(5)], columns = 0;
     ov::Tensor made(type, columns > 0 && count % columns == 0 ? ov::Shape{count / columns, columns} : ov::Shape{count});
     std::memset(made.data(), 0, made.get_byte_size());
     return made;
 }
 
-// Creates an operation as a file says and computes it; answers whether it was accepted.
-bool evaluate(const ov::BaseOpExtension& extension, Attributes& attributes, ov::TensorVector inputs, const std::vector<ov::element::Type>& types) {
+// Creates and evaluates an operation; returns whether it was accepted.
+bool is_accepted(const ov::BaseOpExtension& extension, Attributes& attributes, ov::TensorVector inputs,
+                 const std::vector<ov::element::Type>& types) {
     try {
         ov::OutputVector parameters;
         for (const auto& input : inputs)
-            parameters.push_back(std::make_shared<ov::op::v0::Parameter>(input.get_element_type(), ov::PartialShape(input.get_shape())));
+            parameters.push_back(
+                std::make_shared<ov::op::v0::Parameter>(input.get_element_type(), ov::PartialShape(input.get_shape())));
         const auto node = extension.create(parameters, attributes).at(0).get_node_shared_ptr();
         ov::TensorVector outputs;
         for (const auto& type : types) outputs.emplace_back(type, ov::Shape{0});
@@ -70,21 +74,23 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
     const size_t rarely = 40;
     const size_t kv_heads = 1 + random.below(3), heads = kv_heads * (1 + random.below(4)), key = 32 << random.below(3),
                  value = 16 << random.below(4), tokens = 1 + random.below(40), past = random.below(80), blocks = 8;
-    const bool turns = random.below(2) == 0, weighs = random.below(2) == 0, is_bf16 = !turns && random.below(3) == 0;
+    const bool fuses_rope = random.below(2) == 0, block_scores = random.below(2) == 0,
+               is_bf16 = !fuses_rope && random.below(3) == 0;
     Attributes attributes;
-    const auto set = [&](const char* name, int64_t sound) { attributes.numbers[name] = mostly(random, sound, rarely); };
+    const auto set = [&](const char* name, int64_t valid) { attributes.numbers[name] = mostly(random, valid, rarely); };
     const auto precision = random.below(4);
+    set("isa", int64_t(ovfleet::Isa::portable));
     set("heads", int64_t(heads)), set("kv_heads", int64_t(kv_heads)), set("key_size", int64_t(key));
     set("value_size", int64_t(value)), set("precision", int64_t(precision)), set("scale_bits", bits_of(0.125f));
-    set("share_bits", bits_of(0)), set("window", int64_t(random.below(2) * 9)), set("in_bf16", is_bf16);
-    attributes.flags["turns"] = turns;
+    set("attention_mass_bits", bits_of(0)), set("window", int64_t(random.below(2) * 9)), set("prompts_in_bf16", is_bf16);
+    attributes.flags["fuses_rope"] = fuses_rope;
     ovfleet::Layer layer{};
     layer.key_size = key, layer.value_size = value, layer.precision = ovfleet::Precision(precision);
-    ovfleet::measure(layer);
+    ovfleet::set_cache_sizes(layer);
     const auto type = is_bf16 ? ov::element::bf16 : ov::element::f32;
     const size_t all = heads * key + kv_heads * (key + value);
     ov::TensorVector inputs;
-    if (turns) {
+    if (fuses_rope) {
         inputs.push_back(tensor(random, type, tokens * all, rarely, all));
         for (int table = 0; table < 2; ++table) inputs.push_back(tensor(random, type, tokens * key, rarely, key));
     } else {
@@ -99,80 +105,90 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
     for (size_t block = 0; block < used; ++block) step.push_back(int64_t(block));
     auto steps = tensor(random, ov::element::i32, step.size(), rarely);
     if (steps.get_element_type() == ov::element::i32 && steps.get_size() == step.size())
-        for (size_t i = 0; i < step.size(); ++i) static_cast<int32_t*>(steps.data())[i] = int32_t(mostly(random, step[i], rarely));
+        for (size_t i = 0; i < step.size(); ++i)
+            static_cast<int32_t*>(steps.data())[i] = int32_t(mostly(random, step[i], rarely));
     inputs.push_back(steps);
-    if (weighs) inputs.push_back(tensor(random, ov::element::u8, used * kv_heads * sizeof(float), rarely));
-    return evaluate(extension, attributes, inputs, {random.below(rarely) > 0 ? type : ov::element::f16});
+    if (block_scores) inputs.push_back(tensor(random, ov::element::u8, used * kv_heads * sizeof(float), rarely));
+    return is_accepted(extension, attributes, inputs, {random.below(rarely) > 0 ? type : ov::element::f16});
 }
 
 bool check_projection_operation(Random& random, const ov::BaseOpExtension& extension) {
     using namespace ovfleet::projection;
-    const size_t rarely = 40, stage_count = 1 + random.below(3), rows = 1 + random.below(9);
+    const size_t rarely = 40, stage_count = 1 + random.below(3), M = 1 + random.below(9);
     Attributes attributes;
     std::vector<Stage> stages;
-    size_t width = 32 * (1 + random.below(4)), bytes = 0;
-    const size_t first = width;
+    size_t columns = 32 * (1 + random.below(4)), bytes = 0;
+    const size_t first = columns;
     bool adds = false;
-    size_t added = 0;
+    size_t residual = 0;
     for (size_t at = 0; at < stage_count; ++at) {
         Stage stage{};
-        auto& matrix = stage.matrix;
-        matrix.inputs = width;
-        matrix.then = Then(random.below(3));
-        matrix.outputs = 64 * (1 + random.below(3));
-        if (matrix.then == Then::added && adds) matrix.outputs = added;
-        if (matrix.then == Then::added) adds = true, added = matrix.outputs;
-        matrix.bits = random.below(2) ? 4 : 8;
-        matrix.group = random.below(2) ? 16 : 32;
+        auto& matmul = stage.matmul;
+        matmul.K = columns;
+        matmul.epilogue = Epilogue(random.below(3));
+        matmul.N = 64 * (1 + random.below(3));
+        if (matmul.epilogue == Epilogue::residual && adds) matmul.N = residual;
+        if (matmul.epilogue == Epilogue::residual) adds = true, residual = matmul.N;
+        matmul.bits = random.below(2) ? 4 : 8;
+        matmul.group = random.below(2) ? 16 : 32;
         stage.has_norm = random.below(2) == 0;
-        matrix.adapter_count = random.below(3) == 0 ? 1 : 0;
-        stage.adapter_bytes = matrix.adapter_count ? 1 << 14 : 0;
-        const int64_t sound[] = {int64_t(matrix.inputs), int64_t(matrix.outputs), int64_t(matrix.bits), int64_t(matrix.group),
-                                 bits_of(1), int64_t(matrix.then), bits_of(1e-5f), stage.has_norm,
-                                 int64_t(matrix.adapter_count), int64_t(stage.adapter_bytes)};
-        for (const auto number : sound) attributes.stages.push_back(mostly(random, number, 4 * rarely));
-        bytes += memory_of(stage);
-        width = results(matrix);
+        matmul.adapter_count = random.below(3) == 0 ? 1 : 0;
+        stage.adapter_bytes = matmul.adapter_count ? 1 << 14 : 0;
+        const int64_t valid[] = {int64_t(matmul.K),
+                                 int64_t(matmul.N),
+                                 int64_t(matmul.bits),
+                                 int64_t(matmul.group),
+                                 bits_of(1),
+                                 int64_t(matmul.epilogue),
+                                 bits_of(1e-5f),
+                                 stage.has_norm,
+                                 int64_t(matmul.adapter_count),
+                                 int64_t(stage.adapter_bytes)};
+        for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
+        bytes += memory_bytes(stage);
+        columns = dst_columns(matmul);
         stages.push_back(stage);
     }
+    attributes.numbers["isa"] = mostly(random, int64_t(ovfleet::Isa::portable), rarely);
     if (random.below(rarely) == 0) attributes.stages.pop_back();
-    const bool adapted = std::any_of(stages.begin(), stages.end(), [](const Stage& one) { return one.matrix.adapter_count > 0; });
+    const bool adapted =
+        std::any_of(stages.begin(), stages.end(), [](const Stage& one) { return one.matmul.adapter_count > 0; });
     const bool is_bf16 = random.below(3) == 0;
-    ov::TensorVector inputs{tensor(random, is_bf16 ? ov::element::bf16 : ov::element::f32, rows * first, rarely, first)};
+    ov::TensorVector inputs{tensor(random, is_bf16 ? ov::element::bf16 : ov::element::f32, M * first, rarely, first)};
     auto memory = tensor(random, ov::element::u8, bytes, rarely);
     if (memory.get_size() == bytes && memory.get_element_type() == ov::element::u8) {
         auto* at = static_cast<uint8_t*>(memory.data());
         for (const auto& stage : stages) {
-            if (stage.matrix.adapter_count) {
-                auto* adapter = reinterpret_cast<Adapter*>(at + adapters_at(stage));
+            if (stage.matmul.adapter_count) {
+                auto* adapter = reinterpret_cast<LoraAdapter*>(at + adapters_at(stage));
                 adapter->number = 1;
-                adapter->ranks = uint64_t(mostly(random, RANKS, rarely));
+                adapter->ranks = uint64_t(mostly(random, RANK_BLOCK, rarely));
                 adapter->down = uint64_t(mostly(random, 64, rarely));
-                adapter->halves = uint64_t(mostly(random, 64 + RANKS * 192 * 4, rarely));
-                if (adapter->halves % 8 == 0 && adapter->halves < stage.adapter_bytes / 2) {
-                    auto* halves = reinterpret_cast<Half*>(reinterpret_cast<uint8_t*>(adapter) + adapter->halves);
-                    for (size_t half = 0; half < 2 * panels(stage.matrix); ++half)
-                        halves[half] = {uint64_t(mostly(random, 0, rarely)), uint64_t(mostly(random, RANKS, rarely)),
-                                        uint64_t(mostly(random, 128, rarely))};
+                adapter->up_blocks = uint64_t(mostly(random, 64 + RANK_BLOCK * 192 * 4, rarely));
+                if (adapter->up_blocks % 8 == 0 && adapter->up_blocks < stage.adapter_bytes / 2) {
+                    auto* up_blocks = reinterpret_cast<UpBlock*>(reinterpret_cast<uint8_t*>(adapter) + adapter->up_blocks);
+                    for (size_t half = 0; half < 2 * num_n_blocks(stage.matmul); ++half)
+                        up_blocks[half] = {uint64_t(mostly(random, 0, rarely)), uint64_t(mostly(random, RANK_BLOCK, rarely)),
+                                           uint64_t(mostly(random, 128, rarely))};
                 }
             }
-            at += memory_of(stage);
+            at += memory_bytes(stage);
         }
     }
     inputs.push_back(memory);
-    if (adds) inputs.push_back(tensor(random, ov::element::f32, rows * added, rarely));
+    if (adds) inputs.push_back(tensor(random, ov::element::f32, M * residual, rarely));
     if (adapted) {
-        auto numbers = tensor(random, ov::element::i32, rows, rarely);
+        auto numbers = tensor(random, ov::element::i32, M, rarely);
         if (numbers.get_element_type() == ov::element::i32)
             std::fill_n(static_cast<int32_t*>(numbers.data()), numbers.get_size(), 1);
         inputs.push_back(numbers);
     }
     if (random.below(rarely) == 0) inputs.pop_back();
     attributes.flags["to_bf16"] = random.below(2) == 0;
-    attributes.flags["gives_stream"] = random.below(2) == 0;
+    attributes.flags["gives_residual"] = random.below(2) == 0;
     std::vector<ov::element::Type> types{attributes.flags["to_bf16"] ? ov::element::bf16 : ov::element::f32};
-    if (attributes.flags["gives_stream"]) types.push_back(ov::element::f32);
-    return evaluate(extension, attributes, inputs, types);
+    if (attributes.flags["gives_residual"]) types.push_back(ov::element::f32);
+    return is_accepted(extension, attributes, inputs, types);
 }
 
 }  // namespace
@@ -180,16 +196,18 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
 size_t check_operations(double seconds) {
     const auto attention = std::dynamic_pointer_cast<ov::BaseOpExtension>(ovfleet::attention_extension());
     const auto projection = std::dynamic_pointer_cast<ov::BaseOpExtension>(ovfleet::projection::extension());
-    constexpr size_t cases_at_least = 4000;
+    constexpr size_t min_cases = 4000;
     const auto begin = std::chrono::steady_clock::now();
-    const auto goes_on = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds; };
+    const auto has_time = [&] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds;
+    };
     size_t accepted[2] = {}, cases = 0;
-    for (; cases < cases_at_least || goes_on(); ++cases) {
+    for (; cases < min_cases || has_time(); ++cases) {
         Random random(cases);
         accepted[0] += check_attention_operation(random, *attention);
         accepted[1] += check_projection_operation(random, *projection);
     }
-    // Enough of both, so that neither the checks nor the kernels stay idle.
+    // Both outcomes are frequent, so that the checks and the kernels are tested.
     for (const size_t count : accepted)
         if (count < cases / 20 || count > cases - cases / 20) FAIL("%zu of %zu operations were accepted", count, cases);
     return 2 * cases;

@@ -1,8 +1,9 @@
-// What OpenVINO's C API lacks, behind a C interface of our own: reading GGUF through its front end, and the
-// graph rewrites that turn a language model into a paged one. Models cross this border as the C API's own
+// The parts that OpenVINO's C API lacks, behind a C interface: reading GGUF files through OpenVINO's front end, the graph
+// rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C API's own
 // `ov_model_t`, so that everything else goes through the C API.
 //
-// Every function returns 0, or 1 with a message in ovfleet_last_error(); none throws.
+// Every function that returns int returns 0, or 1 with a message in ovfleet_last_error(), unless its comment says otherwise.
+// None throws.
 #pragma once
 
 #include <stddef.h>
@@ -16,197 +17,233 @@ typedef struct ov_model ov_model_t;
 typedef struct ov_core ov_core_t;
 typedef struct ov_compiled_model ov_compiled_model_t;
 
-// The message of the last failed call of this thread; valid until its next failed call.
+// The message of the last failed call on this thread. It is valid until the next failed call on this thread.
 const char* ovfleet_last_error(void);
 
-// Reads a GGUF file as a stateful model with the inputs input_ids, attention_mask, position_ids, beam_idx
-// and the output logits. To be freed with ov_model_free.
+// The path of the OpenVINO library to which this process is linked; null if the loader does not know it.
+const char* ovfleet_library_path(void);
+
+enum ovfleet_element {
+    OVFLEET_U4 = 0,
+    OVFLEET_U8 = 1,
+    OVFLEET_I8 = 2,
+    OVFLEET_F16 = 3,
+    OVFLEET_BF16 = 4,
+    OVFLEET_F32 = 5,
+};
+
+// ---- Reading GGUF files ----
+
+// Reads a GGUF file as a stateful model with the inputs input_ids, attention_mask, position_ids, beam_idx and the output
+// logits. The caller frees the model with ov_model_free.
 int ovfleet_read_gguf(const char* path, ov_model_t** model);
 
-// A weight matrix as groups along its rows: w[r][c] = (q[r][c] - zero[r][c / group]) * scale[r][c / group].
+// A weight matrix with groups along its rows: w[r][c] = (q[r][c] - zero[r][c / group]) * scale[r][c / group].
 typedef struct {
-    const char* tensor;     // its name in the GGUF file
-    uint32_t type;          // element type of quants: see ovfleet_element
-    uint32_t zeros_type;    // element type of zeros: see ovfleet_element; ignored without zeros
+    const char* tensor;   // its name in the GGUF file
+    uint32_t type;        // the ovfleet_element of quants
+    uint32_t zeros_type;  // the ovfleet_element of zeros; ignored if zeros is null
     size_t rows, columns, group;
-    const void* quants;     // rows * columns elements, two u4 to a byte, the first in the low half
-    const float* scales;    // rows * columns / group; null: quants are the weights themselves
-    const void* zeros;      // rows * columns / group elements; null: zero
+    const void* quants;   // rows * columns elements; two u4 per byte, the first in the low half
+    const float* scales;  // rows * columns / group; null if quants are the weights themselves
+    const void* zeros;    // rows * columns / group elements; null if all are zero
 } ovfleet_weight;
 
-enum ovfleet_element { OVFLEET_U4 = 0, OVFLEET_U8 = 1, OVFLEET_I8 = 2, OVFLEET_F16 = 3, OVFLEET_BF16 = 4, OVFLEET_F32 = 5 };
-
-// Where the weights of a model read by ovfleet_read_gguf are, so that none is searched for. To be freed with
-// ovfleet_free_weights, before the graph is changed by anything else.
+// An index of the weights of a model from ovfleet_read_gguf. The caller frees it with ovfleet_free_weights, before anything
+// else changes the graph.
 typedef struct ovfleet_weights ovfleet_weights_t;
 int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights);
 void ovfleet_free_weights(ovfleet_weights_t* weights);
 
-// Writes a weight anew. `found` tells whether the graph has it. The rows of a stack of matrices, one for each
-// expert, follow each other.
+// Replaces a weight. `found` returns whether the graph has it. The rows of a stack of matrices, one for each expert, follow
+// each other.
 int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
-// Divides the frequencies of the rotary embeddings of this base (0: of any) by `factors`, one for each pair of
-// a head. `applied` counts the frequency tables that were divided; 0 if none was of this length and base.
+// Divides the frequencies of the rotary embeddings with this base (0: with any base) by `factors`, one for each pair of a head.
+// `applied` returns the number of changed frequency tables, which is 0 if none has this length and base.
 int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
 
-// Multiplies the cosines and sines of the rotary embeddings of so many pairs by `factor`. `applied` counts them.
+// Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` returns their number.
 int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* applied);
 
-// Rewrites rotary embeddings of adjacent pairs into the half-rotation form that plugins fuse, where q and k of
-// every such layer come straight from their projections. The rows of those must then be permuted (evens, then
-// odds, within each head): `permuted` is called for each with its name in the file and its head size.
-int ovfleet_rewrite_rotary(ov_model_t* model,
-                           void (*permuted)(void* context, const char* tensor, size_t head_size),
+// Rewrites rotary embeddings of adjacent pairs to the half-rotation form that plugins fuse, if the q and k of every such layer
+// come directly from their projections. The rows of these projections must then be permuted (even rows first, then odd rows,
+// within each head): `permuted` is called for each with its name in the file and its head size.
+int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, const char* tensor, size_t head_size),
                            void* context);
 
-// Takes rotary embeddings of adjacent pairs for ones of halves, and rewrites them into the form that plugins fuse:
-// for a file of halves whose graph rotates pairs. `rotated` counts them.
+// Replaces rotary embeddings of adjacent pairs by embeddings of halves, in the form that plugins fuse: for a file of halves
+// whose graph rotates pairs. `rotated` returns their number.
 int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 
-// The front end lays out what its experts give as one sequence, and paged attention tokens each as their own:
-// gives it the shape of what the experts read. Divides the weights of a token's experts by their sum, too, where
-// the graph does not. `aligned` counts the layers.
-int ovfleet_mend_experts(ov_model_t* model, size_t* aligned);
+// The front end gives the output of experts the shape of one sequence, but in paged attention each token is a sequence: gives
+// the output the shape of the experts' input. Also divides the weights of a token's experts by their sum, unless the graph
+// does. `layers` returns the number of changed layers.
+int ovfleet_fix_experts(ov_model_t* model, size_t* layers);
 
-// Tells of each projection its name (that of its weight in a GGUF file, else its own in the graph), the rows and columns of
-// its weight, and the size of the heads if a rotary embedding turns adjacent pairs of what it gives, else 0. `unknown`
-// counts the embeddings of pairs that turn what comes from no such projection. To be called before any are merged.
-int ovfleet_each_projection(const ov_model_t* model,
-                            void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
-                            void* context,
-                            size_t* unknown);
+// Sets the sliding window of all attention layers to `tokens` tokens, including the current one, whatever their masks say. It
+// takes effect when the attention is made paged, also if the model is saved and read before that.
+int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens);
 
-// What adapters add to a projection: up * (down * x), by those ranks that the token's adapter owns.
+// ---- Projections and adapters ----
+
+// Calls `found` for each projection with its name (that of its weight in a GGUF file, or else of its node), the rows and
+// columns of its weight, and the head size if a rotary embedding rotates adjacent pairs of its output, or else 0. `unknown`
+// returns the number of rotary embeddings of pairs whose input comes from no projection. No projections may be merged yet.
+int ovfleet_list_projections(const ov_model_t* model,
+                             void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
+                             void* context, size_t* unknown);
+
+// The LoRA matrices of all adapters at one projection. A token adds up * (down * x), restricted to the ranks of its adapter.
 typedef struct {
-    const char* projection;  // its name as ovfleet_each_projection tells it
-    size_t ranks;            // of all adapters together
-    const float* down;       // ranks * columns
-    const float* up;         // rows * ranks
-    const int32_t* owners;   // the number of the adapter that each rank is of
-} ovfleet_adapted;
+    const char* projection;   // its name from ovfleet_list_projections
+    size_t ranks;             // the sum over all adapters
+    const float* down;        // ranks * columns
+    const float* up;          // rows * ranks
+    const int32_t* adapters;  // the number of the adapter of each rank
+} ovfleet_lora;
 
-// Adds them to the graph, before projections are merged, and the input `adapters` [tokens] (i32): the number of the
-// adapter of each token, 0 for none. With `own` all projections of the model will be our own: these do it by themselves, once
-// ovfleet_own_projections makes them, which also adds the input. `content` is another with other adapters: a plugin that keeps
-// compiled models is not to take graphs for the same that differ in these numbers only.
-int ovfleet_adapt(ov_model_t* model, const ovfleet_adapted* adapted, size_t count, int own, const char* content);
+// Adds adapters to the graph, before projections are merged, with the input `adapters` [tokens] (i32): the number of the
+// adapter of each token, or 0. With `in_native_projections` the matrices are only attached to the projections, all of which
+// must be native: ovfleet_apply_kernel_plan then adds them to the native projections, and the input to the graph. `content`
+// identifies the adapters, because a plugin that caches compiled models must distinguish graphs that differ only in these
+// matrices.
+int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras, size_t count, int in_native_projections,
+                         const char* content);
 
-// Merges projections of equal form that read the same input (q/k/v, gate/up). `merged` counts those merged.
+// Merges projections that read the same input and have weights of the same form (q/k/v, gate/up). `merged` returns the number
+// of projections that were merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
-// Gives all attentions a window of so many tokens, the present one among them, whatever their masks cut out.
-// It takes effect when the attention is made paged, also after the model was saved and read.
-int ovfleet_set_window(ov_model_t* model, uint32_t tokens);
+// ---- Paged attention and kernels ----
 
-// Replaces multiplications by integer weights by our own, on the CPU; `in_bf16` says whether it computes in bf16. To be called
-// once the model is paged. `replaced` counts them.
-int ovfleet_own_projections(ov_model_t* model, int in_bf16, size_t* replaced);
+// An instruction set for which native kernels are compiled. Compiled models contain these numbers.
+enum ovfleet_isa {
+    OVFLEET_PLUGIN = 0,  // no native kernels: those of the plugin
+    OVFLEET_PORTABLE = 1,
+    OVFLEET_AVX2 = 2,
+    OVFLEET_AVX_VNNI = 3,
+    OVFLEET_AVX512 = 4,
+    OVFLEET_AVX512_VNNI = 5,
+    OVFLEET_AVX512_BF16 = 6,
+};
 
-// Whether this processor has what ours are made for.
-int ovfleet_has_own_projections(void);
+// Which kernels compute a model. `KernelPlan` in src/kernels.rs decides about it.
+typedef struct ovfleet_kernel_plan {
+    uint32_t projection_isa;          // an ovfleet_isa
+    uint32_t projection_activations;  // OVFLEET_F32 or OVFLEET_BF16
+    uint32_t attention_isa;           // an ovfleet_isa
+    uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
+    uint32_t attention_prompts;       // the precision in which prompts are computed: OVFLEET_F32 or OVFLEET_BF16
+    uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16 or OVFLEET_U8
+    float attention_mass;             // the fraction of it that long prompts must cover; 0: they attend to all keys
+    uint32_t block_scores;            // whether decodes report the attention to each block
+} ovfleet_kernel_plan;
 
-// `all`: whether there is no multiplication by weights in a model that they could not replace.
-int ovfleet_can_own_projections(ov_model_t* model, int* all);
+// Returns in `supported` whether the native projections support every multiplication by weights in a model.
+int ovfleet_supports_native_projections(ov_model_t* model, int* supported);
 
-// Replaces the attention by paged attention, and cuts the output to [rows, vocabulary] where the new input
-// `wanted_rows` [rows] (i64) names the tokens whose logits are computed.
+// Replaces the attention by the plugin's paged attention. Returns in `supports_native_attention` whether the native attention
+// supports every attention layer.
+int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
+
+// Replaces operations of a paged model by native ones, as the plan says, and limits the output to [rows, vocabulary]: the new
+// input `logits_indices` [rows] (i64) names the tokens whose logits are computed.
 //
-// Where it can, the attention is our own, with a cache of the precision `own_cache` (0: f32, 1: bf16, 2: f16, 3: u8), and
-// `own` is 1; with -1 it is the plugin's. Prompts are computed in f32, or in bf16 with `compute` 1, where what is around is
-// computed in it too, and 2, where it is not. Long prompts look at keys that have `share` of the weight, or at all if it is 0.
-// With `weighs` ours has an input `block_weights` (u8), [heads of the cache][blocks of the step] in f32, to which it adds the weight that
-// the tokens of decodes gave to each block.
-int ovfleet_make_paged(ov_model_t* model, int own_cache, int compute, float share, int weighs, int* own);
+// With `block_scores` the model has another input `block_scores` (u8), which holds [kv_heads][blocks of the step] in f32: the
+// attention adds the attention of the tokens of decodes to each block. `projections` returns the number of replaced
+// projections. Fails if the plan has native attention, but the model has an attention layer that it does not support.
+int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
-// New tokens of a sequence, and the blocks of its cache.
-typedef struct ovfleet_sequence {
-    size_t begin, count, past;
-    const int32_t* blocks;
-    // Where its blocks are among those of the step.
-    size_t place;
-} ovfleet_sequence;
+// ---- Weights for large steps ----
 
-// One step of our own attention by itself, for tests. Queries, keys, values and the output are f32, or bf16 with `is_bf16`;
-// prompts are computed in bf16 with `in_bf16`;
-// `precision` as above; the cache's blocks are as large as attention.hpp says.
-typedef struct ovfleet_attention {
-    size_t kernels, heads, kv_heads, size, value_size, window, count;
-    // Numbers from a token's queries, keys or values to the next one's; 0 if nothing is between.
-    size_t row;
-    float scale, share;
-    int precision, is_bf16, in_bf16;
-    const ovfleet_sequence* sequences;
-    const void *queries, *keys, *values;
-    // Of rotary embeddings, or null.
-    const float *cos, *sin;
-    void* output;
-    uint8_t *key_cache, *value_cache;
-    // [kv_heads][blocks of the step], or null.
-    float* weights;
-    size_t step_blocks;
-} ovfleet_attention;
-
-// 0, and nothing is done, if the processor does not have the instruction set of these kernels.
-int ovfleet_try_attention(const ovfleet_attention* asked);
-
-// What an adapter adds to `rows` outputs of a projection from `first` on, for tests: up * (down * row).
-typedef struct ovfleet_low_rank {
-    int32_t adapter;
-    size_t first, rows, ranks;
-    const float *down, *up;
-} ovfleet_low_rank;
-
-// A projection of our own by itself, for tests: `count` rows by a matrix of `quants`, a byte each, of 4 or 8 bits (signed with
-// `is_signed`), whose groups of `group` inputs share a zero and a scale. `then`: 0, or 1 to add to `base`, or 2 to gate. With
-// `norm` the rows are normalised. Rows and outputs are f32, or bf16. `adapters` are the numbers of those that rows have.
-typedef struct ovfleet_projection {
-    size_t kernels, count, inputs, outputs, bits, group;
-    int is_signed, then, is_bf16;
-    const uint8_t* quants;
-    const float *zeros, *scales, *norm;
-    float epsilon;
-    const void* rows;
-    const float* base;
-    void* to;
-    const ovfleet_low_rank* low_ranks;
-    size_t low_rank_count;
-    const int32_t* adapters;
-} ovfleet_projection;
-
-// 0, and nothing is done, if the processor does not have the instruction set of these kernels.
-int ovfleet_try_projection(const ovfleet_projection* asked);
-
-// Bytes that the integer weights of the projections inside the model take in f32; 0 if it has none.
+// Bytes of the integer weights of the projections inside the model in f32; 0 if it has none.
 int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);
 
 // Replaces these weights by their f32 values.
 int ovfleet_unpack_weights(ov_model_t* model);
 
-// Another graph over the same weights. To be freed with ov_model_free.
+// ---- Files ----
+
+// A copy of the graph that shares the weights. The caller frees it with ov_model_free.
 int ovfleet_clone(const ov_model_t* model, ov_model_t** copy);
 
-// Writes a model, not yet paged, as an IR.
+// Writes a model that is not paged yet as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
 
-// From now on `core` reads compiled models that are paged. To be called before it compiles or reads any for the CPU.
-int ovfleet_read_compiled(ov_core_t* core);
+// Lets `core` read compiled models that contain native operations or paged attention. It must not have compiled or read a model
+// for the CPU before.
+int ovfleet_enable_import(ov_core_t* core);
 
 // Writes a compiled model of the CPU.
 int ovfleet_export(const ov_compiled_model_t* compiled, const char* path);
 
-// Reads a compiled model from the first `bytes` of a file, which stays in use as its memory. `properties` are `count`
-// names, each before its value. To be freed with ov_compiled_model_free.
-int ovfleet_import(ov_core_t* core,
-                   const char* path,
-                   size_t bytes,
-                   const char* device,
-                   const char* const* properties,
-                   size_t count,
-                   ov_compiled_model_t** compiled);
+// Reads a compiled model from the first `bytes` bytes of a file, which stays mapped. `properties` are `count` pairs of a name
+// and a value. The caller frees the model with ov_compiled_model_free.
+int ovfleet_import(ov_core_t* core, const char* path, size_t bytes, const char* device, const char* const* properties,
+                   size_t count, ov_compiled_model_t** compiled);
 
-// The file of the OpenVINO library this process is linked to; null if it cannot be told.
-const char* ovfleet_library_path(void);
+// ---- Native kernels by themselves, for tests ----
+
+// The new tokens of a sequence, and the blocks of its cache.
+typedef struct ovfleet_sequence {
+    size_t begin, count, past;
+    const int32_t* blocks;
+    // The position of its first block among the blocks of the step.
+    size_t first_block;
+} ovfleet_sequence;
+
+// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`; prompts are computed in
+// bf16 with `prompts_in_bf16`. The sizes of the cache's blocks are those of attention.hpp.
+typedef struct ovfleet_attention_test {
+    size_t isa, heads, kv_heads, key_size, value_size, window, sequence_count;
+    // Elements from the queries, keys or values of one token to those of the next; 0 if they are contiguous.
+    size_t stride;
+    float scale, attention_mass;
+    // An ovfleet_element.
+    int kv_cache;
+    int is_bf16, prompts_in_bf16;
+    const ovfleet_sequence* sequences;
+    const void *queries, *keys, *values;
+    // The tables of a rotary embedding, or null.
+    const float *cos, *sin;
+    void* output;
+    uint8_t *key_cache, *value_cache;
+    // [kv_heads][blocks of the step], or null.
+    float* block_scores;
+    size_t step_blocks;
+} ovfleet_attention_test;
+
+// Returns 0, and does nothing, if there are no kernels for the instruction set or the processor does not have it; else 1.
+int ovfleet_test_attention(const ovfleet_attention_test* test);
+
+// The LoRA matrices of an adapter for `rows` outputs of a projection, from the output `first` on.
+typedef struct ovfleet_lora_test {
+    int32_t adapter;
+    size_t first, rows, ranks;
+    const float *down, *up;
+} ovfleet_lora_test;
+
+// One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants` has
+// a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a scale.
+// `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm` the rows of the source are normalized. The source and the
+// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row.
+typedef struct ovfleet_projection_test {
+    size_t isa, m, k, n, bits, group;
+    int is_signed, epilogue, is_bf16;
+    const uint8_t* quants;
+    const float *zeros, *scales, *norm;
+    float epsilon;
+    const void* src;
+    const float* residual;
+    void* dst;
+    const ovfleet_lora_test* loras;
+    size_t lora_count;
+    const int32_t* adapters;
+} ovfleet_projection_test;
+
+// Returns 0, and does nothing, if there are no kernels for the instruction set or the processor does not have it; else 1.
+int ovfleet_test_projection(const ovfleet_projection_test* test);
 
 #ifdef __cplusplus
 }

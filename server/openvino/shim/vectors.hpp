@@ -1,4 +1,5 @@
-// Vectors of floats as the instruction set has them. Only for kernels, which are compiled once for each.
+// Vectors of floats in the registers of the instruction set. Only for kernels, which are compiled once for each instruction
+// set.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +26,15 @@ typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
 
-constexpr float NONE = -__builtin_inff();
+// The score of a key that a query does not see.
+constexpr float MASKED = -__builtin_inff();
 
 template <typename T>
 inline T read(const void* from) {
@@ -62,7 +68,7 @@ inline Floats load(const f16* from) {
 #elif defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-    // Exponents are moved by a multiplication, which is right for subnormal numbers too.
+    // A multiplication shifts the exponents, which is correct for subnormal numbers too.
     const Words half = __builtin_convertvector(read<Halves>(from), Words);
     const Words magnitude = (half & 0x7fff) << 13;
     const Floats scaled = (Floats)magnitude * 0x1p112f;
@@ -74,7 +80,7 @@ inline Floats load(const f16* from) {
 inline float as_float(uint32_t bits) { return read<float>(&bits); }
 inline uint32_t as_bits(float value) { return read<uint32_t>(&value); }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline void convert(float value, float& to) { to = value; }
 inline void convert(float value, bf16& to) {
     const uint32_t bits = as_bits(value);
@@ -113,7 +119,7 @@ inline float largest(Floats values) {
 #endif
 }
 
-// The low bytes of integers.
+// Stores the low bytes of integers.
 inline void store_bytes(void* to, Ints values) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
@@ -124,12 +130,13 @@ inline void store_bytes(void* to, Ints values) {
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// exp of what is not above 0, to 2 units in the last place; 0 below -87. Cephes' polynomial over [-ln 2 / 2, ln 2 / 2].
+// exp(x) for x <= 0, with an error of at most 2 units in the last place; 0 for x < -87. It uses the polynomial of Cephes over
+// [-ln 2 / 2, ln 2 / 2].
 inline Floats exponential(Floats x) {
     constexpr float low = -87.0f, log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     const auto is_tiny = x < low;
     x = larger(x, Floats{} + low);
-    // Rounds to the nearest whole number, which is in the low bits then.
+    // The addition rounds to the nearest integer, which is then in the low bits.
     const Floats shifted = x * log2_e + 12582912.0f;
     const Floats whole = shifted - 12582912.0f;
     x = x - whole * ln2_high - whole * ln2_low;

@@ -1,29 +1,25 @@
-//! Low-rank adapters: which projections of the model each changes, and what is added to them.
+//! LoRA adapters: which projections of the model each adapter changes, and with which matrices.
 //!
-//! All adapters are in one graph, after each other along the rank, and an input names the adapter of each token. So a
-//! step may have tokens of all of them. Reading an adapter's files is in `adapters/`; what the graph looks like in
-//! `shim/adapt.cpp`, and where projections are our own, what these compute in `shim/projection/adapters.cpp`.
+//! All adapters are in one graph, concatenated along the rank, and an input names the adapter of each token, so that a step may
+//! have tokens of all adapters. `adapters/` reads their files, `shim/graph/adapters.cpp` adds them to the graph, and
+//! `shim/projection/adapters.cpp` adds them to the native projections.
 
-mod config;
 mod file;
 #[cfg(test)]
 mod fuzzing;
 mod names;
+mod peft_config;
+mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
-use file::{Adapter, Pair};
+use file::{Adapter, LoraMatrices};
 use server_engine::ADAPTERS_MAX;
+pub use source::{ADAPTER_RANK_MAX, AdapterSource};
 
 use crate::Error;
 use crate::runtime::Model;
-use crate::shim::{self, Adapted, Projection};
-
-/// Rank of a LoRA adapter.
-///
-/// Beyond it: the server does not start.
-pub const ADAPTER_RANK_MAX: usize = 256;
+use crate::shim::{self, AdapterMethod, LoraWeights, Projection};
 
 /// Sum of the ranks of all LoRA adapters at one projection. Every token is multiplied by all of them where the native
 /// kernels do not compute the projection.
@@ -31,16 +27,7 @@ pub const ADAPTER_RANK_MAX: usize = 256;
 /// Beyond it: the server does not start.
 pub const ADAPTER_RANKS_MAX: usize = 1024;
 
-/// An adapter to load.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdapterSource {
-    /// By which it is told apart.
-    pub name: String,
-    /// A folder as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`.
-    pub path: PathBuf,
-}
-
-/// Where the graph that is adapted comes from.
+/// Where the graph comes from, which decides about the names in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin<'a> {
     /// A GGUF file of this architecture.
@@ -49,99 +36,100 @@ pub(crate) enum Origin<'a> {
     Ir,
 }
 
-/// The architectures of GGUF files whose projections are known to be those that adapters are made for.
+/// The architectures of GGUF files whose projections are known to match those of adapters.
 const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"];
 
-/// Of these the one whose files have the rows of q and k in another order than adapters: the two halves of each head
-/// interleaved. Where the rotation was rewritten, so were they.
+/// The architecture whose files interleave the two halves of each head of q and k, unlike adapters. Where the rotation was
+/// rewritten, the rows were reordered too.
 const INTERLEAVED: &str = "llama";
 
-/// Reads adapters and adds them to a model whose projections are not merged, and with `own` will all be our own. Answers a
-/// number for each that changes with its content.
+/// Reads adapters and adds them to a model in which no projections are merged. Returns a digest of each adapter.
 ///
 /// # Errors
-/// One is unsound, or does not fit the model.
-pub(crate) fn adapt(
+/// An adapter is not valid, or does not fit the model.
+pub(crate) fn add(
     model: &mut Model,
     sources: &[AdapterSource],
     origin: Origin<'_>,
-    own: bool,
+    method: AdapterMethod,
 ) -> Result<Vec<u64>, Error> {
     check(sources)?;
     let projections = projections(model, origin)?;
-    let mut adapted: BTreeMap<String, Adapted> = BTreeMap::new();
+    let mut loras: BTreeMap<String, LoraWeights> = BTreeMap::new();
     let mut digests = Vec::with_capacity(sources.len());
     for (number, source) in (1..).zip(sources) {
         let adapter = file::read(source)?;
         tracing::info!(
             name = source.name,
             rank = adapter.rank,
-            projections = adapter.pairs.len(),
-            base = adapter.base,
+            projections = adapter.matrices.len(),
+            base_model = adapter.base_model,
             "read an adapter"
         );
         digests.push(adapter.digest);
-        for (module, pair) in resolved(adapter, &projections) {
-            let refused = |why: String| Err(Error::Adapter { name: source.name.clone(), why });
+        for (module, matrices) in split_fused(adapter, &projections) {
+            let unusable = |why: String| Err(Error::Adapter { name: source.name.clone(), why });
             let Some(projection) = projections.get(&module) else {
-                return refused(format!(
-                    "it changes {module}, which the model has not or cannot have changed"
+                return unusable(format!(
+                    "it changes {module}, which the model does not have or which cannot be adapted"
                 ));
             };
-            if (pair.rows, pair.columns) != (projection.rows, projection.columns) {
-                return refused(format!(
-                    "for {module} it is made for a matrix of {} rows and {} columns, and the model's has {} and {}",
-                    pair.rows, pair.columns, projection.rows, projection.columns
+            if (matrices.rows, matrices.columns) != (projection.rows, projection.columns) {
+                return unusable(format!(
+                    "its {module} is for a matrix of {} rows and {} columns, but the model's has {} and {}",
+                    matrices.rows, matrices.columns, projection.rows, projection.columns
                 ));
             }
-            let one = adapted.entry(module.clone()).or_insert_with(|| Adapted {
+            let lora = loras.entry(module.clone()).or_insert_with(|| LoraWeights {
                 projection: projection.clone(),
                 down: Vec::new(),
                 up: Vec::new(),
-                owners: Vec::new(),
+                adapters: Vec::new(),
             });
-            if one.owners.len() + pair.rank > ADAPTER_RANKS_MAX {
-                return refused(format!(
-                    "with those before it the ranks at {module} are more than {ADAPTER_RANKS_MAX} together"
+            let ranks = lora.adapters.len() + matrices.rank;
+            if ranks > ADAPTER_RANKS_MAX {
+                return unusable(format!(
+                    "the ranks of all adapters at {module} sum up to {ranks} or more (limit: {ADAPTER_RANKS_MAX})"
                 ));
             }
-            append(one, pair, number);
+            append(lora, matrices, number);
         }
     }
-    let adapted: Vec<Adapted> = adapted.into_values().collect();
+    let loras: Vec<LoraWeights> = loras.into_values().collect();
     let words = sources.iter().zip(&digests).map(|(source, digest)| format!("{}:{digest:016x}", source.name));
-    shim::adapt(model, &adapted, own, &words.collect::<Vec<_>>().join(" "))?;
+    shim::add_adapters(model, &loras, method, &words.collect::<Vec<_>>().join(" "))?;
     Ok(digests)
 }
 
 fn check(sources: &[AdapterSource]) -> Result<(), Error> {
     let mut names = BTreeSet::new();
     for (index, AdapterSource { name, .. }) in sources.iter().enumerate() {
-        let refused = |why: String| Err(Error::Adapter { name: name.clone(), why });
+        let unusable = |why: String| Err(Error::Adapter { name: name.clone(), why });
         if index >= ADAPTERS_MAX {
-            return refused(format!("there are {ADAPTERS_MAX} before it, and no more may be"));
+            return unusable(format!("there are too many adapters (limit: {ADAPTERS_MAX})"));
         }
         if !names.insert(name) {
-            return refused("another has the same name".to_owned());
+            return unusable("another adapter has the same name".to_owned());
         }
     }
     Ok(())
 }
 
-/// The model's projections by the modules that adapters name.
+/// The projections of the model by the names that adapters use for them.
 fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String, Projection>, Error> {
     let unsupported = |why: String| Err(Error::Unsupported(why));
-    let (all, unknown) = shim::projections(model)?;
+    let shim::Projections { all, unknown_rotations } = shim::list_projections(model)?;
     if let Origin::Gguf(architecture) = origin {
         if !ARCHITECTURES.contains(&architecture) {
             return unsupported(format!(
-                "adapters of its architecture {architecture:?} are not served; those of {} are",
+                "adapters are not supported for its architecture {architecture:?} (supported: {})",
                 ARCHITECTURES.join(", ")
             ));
         }
-        if unknown > 0 || architecture != INTERLEAVED && all.iter().any(|one| one.paired.is_some()) {
+        if unknown_rotations > 0 || architecture != INTERLEAVED && all.iter().any(|one| one.paired.is_some())
+        {
             return unsupported(
-                "the order of the rows that its rotary embeddings turn is not known".to_owned(),
+                "adapters are not supported where the order of the rotated rows is unknown".to_owned(),
             );
         }
     }
@@ -155,58 +143,60 @@ fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String,
         let Some(module) = module else { continue };
         let mut projection = projection.clone();
         if origin == Origin::Ir {
-            // The graph is the original model's: its order is that of adapters.
+            // The graph of an exporter has the row order of adapters.
             projection.paired = None;
         }
         if named.insert(module.clone(), projection).is_some() {
-            return unsupported(format!("it has two projections {module}, of which adapters name one"));
+            return unsupported(format!(
+                "adapters are not supported where two projections are named {module}"
+            ));
         }
     }
     Ok(named)
 }
 
-/// What an adapter changes, by the modules that the model has. A fused q, k and v that the model has apart is taken
-/// apart.
-fn resolved(adapter: Adapter, projections: &BTreeMap<String, Projection>) -> Vec<(String, Pair)> {
-    let mut all = Vec::with_capacity(adapter.pairs.len());
-    for (module, pair) in adapter.pairs {
+/// The matrices of an adapter by the modules of the model. Fused matrices for q, k and v are split if the model has these
+/// projections separately.
+fn split_fused(adapter: Adapter, projections: &BTreeMap<String, Projection>) -> Vec<(String, LoraMatrices)> {
+    let mut all = Vec::with_capacity(adapter.matrices.len());
+    for (module, matrices) in adapter.matrices {
         let parts = names::parts_of_fused(&module).filter(|_| !projections.contains_key(&module));
         let rows = parts.as_ref().map(|parts| {
             parts.iter().map(|part| projections.get(part).map(|one| one.rows)).collect::<Option<Vec<_>>>()
         });
         match (parts, rows.flatten()) {
-            (Some(parts), Some(rows)) if rows.iter().sum::<usize>() == pair.rows => {
+            (Some(parts), Some(rows)) if rows.iter().sum::<usize>() == matrices.rows => {
                 let mut first = 0;
                 for (part, rows) in parts.into_iter().zip(rows) {
-                    all.push((part, pair.part(first..first + rows)));
+                    all.push((part, matrices.part(first..first + rows)));
                     first += rows;
                 }
             }
-            _ => all.push((module, pair)),
+            _ => all.push((module, matrices)),
         }
     }
     all
 }
 
-/// Puts an adapter's matrices behind those that are there.
-fn append(to: &mut Adapted, pair: Pair, number: i32) {
-    let Pair { rank, rows, down, up, .. } = pair;
+/// Appends the matrices of the adapter `number` along the rank.
+fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
+    let LoraMatrices { rank, rows, down, up, .. } = matrices;
     let order = match to.projection.paired {
         Some(head_size) => interleaved(rows, head_size),
         None => (0..rows).collect(),
     };
     let before = std::mem::take(&mut to.up);
-    let ranks = to.owners.len();
+    let ranks = to.adapters.len();
     to.up.reserve_exact(rows * (ranks + rank));
     for (row, from) in order.into_iter().enumerate() {
         to.up.extend_from_slice(&before[row * ranks..(row + 1) * ranks]);
         to.up.extend_from_slice(&up[from * rank..(from + 1) * rank]);
     }
     to.down.extend(down);
-    to.owners.extend(std::iter::repeat_n(number, rank));
+    to.adapters.extend(std::iter::repeat_n(number, rank));
 }
 
-/// Where each row of a head is taken from, where the halves of the adapter's are interleaved.
+/// For each row of a matrix whose head halves are interleaved, the row of the adapter's matrix.
 fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
     let half = head_size / 2;
     (0..rows)
@@ -219,6 +209,8 @@ fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
@@ -227,25 +219,25 @@ mod tests {
     }
 
     #[test]
-    fn adapters_lie_after_each_other_along_the_rank() {
+    fn adapters_are_concatenated_along_the_rank() {
         let projection = Projection { name: "p".to_owned(), rows: 2, columns: 3, paired: None };
-        let mut to = Adapted { projection, down: Vec::new(), up: Vec::new(), owners: Vec::new() };
-        let pair = |rank: usize, from: f32| Pair {
+        let mut to = LoraWeights { projection, down: Vec::new(), up: Vec::new(), adapters: Vec::new() };
+        let matrices = |rank: usize, from: f32| LoraMatrices {
             rank,
             rows: 2,
             columns: 3,
             down: (0..rank * 3).map(|i| from + i as f32).collect(),
             up: (0..2 * rank).map(|i| -from - i as f32).collect(),
         };
-        append(&mut to, pair(1, 10.0), 1);
-        append(&mut to, pair(2, 20.0), 2);
-        assert_eq!(to.owners, [1, 2, 2]);
+        append(&mut to, matrices(1, 10.0), 1);
+        append(&mut to, matrices(2, 20.0), 2);
+        assert_eq!(to.adapters, [1, 2, 2]);
         assert_eq!(to.down, [10.0, 11.0, 12.0, 20.0, 21.0, 22.0, 23.0, 24.0, 25.0]);
         assert_eq!(to.up, [-10.0, -20.0, -21.0, -11.0, -22.0, -23.0]);
     }
 
     #[test]
-    fn names_come_once_and_in_bounds() {
+    fn names_are_unique_and_their_number_is_limited() {
         let source = |name: &str| AdapterSource { name: name.to_owned(), path: PathBuf::new() };
         let many: Vec<_> = (0..=ADAPTERS_MAX).map(|number| source(&number.to_string())).collect();
         assert!(check(&many[..ADAPTERS_MAX]).is_ok());

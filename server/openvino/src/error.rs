@@ -1,58 +1,58 @@
-//! Why a model cannot be loaded or run.
+//! The errors of loading and running a model.
 
 use std::error::Error as _;
 use std::path::PathBuf;
 
-/// Why a model cannot be loaded or run. [`Error::chain`] prints it with its causes, once, at the edge.
+/// An error of loading or running a model. [`Error::chain`] formats it with its causes, for the caller that reports it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The runtime failed.
+    /// The OpenVINO runtime reported an error.
     #[error("failed to {what}: {message}")]
     Runtime {
-        /// What was being done.
+        /// The operation that failed, as a verb with its object.
         what: &'static str,
-        /// What the runtime said.
+        /// The error message of the runtime.
         message: String,
     },
-    /// The model is sound but not one this crate can serve.
+    /// The model is valid, but this crate does not support it. The message says which property of the model is the reason.
     #[error("cannot serve this model: {0}")]
     Unsupported(String),
-    /// The GGUF file is not sound.
+    /// The GGUF file is not valid.
     #[error("failed to read the model file")]
     Gguf(#[from] server_gguf::Error),
-    /// There is no model at the path.
-    #[error("there is no model at {}: {expected}", path.display())]
+    /// There is no model at the given path.
+    #[error("there is no model at {}: {fault}", path.display())]
     Missing {
-        /// The path.
+        /// The path from the configuration.
         path: PathBuf,
-        /// What was looked for.
-        expected: &'static str,
+        /// How the content of the path differs from a model.
+        fault: &'static str,
     },
-    /// An adapter cannot be served with this model.
+    /// An adapter is not valid, or does not fit the model.
     #[error("cannot use the adapter {name:?}: {why}")]
     Adapter {
-        /// Its name.
+        /// The name of the adapter.
         name: String,
-        /// What is wrong with it.
+        /// The reason why it cannot be used.
         why: String,
     },
-    /// The KV cache cannot be as small or as large as asked.
+    /// The size of the KV cache is too small or too large.
     #[error("a KV cache of {bytes} bytes {why}")]
     CacheSize {
-        /// The size asked for or derived.
+        /// The configured or derived size in bytes.
         bytes: u64,
-        /// What is wrong with it.
+        /// The limit that the size violates.
         why: String,
     },
 }
 
 impl Error {
     pub(crate) fn runtime(what: &'static str, message: &str) -> Self {
-        Self::Runtime { what, message: first_lines(message) }
+        Self::Runtime { what, message: without_locations(message) }
     }
 
-    /// The message with those of its causes.
+    /// The message of this error followed by the messages of its causes.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut source = self.source();
@@ -65,12 +65,11 @@ impl Error {
     }
 }
 
-/// Lines of a runtime's message that are kept: the last ones say what is wrong, the ones before where in the
-/// runtime's own sources.
-fn first_lines(message: &str) -> String {
-    let said: Vec<&str> =
+/// The lines of a runtime's message that describe the fault, without those that name a place in the runtime's source code.
+fn without_locations(message: &str) -> String {
+    let lines: Vec<&str> =
         message.lines().map(str::trim).filter(|line| !line.is_empty() && !is_location(line)).collect();
-    if said.is_empty() { message.trim().to_owned() } else { said.join("; ") }
+    if lines.is_empty() { message.trim().to_owned() } else { lines.join("; ") }
 }
 
 fn is_location(line: &str) -> bool {

@@ -1,48 +1,50 @@
 //! The OpenVINO runner: models from GGUF files and OpenVINO IR directories, with a paged KV cache.
 //!
-//! This crate decides how a model file becomes a compiled graph, and how a batch becomes its inputs. It knows
-//! no text and no request. It is the only crate with `unsafe`: calls of OpenVINO's C API (`runtime.rs`), of the C++
-//! shim that does what that API lacks (`shim.rs`, `shim/`), and of the system where the standard library has none (`numa.rs`).
+//! This crate decides how a model file becomes a compiled graph, and how a batch becomes the inputs of that graph. It knows
+//! nothing about text or requests. It is the only crate with `unsafe`: calls to OpenVINO's C API (`runtime.rs`), to the C++
+//! shim that covers what the C API lacks (`shim.rs`, `shim/`), and to system calls that the standard library does not wrap
+//! (`numa.rs`, `memory.rs`).
 //!
 //! ```text
-//! GGUF ─► front end ─► rotary rewrite ─► weights anew ─┐
-//!                                                      ├► adapters ─► merge projections ─► paged attention ─► compile
-//! IR ───► read ────────────────────────────────────────┘                                    wanted rows
+//! GGUF ─► front end ─► rewrite rotary embeddings ─► rewrite weights ─┐
+//!                                                                    ├► adapters ─► merge projections ─► paged attention
+//! IR ───► read ──────────────────────────────────────────────────────┘                                         │
+//!                                                       compile ◄─ native kernels ◄─ kernel plan (`kernels.rs`) ◄┘
 //! ```
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;
-mod asked;
-mod attention;
-mod cache;
+mod background;
+mod config;
+mod cpu;
+mod device;
 mod error;
 mod gguf;
-mod kept;
-#[cfg(test)]
-mod kernel_tests;
+mod kernels;
+mod kv_cache;
+mod large_steps;
+mod library;
 mod load;
 mod memory;
+mod model_cache;
+mod model_source;
+#[cfg(test)]
+mod native_tests;
 mod numa;
-mod processor;
-mod projections;
 mod runner;
 mod runtime;
 mod shim;
 mod sleep;
-mod source;
-#[cfg(test)]
-mod symbol_tests;
-mod unpacked;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
-pub use attention::Attention;
+pub use config::{Config, UnpackWeights};
 pub use error::Error;
-pub use load::{CacheIdentity, Config, Loaded, Stage, Weights, load, load_pair};
+pub use large_steps::LARGE_STEP_TOKENS;
+pub use load::{CacheIdentity, LoadReport, LoadStage, load, load_pair};
 pub use memory::{available_bytes, trim, use_one_arena};
-pub use numa::{NodeError, OnNode, nodes_in_use, run_on_node};
+pub use numa::{NodeError, NumaBinding, nodes_in_use, run_on_node};
 pub use runner::OpenVinoRunner;
 pub use runtime::NodeTime;
-pub use sleep::Sleeper;
-pub use unpacked::{LARGE_STEP_TOKENS, Unpack};
-pub use weights::Form;
+pub use sleep::SleepableRunner;
+pub use weights::WeightFormat;

@@ -1,30 +1,30 @@
-//! How much memory there is to use, and giving back what is not.
+//! How much memory is available, and returning unused memory to the system.
 
 use std::fs;
 
 use crate::numa;
 
-/// Bytes that this process may still take: what the machine has free, what its control group leaves, or the NUMA nodes to
-/// which its memory is bound, whichever is least. `None` where none can be told.
+/// Bytes that this process can still allocate: the least of what is available on the machine, within the limit of its control
+/// group, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of them.
 pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
     [machine, group_available(), numa::available_bytes()].into_iter().flatten().min()
 }
 
-/// Gives what the C library's allocator keeps free back to the system, as far as it is whole pages.
+/// Returns the whole free pages of the C library's allocator to the system.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it touches free memory only, under the allocator's own locks.
+    // SAFETY: the call touches only free memory, under the allocator's locks.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Makes all threads allocate from one arena of the C library's allocator, instead of up to eight for each processor. It
-/// affects threads that are started later.
+/// Makes all threads allocate from one arena of the C library's allocator, instead of up to eight per processor. It affects
+/// only threads that are started later.
 pub fn use_one_arena() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it sets a number of the allocator's own, under the allocator's own locks.
+    // SAFETY: the call sets a parameter of the allocator, under the allocator's locks.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
@@ -36,7 +36,8 @@ fn meminfo_available(text: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Control groups v2, as a container sees its own: the limit less what is used and cannot be reclaimed.
+/// Bytes that remain within the limit of the control group (version 2), as a container sees it: the limit minus the used
+/// memory that cannot be reclaimed.
 fn group_available() -> Option<u64> {
     let read = |name| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_memory_here() {
+    fn this_machine_reports_available_memory() {
         assert!(available_bytes().is_some_and(|bytes| bytes > 1 << 20));
     }
 }

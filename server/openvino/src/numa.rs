@@ -1,58 +1,58 @@
-//! On which NUMA node of the machine the process runs: its processors, and the memory that is theirs.
+//! Binds the process to one NUMA node: to its processors and its memory.
 //!
-//! Weights are read from memory in every step, and another node's is slower to read. What is decided here is
-//! the calling thread's, and goes on to the threads that it starts; so it is to be called before there are any.
+//! Every step reads the weights from memory, and the memory of another node is slower to read. The binding applies to the
+//! calling thread and is inherited by the threads that it starts, so the process must be bound before it starts any.
 
 use std::{fs, io, mem};
 
-/// Where the system tells of its nodes.
+/// Where the system describes its nodes.
 const NODES: &str = "/sys/devices/system/node";
 /// `MPOL_BIND` of `set_mempolicy(2)`.
 const BIND: libc::c_int = 2;
-/// Most nodes of a machine, as many as Linux is built for at most.
+/// Most nodes that a Linux kernel supports.
 const NODES_MAX: usize = 1024;
 const WORDS: usize = NODES_MAX / u64::BITS as usize;
 
-/// Why the process cannot run on a node.
+/// The reason why the process cannot run on a node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// There is none of this number.
-    #[error("there is no NUMA node {node} (there are: {})", list(.nodes))]
+    /// The machine has no node with this number.
+    #[error("NUMA node {node} does not exist (this machine has: {})", list(.nodes))]
     Unknown {
-        /// The one asked for.
+        /// The number of the requested node.
         node: u32,
-        /// Those that there are.
+        /// The numbers of the existing nodes.
         nodes: Vec<u32>,
     },
-    /// The process may use no processor of it.
-    #[error("NUMA node {0} has no processor that this process may use")]
+    /// The process is not allowed to use any processor of the node.
+    #[error("this process is not allowed to use any processor of NUMA node {0}")]
     NoProcessor(u32),
-    /// The system does not allow it.
-    #[error("cannot run on NUMA node {node}")]
+    /// The system rejected the binding.
+    #[error("failed to bind the process to NUMA node {node}")]
     Refused {
-        /// The one asked for.
+        /// The number of the requested node.
         node: u32,
-        /// What the system says.
+        /// The error that the system returned.
         source: io::Error,
     },
 }
 
-/// What a process that runs on a node has of it.
+/// How a process is bound to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnNode {
-    /// Processors.
+pub struct NumaBinding {
+    /// Number of processors of the node that the process uses.
     pub processors: usize,
-    /// Whether memory comes from there alone. A container may not be allowed to say so (`set_mempolicy`): then it comes from
-    /// there as long as there is some.
+    /// Whether the process allocates memory from the node only. Containers may not be allowed to request it
+    /// (`set_mempolicy`); their memory still comes from the node while the node has free memory.
     pub is_memory_bound: bool,
 }
 
-/// Runs the calling thread, and all that it starts from now on, on the processors of `node` that it may use, with memory of
-/// that node.
+/// Binds the calling thread, and the threads that it starts from now on, to the processors of `node` that the process is
+/// allowed to use, and to the memory of that node.
 ///
 /// # Errors
-/// There is no such node, none of its processors may be used, or the system refuses.
-pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
+/// The node does not exist, none of its processors is allowed, or the system rejects the binding.
+pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
     let nodes = nodes();
     if !nodes.contains(&node) {
         return Err(NodeError::Unknown { node, nodes });
@@ -63,9 +63,9 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
     }
     let mut mask = [0u64; WORDS];
     mask[node as usize / 64] = 1 << (node % 64);
-    // SAFETY: the kernel reads as many bits as it is told, one less than are there.
+    // SAFETY: the kernel reads at most NODES_MAX bits, which is the size of the mask.
     let bound = unsafe { libc::syscall(libc::SYS_set_mempolicy, BIND, mask.as_ptr(), NODES_MAX) } == 0;
-    // SAFETY: a set of processors is plain bits, for which zero is empty; numbers beyond it are left out.
+    // SAFETY: a `cpu_set_t` is plain bits, and all zeros is the empty set; numbers beyond its size are filtered out.
     let status = unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
         for &number in used.iter().filter(|&&number| number < libc::CPU_SETSIZE as u32) {
@@ -76,21 +76,22 @@ pub fn run_on_node(node: u32) -> Result<OnNode, NodeError> {
     if status != 0 {
         return Err(NodeError::Refused { node, source: io::Error::last_os_error() });
     }
-    Ok(OnNode { processors: used.len(), is_memory_bound: bound })
+    Ok(NumaBinding { processors: used.len(), is_memory_bound: bound })
 }
 
-/// The nodes whose processors the process may use. More than one is slower than one, for what is read from memory all the time.
+/// The nodes whose processors the process is allowed to use. A process that reads much memory is slower on several nodes
+/// than on one.
 #[must_use]
 pub fn nodes_in_use() -> Vec<u32> {
     let allowed = processors();
     nodes().into_iter().filter(|&node| !processors_of(node, &allowed).is_empty()).collect()
 }
 
-/// Bytes that are free on the nodes to which the thread's memory is bound, or can be freed; `None` if it is bound to none.
+/// Bytes that are free or reclaimable on the nodes to which the thread's memory is bound. `None` if it is not bound.
 pub(crate) fn available_bytes() -> Option<u64> {
     let mut mode: libc::c_int = 0;
     let mut mask = [0u64; WORDS];
-    // SAFETY: the kernel writes one number, and as many bits as it is told.
+    // SAFETY: the kernel writes one integer and at most NODES_MAX bits, which is the size of the mask.
     let status = unsafe {
         libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), NODES_MAX, 0usize, 0usize)
     };
@@ -106,26 +107,26 @@ pub(crate) fn available_bytes() -> Option<u64> {
     Some(nodes().into_iter().filter(is_bound).map(of_node).sum())
 }
 
-/// The machine's nodes; none where the system does not tell.
+/// The nodes of the machine. Empty if the system does not report them.
 fn nodes() -> Vec<u32> {
     numbers(&fs::read_to_string(format!("{NODES}/online")).unwrap_or_default())
 }
 
-/// The processors that the thread may run on; none where the system does not tell.
+/// The processors that the thread is allowed to run on. Empty if the system does not report them.
 fn processors() -> Vec<u32> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     numbers(list.unwrap_or_default())
 }
 
-/// Those of a node among the `allowed` ones.
+/// The processors of a node that are among the `allowed` ones.
 fn processors_of(node: u32, allowed: &[u32]) -> Vec<u32> {
     let mut of_node = numbers(&fs::read_to_string(format!("{NODES}/node{node}/cpulist")).unwrap_or_default());
     of_node.retain(|number| allowed.contains(number));
     of_node
 }
 
-/// Numbers as the kernel lists them, such as `0-3,8`. What is no number is left out.
+/// Parses a list of numbers in the format of the kernel, such as `0-3,8`. Parts that are not numbers are skipped.
 fn numbers(list: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -134,7 +135,7 @@ fn numbers(list: &str) -> Vec<u32> {
     list.trim().split(',').filter_map(range).flatten().collect()
 }
 
-/// What of a node's memory is free or holds what files hold too.
+/// Bytes of a node's memory that are free or that the kernel can reclaim.
 fn available_of(meminfo: &str) -> u64 {
     const USABLE: [&str; 4] = ["MemFree:", "Active(file):", "Inactive(file):", "SReclaimable:"];
     let kib = |line: &str| {
@@ -157,14 +158,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_as_the_kernel_writes_them() {
+    fn lists_in_the_format_of_the_kernel_are_parsed() {
         assert_eq!(numbers("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
         assert_eq!(numbers("0\n"), [0]);
         assert!(numbers("\n").is_empty() && numbers("a-b").is_empty());
     }
 
     #[test]
-    fn what_a_node_has_free_is_what_can_be_freed_too() {
+    fn reclaimable_memory_counts_as_available() {
         let text = "Node 1 MemTotal:  900 kB\nNode 1 MemFree:  100 kB\nNode 1 Active(file): 20 kB\n\
                     Node 1 Inactive(file): 3 kB\nNode 1 Active(anon): 4000 kB\nNode 1 SReclaimable:  5 kB\n";
         assert_eq!(available_of(text), 128 * 1024);
@@ -172,16 +173,15 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_runs_on_a_node_and_on_none_that_is_not_there() {
-        // Of its own, since it does not come back.
+    fn a_thread_can_be_bound_to_an_existing_node_only() {
+        // The binding cannot be undone, so it is tested on a thread of its own.
         std::thread::spawn(|| {
             let unknown = run_on_node(1000).unwrap_err().to_string();
-            assert!(unknown.starts_with("there is no NUMA node 1000 (there are: "), "{unknown}");
+            assert!(unknown.starts_with("NUMA node 1000 does not exist (this machine has: "), "{unknown}");
             let Some(&node) = nodes_in_use().first() else { return };
             let found = run_on_node(node).unwrap();
             assert_eq!(processors().len(), found.processors);
             assert_eq!(nodes_in_use(), [node]);
-            // Its memory is told of if it could be bound.
             assert_eq!(available_bytes().is_some(), found.is_memory_bound);
             assert!(available_bytes().is_none_or(|bytes| bytes > 0));
         })

@@ -1,119 +1,126 @@
-//! The runner: a batch becomes the inputs of the paged model, and its output the logits.
+//! The runner: it turns a batch into the inputs of the paged model, and the output of the model into logits.
 
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError};
 use server_scheduler::{Batch, BlockId};
 
 use crate::Error;
-use crate::cache::Cache;
-use crate::kept::Keeping;
+use crate::background::BackgroundThread;
+use crate::kv_cache::KvCache;
+use crate::large_steps::{CompiledGraph, LargeSteps};
 use crate::runtime::{Element, InferRequest, NodeTime, Tensor};
-use crate::unpacked::{Graph, Unpacked};
 
-/// A model compiled for a device, its KV cache and the inputs of its steps.
+/// A model that is compiled for a device, with its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
-    // Dropped in this order: what was made from something before it.
-    inputs: Inputs,
+    // The fields are dropped in this order, so that nothing outlives what it was created from.
+    inputs: StepInputs,
     output: Option<Tensor>,
-    cache: Cache,
-    graph: Graph,
-    unpacked: Unpacked,
-    _keeping: Option<Keeping>,
+    kv_cache: KvCache,
+    graph: CompiledGraph,
+    large_steps: LargeSteps,
+    _cache_writer: Option<BackgroundThread>,
     layout: CacheLayout,
     adapters: u32,
-    /// Of the blocks of the last batch.
+    /// The attention of the last batch to each of its blocks.
     block_scores: Vec<f32>,
 }
 
-/// What a runner is made of.
-pub(crate) struct Parts {
-    pub(crate) graph: Graph,
-    pub(crate) unpacked: Unpacked,
-    pub(crate) keeping: Option<Keeping>,
-    pub(crate) cache: Cache,
+/// The parts of a runner.
+pub(crate) struct RunnerParts {
+    pub(crate) graph: CompiledGraph,
+    pub(crate) large_steps: LargeSteps,
+    /// The thread that writes the model to the cache directory.
+    pub(crate) cache_writer: Option<BackgroundThread>,
+    pub(crate) kv_cache: KvCache,
     pub(crate) layout: CacheLayout,
-    /// How many adapters are in the graph.
+    /// Number of adapters in the graph.
     pub(crate) adapters: u32,
-    /// Most heads of a layer's cache.
+    /// The largest number of KV heads of a layer.
     pub(crate) kv_heads: usize,
 }
 
 impl OpenVinoRunner {
-    pub(crate) fn new(parts: Parts) -> Result<Self, Error> {
-        let Parts { mut graph, unpacked, keeping, cache, layout, adapters, kv_heads } = parts;
+    pub(crate) fn new(parts: RunnerParts) -> Result<Self, Error> {
+        let RunnerParts { mut graph, large_steps, cache_writer, kv_cache, layout, adapters, kv_heads } =
+            parts;
         let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
-        let inputs = Inputs::new(&names, kv_heads)?;
+        let inputs = StepInputs::new(&names, kv_heads)?;
         inputs.bind(&mut graph.request)?;
-        cache.bind(&mut graph.request)?;
-        let block_scores = Vec::new();
+        kv_cache.bind(&mut graph.request)?;
         Ok(Self {
             inputs,
             output: None,
-            cache,
+            kv_cache,
             graph,
-            unpacked,
-            _keeping: keeping,
+            large_steps,
+            _cache_writer: cache_writer,
             layout,
             adapters,
-            block_scores,
+            block_scores: Vec::new(),
         })
     }
 
-    /// Waits for what [`load`](crate::load()) left to the background, which steps before it do without; for
-    /// benchmarks and tests. Answers whether there is now a graph of its own for large steps.
+    /// Waits until the graph for large steps is compiled, and returns whether there is one. For benchmarks and tests: the
+    /// first graph runs the steps before that.
     pub fn wait(&mut self) -> bool {
-        let Self { inputs, cache, unpacked, .. } = self;
-        unpacked.wait(|request| inputs.bind(request).and_then(|()| cache.bind(request)))
+        let Self { inputs, kv_cache, large_steps, .. } = self;
+        large_steps.wait(|request| inputs.bind(request).and_then(|()| kv_cache.bind(request)))
     }
 
-    /// Gives the memory of the KV cache back to the system. The next step finds nothing in it.
+    /// Returns the memory of the KV cache to the system. The content of the cache is lost.
     ///
     /// # Errors
-    /// The system does not take it.
+    /// The system rejects the call.
     pub(crate) fn discard_cache(&mut self) -> Result<(), Error> {
-        self.cache.discard()
+        self.kv_cache.discard()
     }
 
-    /// Like [`ModelRunner::run`], but gives the logits of the tokens at `wanted` in [`Batch::tokens`] instead
-    /// of those of the rows that sample: to score what is given.
+    /// Like [`ModelRunner::run`], but computes the logits of the tokens at the indices `logits_indices` of
+    /// [`Batch::tokens`], to score a given text.
     ///
     /// # Errors
     /// The step failed.
-    pub fn score(&mut self, batch: &Batch, wanted: &[u32]) -> Result<Logits<'_>, Error> {
-        self.step(batch, wanted.len(), wanted.iter().map(|token| i64::from(*token)))?;
-        self.logits(wanted.len())
+    pub fn score(&mut self, batch: &Batch, logits_indices: &[u32]) -> Result<Logits<'_>, Error> {
+        let indices = logits_indices.iter().map(|token| i64::from(*token));
+        self.step(batch, logits_indices.len(), indices)?;
+        self.logits(logits_indices.len())
     }
 
-    /// What each node of the graph for small steps took, as the mean of its runs; for profiles. Empty unless it was
-    /// compiled with `PERF_COUNT`.
+    /// The mean execution time of each node of the first graph, for profiles. Empty unless the model was compiled with
+    /// `PERF_COUNT`.
     ///
     /// # Errors
-    /// The runtime does not tell.
+    /// The runtime does not report the times.
     pub fn node_times(&self) -> Result<Vec<NodeTime>, Error> {
         self.graph.request.node_times()
     }
 
-    fn step(&mut self, batch: &Batch, count: usize, wanted: impl Iterator<Item = i64>) -> Result<(), Error> {
-        // The output is the request's own memory: not to be held while it runs.
+    /// Runs a step that computes the logits of `count` tokens at `logits_indices`.
+    fn step(
+        &mut self,
+        batch: &Batch,
+        count: usize,
+        logits_indices: impl Iterator<Item = i64>,
+    ) -> Result<(), Error> {
+        // The output is the memory of the request, which must not be referenced while the request runs.
         self.output = None;
         for copy in &batch.copies {
-            self.cache.copy(*copy)?;
+            self.kv_cache.copy(*copy)?;
         }
         self.inputs.fill(batch)?;
-        // A model computes at least one row of logits: without a wanted one, that of the last token.
+        // A model computes at least one row of logits: if none is needed, that of the last token.
         match count {
-            0 => self.inputs.wanted_rows.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
-            _ => self.inputs.wanted_rows.write(count, wanted)?,
+            0 => self.inputs.logits_indices.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
+            _ => self.inputs.logits_indices.write(count, logits_indices)?,
         }
-        let Self { inputs, cache, graph, unpacked, .. } = self;
-        let bind = |request: &mut InferRequest| inputs.bind(request).and_then(|()| cache.bind(request));
-        let request = unpacked.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
+        let Self { inputs, kv_cache, graph, large_steps, .. } = self;
+        let bind = |request: &mut InferRequest| inputs.bind(request).and_then(|()| kv_cache.bind(request));
+        let request = large_steps.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
         request.infer()?;
         self.output = Some(request.output()?);
-        self.inputs.weights_of_blocks(&mut self.block_scores)?;
-        Ok(())
+        self.inputs.sum_block_scores(&mut self.block_scores)
     }
 
-    /// The last step's logits, of which `rows` were wanted.
+    /// The `rows` rows of logits of the last step.
     fn logits(&self, rows: usize) -> Result<Logits<'_>, Error> {
         let vocabulary = self.layout.vocabulary;
         if rows == 0 {
@@ -124,7 +131,8 @@ impl OpenVinoRunner {
         if values.len() == rows * vocabulary as usize {
             return Ok(Logits::new(values, vocabulary));
         }
-        Err(Error::runtime("read the logits", &format!("there are {} of them for {rows} rows", values.len())))
+        let message = format!("the model returned {} values for {rows} rows of {vocabulary}", values.len());
+        Err(Error::runtime("read the logits", &message))
     }
 }
 
@@ -138,11 +146,11 @@ impl ModelRunner for OpenVinoRunner {
     }
 
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        self.cache.read(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
+        self.kv_cache.read(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
     }
 
     fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
-        self.cache.write(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
+        self.kv_cache.write(block, bytes).map_err(|error| RunError { message: error.chain(), fatal: false })
     }
 
     fn block_scores(&self) -> &[f32] {
@@ -157,8 +165,8 @@ impl ModelRunner for OpenVinoRunner {
     }
 }
 
-/// The inputs of a step, written in place from step to step.
-struct Inputs {
+/// The inputs of a step. Their memory is reused from step to step.
+struct StepInputs {
     input_ids: Input<i64>,
     position_ids: Input<i64>,
     past_lens: Input<i32>,
@@ -166,14 +174,14 @@ struct Inputs {
     block_indices: Input<i32>,
     block_indices_begins: Input<i32>,
     max_context_len: Tensor,
-    wanted_rows: Input<i64>,
+    logits_indices: Input<i64>,
     adapters: Input<i32>,
     block_scores: Input<u8>,
-    /// Most heads of a layer's cache.
+    /// The largest number of KV heads of a layer.
     kv_heads: usize,
 }
 
-impl Inputs {
+impl StepInputs {
     fn new(names: &[String], kv_heads: usize) -> Result<Self, Error> {
         const KNOWN: [&str; 10] = [
             "input_ids",
@@ -183,32 +191,32 @@ impl Inputs {
             "block_indices",
             "block_indices_begins",
             "max_context_len",
-            "wanted_rows",
+            "logits_indices",
             "adapters",
-            "block_weights",
+            "block_scores",
         ];
         if let Some(name) =
             names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
         {
-            return Err(Error::Unsupported(format!("it has an input that is not known: {name}")));
+            return Err(Error::Unsupported(format!("its input {name:?} is unknown")));
         }
-        let has = |wanted: &str| names.iter().any(|name| name == wanted);
+        let has = |input: &str| names.iter().any(|name| name == input);
         Ok(Self {
-            input_ids: Input::new("input_ids", true)?,
-            position_ids: Input::new("position_ids", has("position_ids"))?,
-            past_lens: Input::new("past_lens", true)?,
-            subsequence_begins: Input::new("subsequence_begins", true)?,
-            block_indices: Input::new("block_indices", true)?,
-            block_indices_begins: Input::new("block_indices_begins", true)?,
+            input_ids: Input::new("input_ids", Presence::InModel)?,
+            position_ids: Input::new("position_ids", Presence::of(has("position_ids")))?,
+            past_lens: Input::new("past_lens", Presence::InModel)?,
+            subsequence_begins: Input::new("subsequence_begins", Presence::InModel)?,
+            block_indices: Input::new("block_indices", Presence::InModel)?,
+            block_indices_begins: Input::new("block_indices_begins", Presence::InModel)?,
             max_context_len: Tensor::new(i32::TYPE, &[])?,
-            wanted_rows: Input::new("wanted_rows", true)?,
-            adapters: Input::new("adapters", has("adapters"))?,
-            block_scores: Input::new("block_weights", has("block_weights"))?,
+            logits_indices: Input::new("logits_indices", Presence::InModel)?,
+            adapters: Input::new("adapters", Presence::of(has("adapters")))?,
+            block_scores: Input::new("block_scores", Presence::of(has("block_scores")))?,
             kv_heads,
         })
     }
 
-    /// Gives the inputs to a request of this model.
+    /// Binds the inputs to a request of this model.
     fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
         self.input_ids.bind(request)?;
         self.position_ids.bind(request)?;
@@ -217,78 +225,97 @@ impl Inputs {
         self.block_indices.bind(request)?;
         self.block_indices_begins.bind(request)?;
         request.set("max_context_len", &self.max_context_len)?;
-        self.wanted_rows.bind(request)?;
+        self.logits_indices.bind(request)?;
         self.adapters.bind(request)?;
         self.block_scores.bind(request)
     }
 
     fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
-        let rows = batch.sequences.len();
-        self.input_ids.write(batch.tokens.len(), batch.tokens.iter().map(|token| i64::from(*token)))?;
-        let positions = batch.sequences.iter().flat_map(|row| {
-            let past = i64::from(row.computed_tokens);
-            (0..i64::from(row.tokens.end - row.tokens.start)).map(move |offset| past + offset)
+        let (tokens, sequences) = (batch.tokens.len(), &batch.sequences);
+        self.input_ids.write(tokens, batch.tokens.iter().map(|token| i64::from(*token)))?;
+        let positions = sequences.iter().flat_map(|sequence| {
+            let past = i64::from(sequence.computed_tokens);
+            (0..i64::from(sequence.tokens.end - sequence.tokens.start)).map(move |offset| past + offset)
         });
-        self.position_ids.write(batch.tokens.len(), positions)?;
-        let adapters = batch.sequences.iter().flat_map(|row| {
-            std::iter::repeat_n(row.adapter.cast_signed(), (row.tokens.end - row.tokens.start) as usize)
+        self.position_ids.write(tokens, positions)?;
+        let adapters = sequences.iter().flat_map(|sequence| {
+            let count = sequence.tokens.end - sequence.tokens.start;
+            std::iter::repeat_n(sequence.adapter.cast_signed(), count as usize)
         });
-        self.adapters.write(batch.tokens.len(), adapters)?;
-        self.past_lens.write(rows, batch.sequences.iter().map(|row| row.resident_tokens().cast_signed()))?;
-        let begins = batch.sequences.iter().map(|row| row.tokens.end.cast_signed());
-        self.subsequence_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
+        self.adapters.write(tokens, adapters)?;
+        let past = sequences.iter().map(|sequence| sequence.resident_tokens().cast_signed());
+        self.past_lens.write(sequences.len(), past)?;
+        let begins = sequences.iter().map(|sequence| sequence.tokens.end.cast_signed());
+        self.subsequence_begins.write(sequences.len() + 1, std::iter::once(0).chain(begins))?;
         self.block_indices
             .write(batch.blocks.len(), batch.blocks.iter().map(|block| block.0.cast_signed()))?;
-        let begins = batch.sequences.iter().map(|row| row.blocks.end.cast_signed());
-        self.block_indices_begins.write(rows + 1, std::iter::once(0).chain(begins))?;
-        let context =
-            batch.sequences.iter().map(|row| row.resident_tokens() + row.tokens.end - row.tokens.start).max();
+        let begins = sequences.iter().map(|sequence| sequence.blocks.end.cast_signed());
+        self.block_indices_begins.write(sequences.len() + 1, std::iter::once(0).chain(begins))?;
+        let context = sequences
+            .iter()
+            .map(|sequence| sequence.resident_tokens() + sequence.tokens.end - sequence.tokens.start)
+            .max();
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
-        let weights = self.kv_heads * batch.blocks.len() * size_of::<f32>();
-        self.block_scores.write(weights, std::iter::repeat_n(0, weights))
+        let score_bytes = self.kv_heads * batch.blocks.len() * size_of::<f32>();
+        self.block_scores.write(score_bytes, std::iter::repeat_n(0, score_bytes))
     }
 
-    /// What weight the step gave to each of its blocks, over all heads and layers; nothing if the model does not tell.
-    fn weights_of_blocks(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
+    /// Sums the attention to each block of the step over all heads. The result is empty if the model has no block scores.
+    fn sum_block_scores(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
         sums.clear();
-        if !self.block_scores.used {
+        if self.block_scores.presence == Presence::Absent {
             return Ok(());
         }
         let blocks = self.block_scores.length as usize / size_of::<f32>() / self.kv_heads;
         sums.resize(blocks, 0.0);
-        let weights = self.block_scores.tensor.values::<u8>()?.as_chunks().0;
-        for (index, weight) in weights.iter().enumerate() {
-            sums[index % blocks] += f32::from_ne_bytes(*weight);
+        let scores = self.block_scores.tensor.values::<u8>()?.as_chunks().0;
+        for (index, score) in scores.iter().enumerate() {
+            sums[index % blocks] += f32::from_ne_bytes(*score);
         }
         Ok(())
     }
 }
 
-/// A one-dimensional input whose memory is kept.
+/// Whether a model has an input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    InModel,
+    Absent,
+}
+
+impl Presence {
+    fn of(is_in_model: bool) -> Self {
+        if is_in_model { Self::InModel } else { Self::Absent }
+    }
+}
+
+/// A one-dimensional input whose memory is reused. Writes to an absent input have no effect.
 struct Input<T> {
     name: &'static str,
     tensor: Tensor,
     length: i64,
-    used: bool,
+    presence: Presence,
     _element: std::marker::PhantomData<T>,
 }
 
-/// Elements an input has room for at first; it grows when a batch needs more.
+/// Elements for which an input has room at first. It grows when a batch needs more.
 const INPUT_ELEMENTS: i64 = 4096;
 
 impl<T: Element> Input<T> {
-    /// An input of the model, or one that it lacks and that is not `used`.
-    fn new(name: &'static str, used: bool) -> Result<Self, Error> {
+    fn new(name: &'static str, presence: Presence) -> Result<Self, Error> {
         let tensor = Tensor::new(T::TYPE, &[INPUT_ELEMENTS])?;
-        Ok(Self { name, tensor, length: INPUT_ELEMENTS, used, _element: std::marker::PhantomData })
+        Ok(Self { name, tensor, length: INPUT_ELEMENTS, presence, _element: std::marker::PhantomData })
     }
 
     fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
-        if self.used { request.set(self.name, &self.tensor) } else { Ok(()) }
+        match self.presence {
+            Presence::InModel => request.set(self.name, &self.tensor),
+            Presence::Absent => Ok(()),
+        }
     }
 
     fn write(&mut self, length: usize, values: impl Iterator<Item = T>) -> Result<(), Error> {
-        if !self.used {
+        if self.presence == Presence::Absent {
             return Ok(());
         }
         if self.length != length as i64 {

@@ -1,17 +1,18 @@
-//! The safe face of the C++ shim in `shim/`: graph rewrites on models of the C API.
+//! A safe interface to the C++ shim in `shim/`: graph rewrites on models of the C API.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
+use std::mem::offset_of;
+use std::path::Path;
 
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
-use crate::attention::OwnAttention;
+use crate::kernels::{KernelPlan, NativeAttention, NativeProjections, Precision};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::{Matrix, Quants, Zeros};
 
-/// As `ovfleet_weight` in `shim/shim.h`.
+/// The same as `ovfleet_weight` in `shim/shim.h`.
 #[repr(C)]
 struct RawWeight {
     tensor: *const c_char,
@@ -25,20 +26,79 @@ struct RawWeight {
     zeros: *const c_void,
 }
 
-/// As `ovfleet_weights_t` in `shim/shim.h`, which says nothing of its content.
+/// The same as `ovfleet_weights_t` in `shim/shim.h`, whose content is opaque.
 #[repr(C)]
 struct RawWeights {
     opaque: [u8; 0],
 }
 
-/// As `ovfleet_adapted` in `shim/shim.h`.
+/// The same as `ovfleet_lora` in `shim/shim.h`.
 #[repr(C)]
-struct RawAdapted {
+struct RawLora {
     projection: *const c_char,
     ranks: usize,
     down: *const f32,
     up: *const f32,
-    owners: *const i32,
+    adapters: *const i32,
+}
+
+/// The same as `ovfleet_kernel_plan` in `shim/shim.h`.
+#[repr(C)]
+struct RawKernelPlan {
+    projection_isa: u32,
+    projection_activations: u32,
+    attention_isa: u32,
+    attention_activations: u32,
+    attention_prompts: u32,
+    kv_cache: u32,
+    attention_mass: f32,
+    block_scores: u32,
+}
+
+// `shim/graph/kernel_plan.cpp` asserts the same of the C struct.
+const _: () = {
+    assert!(size_of::<RawKernelPlan>() == 32 && align_of::<RawKernelPlan>() == 4);
+    assert!(offset_of!(RawKernelPlan, projection_isa) == 0);
+    assert!(offset_of!(RawKernelPlan, projection_activations) == 4);
+    assert!(offset_of!(RawKernelPlan, attention_isa) == 8);
+    assert!(offset_of!(RawKernelPlan, attention_activations) == 12);
+    assert!(offset_of!(RawKernelPlan, attention_prompts) == 16);
+    assert!(offset_of!(RawKernelPlan, kv_cache) == 20);
+    assert!(offset_of!(RawKernelPlan, attention_mass) == 24);
+    assert!(offset_of!(RawKernelPlan, block_scores) == 28);
+};
+
+/// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
+const PLUGIN: u32 = 0;
+
+impl From<&KernelPlan> for RawKernelPlan {
+    fn from(plan: &KernelPlan) -> Self {
+        let (projection_isa, projection_activations) = match plan.projections {
+            Some(NativeProjections { isa, activations }) => (isa as u32, activations),
+            None => (PLUGIN, Precision::F32),
+        };
+        let raw = Self {
+            projection_isa,
+            projection_activations: projection_activations as u32,
+            attention_isa: PLUGIN,
+            attention_activations: Precision::F32 as u32,
+            attention_prompts: Precision::F32 as u32,
+            kv_cache: Precision::F32 as u32,
+            attention_mass: 0.0,
+            block_scores: 0,
+        };
+        let Some(attention) = plan.attention else { return raw };
+        let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;
+        Self {
+            attention_isa: isa as u32,
+            attention_activations: activations as u32,
+            attention_prompts: prompts as u32,
+            kv_cache: kv_cache as u32,
+            attention_mass: attention_mass.unwrap_or(0.0),
+            block_scores: u32::from(block_scores),
+            ..raw
+        }
+    }
 }
 
 unsafe extern "C" {
@@ -55,44 +115,40 @@ unsafe extern "C" {
         applied: *mut usize,
     ) -> c_int;
     fn ovfleet_scale_rotary(model: *mut ov_model_t, factor: f32, count: usize, applied: *mut usize) -> c_int;
-    fn ovfleet_set_window(model: *mut ov_model_t, tokens: u32) -> c_int;
+    fn ovfleet_set_sliding_window(model: *mut ov_model_t, tokens: u32) -> c_int;
     fn ovfleet_rewrite_rotary(
         model: *mut ov_model_t,
         permuted: unsafe extern "C" fn(*mut c_void, *const c_char, usize),
         context: *mut c_void,
     ) -> c_int;
     fn ovfleet_rotate_halves(model: *mut ov_model_t, rotated: *mut usize) -> c_int;
-    fn ovfleet_mend_experts(model: *mut ov_model_t, aligned: *mut usize) -> c_int;
-    fn ovfleet_each_projection(
+    fn ovfleet_fix_experts(model: *mut ov_model_t, layers: *mut usize) -> c_int;
+    fn ovfleet_list_projections(
         model: *const ov_model_t,
         found: unsafe extern "C" fn(*mut c_void, *const c_char, usize, usize, usize),
         context: *mut c_void,
         unknown: *mut usize,
     ) -> c_int;
-    fn ovfleet_adapt(
+    fn ovfleet_add_adapters(
         model: *mut ov_model_t,
-        adapted: *const RawAdapted,
+        loras: *const RawLora,
         count: usize,
-        own: c_int,
+        in_native_projections: c_int,
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
-    fn ovfleet_make_paged(
+    fn ovfleet_supports_native_projections(model: *mut ov_model_t, supported: *mut c_int) -> c_int;
+    fn ovfleet_make_paged(model: *mut ov_model_t, supports_native_attention: *mut c_int) -> c_int;
+    fn ovfleet_apply_kernel_plan(
         model: *mut ov_model_t,
-        own_cache: c_int,
-        compute: c_int,
-        share: f32,
-        weighs: c_int,
-        own: *mut c_int,
+        plan: *const RawKernelPlan,
+        projections: *mut usize,
     ) -> c_int;
-    fn ovfleet_own_projections(model: *mut ov_model_t, in_bf16: c_int, replaced: *mut usize) -> c_int;
-    fn ovfleet_has_own_projections() -> c_int;
-    fn ovfleet_can_own_projections(model: *mut ov_model_t, all: *mut c_int) -> c_int;
     fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
     fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
-    fn ovfleet_read_compiled(core: *mut ov_core_t) -> c_int;
+    fn ovfleet_enable_import(core: *mut ov_core_t) -> c_int;
     fn ovfleet_export(compiled: *const ov_compiled_model_t, path: *const c_char) -> c_int;
     fn ovfleet_import(
         core: *mut ov_core_t,
@@ -103,12 +159,11 @@ unsafe extern "C" {
         count: usize,
         compiled: *mut *mut ov_compiled_model_t,
     ) -> c_int;
-    fn ovfleet_library_path() -> *const c_char;
 }
 
-/// A projection whose rows are to be permuted, and the size of the heads within which.
+/// A projection whose rows must be permuted within each head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Permuted {
+pub(crate) struct PermutedProjection {
     pub(crate) tensor: String,
     pub(crate) head_size: usize,
 }
@@ -116,61 +171,44 @@ pub(crate) struct Permuted {
 /// A projection of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Projection {
-    /// That of its weight in a GGUF file, else its own in the graph.
+    /// The name of its weight in the GGUF file, or else of its node in the graph.
     pub(crate) name: String,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// The size of the heads, if a rotary embedding turns adjacent pairs of what it gives.
+    /// The head size, if a rotary embedding rotates adjacent pairs of the projection's output.
     pub(crate) paired: Option<usize>,
 }
 
-/// What adapters add to a projection: `up * (down * x)`, by those ranks that the token's adapter owns.
+/// The low-rank matrices of all adapters at one projection. A token adds `up * (down * x)`, restricted to the ranks of its
+/// adapter.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Adapted {
+pub(crate) struct LoraWeights {
     pub(crate) projection: Projection,
     /// `[ranks, columns]`.
     pub(crate) down: Vec<f32>,
     /// `[rows, ranks]`.
     pub(crate) up: Vec<f32>,
-    /// The number of the adapter that each rank is of.
-    pub(crate) owners: Vec<i32>,
+    /// The number of the adapter to which each rank belongs.
+    pub(crate) adapters: Vec<i32>,
 }
 
+/// Turns the return code of a call into a result. `what` is the operation, as a verb with its object.
 fn check(code: c_int, what: &'static str) -> Result<(), Error> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: after a failed call the message is a NUL-terminated string owned by this thread's shim.
+    // SAFETY: after a failed call the message is a NUL-terminated string that this thread's shim owns.
     let message = unsafe { CStr::from_ptr(ovfleet_last_error()) };
     Err(Error::runtime(what, &message.to_string_lossy()))
 }
 
+fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::runtime(what, "the text contains a NUL byte"))
+}
+
 fn c_path(path: &Path) -> Result<CString, Error> {
     CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| Error::runtime("use a path", "it contains a NUL byte"))
-}
-
-/// The file of the C API that belongs to the OpenVINO library this process is linked to.
-pub(crate) fn c_library() -> Option<PathBuf> {
-    // SAFETY: takes nothing, and gives null or a NUL-terminated string that the loader keeps.
-    let linked = unsafe {
-        let path = ovfleet_library_path();
-        (!path.is_null()).then(|| PathBuf::from(CStr::from_ptr(path).to_string_lossy().into_owned()))?
-    };
-    let name = linked.file_name()?.to_str()?.strip_prefix("libopenvino")?.to_owned();
-    Some(linked.with_file_name(format!("libopenvino_c{name}")))
-}
-
-/// The files of the runtime that this process has loaded, or may load.
-pub(crate) fn libraries() -> Vec<PathBuf> {
-    let folder = c_library().and_then(|library| std::fs::read_dir(library.parent()?).ok());
-    let files = folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let is_runtime = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("libopenvino"))
-    };
-    let mut files: Vec<PathBuf> = files.filter(is_runtime).collect();
-    files.sort_unstable();
-    files
+        .map_err(|_| Error::runtime("use a path", "the path contains a NUL byte"))
 }
 
 /// Reads a GGUF file as a stateful model.
@@ -182,24 +220,24 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// Where the weights of a model from [`read_gguf`] are. Nothing else changes the model meanwhile.
-pub(crate) struct WeightsOf<'a> {
+/// An index of the weights of a model from [`read_gguf`]. The exclusive borrow ensures that nothing else changes the model.
+pub(crate) struct GraphWeights<'a> {
     raw: *mut RawWeights,
     model: PhantomData<&'a mut Model>,
 }
 
-impl<'a> WeightsOf<'a> {
-    /// Finds them.
+impl<'a> GraphWeights<'a> {
+    /// Finds the weights in the graph.
     pub(crate) fn find(model: &'a mut Model) -> Result<Self, Error> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the model lives while this borrows it; on success `raw` is ours to free, which `drop` does.
+        // SAFETY: the model lives while it is borrowed; on success `raw` is ours to free, which `drop` does.
         check(unsafe { ovfleet_find_weights(model.as_mut_ptr(), &raw mut raw) }, "find the weights")?;
         Ok(Self { raw, model: PhantomData })
     }
 
-    /// Writes a matrix, or a stack of them, anew; false if the graph has no such tensor.
+    /// Replaces a matrix, or a stack of matrices. Returns false if the graph has no such tensor.
     pub(crate) fn set(&mut self, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
-        let name = CString::new(tensor).map_err(|_| Error::runtime("write a weight", "NUL in its name"))?;
+        let name = c_string(tensor, "write a weight")?;
         let (kind, quants): (u32, *const c_void) = match &matrix.quants {
             Quants::U4(bytes) => (0, bytes.as_ptr().cast()),
             Quants::U8(bytes) => (1, bytes.as_ptr().cast()),
@@ -229,30 +267,30 @@ impl<'a> WeightsOf<'a> {
             zeros,
         };
         let mut found = 0;
-        // SAFETY: the pointers in `raw` are of vectors whose lengths `assert_lengths` has just checked against
-        // rows, columns and group; the shim copies them before it returns. `self.raw` is the shim's until dropped.
+        // SAFETY: the pointers in `raw` belong to vectors whose lengths `assert_lengths` has just checked against the rows,
+        // columns and group size; the shim copies them before it returns. `self.raw` is valid until it is dropped.
         let code = unsafe { ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
         check(code, "write a weight")?;
         Ok(found != 0)
     }
 }
 
-impl Drop for WeightsOf<'_> {
+impl Drop for GraphWeights<'_> {
     fn drop(&mut self) {
-        // SAFETY: it came from `ovfleet_find_weights` and is freed once.
+        // SAFETY: the pointer comes from `ovfleet_find_weights` and is freed once.
         unsafe { ovfleet_free_weights(self.raw) };
     }
 }
 
-/// Divides the frequencies of the rotary embeddings of this base, or of any, by `factors`; answers how many
-/// tables there were.
+/// Divides the frequencies of the rotary embeddings by `factors`: of those with the given base, or of all. Returns the number
+/// of changed frequency tables.
 pub(crate) fn divide_frequencies(
     model: &mut Model,
     base: Option<f64>,
     factors: &[f32],
 ) -> Result<usize, Error> {
     let mut applied = 0;
-    // SAFETY: `factors` is as long as is said, and read before the call returns.
+    // SAFETY: the call reads `factors.len()` factors before it returns.
     let code = unsafe {
         ovfleet_divide_frequencies(
             model.as_mut_ptr(),
@@ -266,7 +304,7 @@ pub(crate) fn divide_frequencies(
     Ok(applied)
 }
 
-/// Multiplies the cosines and sines of rotary embeddings of so many pairs; answers how many tables there were.
+/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed tables.
 pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Result<usize, Error> {
     let mut applied = 0;
     // SAFETY: both pointers are valid for the call.
@@ -275,49 +313,55 @@ pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Resu
     Ok(applied)
 }
 
-/// Gives all attentions a window of so many tokens, for [`make_paged`] to put in.
-pub(crate) fn set_window(model: &mut Model, tokens: u32) -> Result<(), Error> {
+/// Sets the sliding window of all attention layers. [`make_paged`] applies it.
+pub(crate) fn set_sliding_window(model: &mut Model, tokens: u32) -> Result<(), Error> {
     // SAFETY: the pointer is valid for the call.
-    check(unsafe { ovfleet_set_window(model.as_mut_ptr(), tokens) }, "set the sliding window")
+    check(unsafe { ovfleet_set_sliding_window(model.as_mut_ptr(), tokens) }, "set the sliding window")
 }
 
-/// Rewrites rotary embeddings of adjacent pairs; the projections named in the answer are then to be permuted.
-pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<Permuted>, Error> {
+/// Rewrites rotary embeddings that rotate adjacent pairs. The rows of the returned projections must then be permuted.
+pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<PermutedProjection>, Error> {
     unsafe extern "C" fn push(context: *mut c_void, tensor: *const c_char, head_size: usize) {
-        // SAFETY: `context` is the vector below, which outlives the call that this is called from;
-        // `tensor` is NUL-terminated.
-        let (all, tensor) = unsafe { (&mut *context.cast::<Vec<Permuted>>(), CStr::from_ptr(tensor)) };
-        all.push(Permuted { tensor: tensor.to_string_lossy().into_owned(), head_size });
+        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `tensor` is
+        // NUL-terminated.
+        let (all, tensor) =
+            unsafe { (&mut *context.cast::<Vec<PermutedProjection>>(), CStr::from_ptr(tensor)) };
+        all.push(PermutedProjection { tensor: tensor.to_string_lossy().into_owned(), head_size });
     }
-    let mut all = Vec::<Permuted>::new();
-    // SAFETY: see `push`; nothing keeps the context after the call.
+    let mut all = Vec::<PermutedProjection>::new();
+    // SAFETY: see `push`; the call does not store the context.
     let code = unsafe { ovfleet_rewrite_rotary(model.as_mut_ptr(), push, (&raw mut all).cast()) };
     check(code, "rewrite the rotary embeddings")?;
     Ok(all)
 }
 
-/// Takes rotary embeddings of adjacent pairs for ones of halves; answers how many there were.
+/// Replaces rotary embeddings of adjacent pairs by embeddings of halves. Returns the number of embeddings.
 pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
     let mut rotated = 0;
     // SAFETY: both pointers are valid for the call.
-    check(
-        unsafe { ovfleet_rotate_halves(model.as_mut_ptr(), &raw mut rotated) },
-        "rewrite the rotary embeddings",
-    )?;
+    let code = unsafe { ovfleet_rotate_halves(model.as_mut_ptr(), &raw mut rotated) };
+    check(code, "rewrite the rotary embeddings")?;
     Ok(rotated)
 }
 
-/// Lays out what experts give as what they read, and makes their weights add up to 1; answers in how many layers.
-pub(crate) fn mend_experts(model: &mut Model) -> Result<usize, Error> {
-    let mut aligned = 0;
+/// Gives the output of experts the shape of their input, and normalizes the weights of a token's experts. Returns the number
+/// of changed layers.
+pub(crate) fn fix_experts(model: &mut Model) -> Result<usize, Error> {
+    let mut layers = 0;
     // SAFETY: both pointers are valid for the call.
-    check(unsafe { ovfleet_mend_experts(model.as_mut_ptr(), &raw mut aligned) }, "lay out the experts")?;
-    Ok(aligned)
+    check(unsafe { ovfleet_fix_experts(model.as_mut_ptr(), &raw mut layers) }, "fix the experts")?;
+    Ok(layers)
 }
 
-/// The projections of a model, none of which is merged, and how many rotary embeddings of pairs turn what comes from
-/// none of them.
-pub(crate) fn projections(model: &mut Model) -> Result<(Vec<Projection>, usize), Error> {
+/// The projections of a model in which none are merged.
+pub(crate) struct Projections {
+    pub(crate) all: Vec<Projection>,
+    /// Number of rotary embeddings of pairs whose input comes from none of the projections.
+    pub(crate) unknown_rotations: usize,
+}
+
+/// Lists the projections of a model in which none are merged.
+pub(crate) fn list_projections(model: &mut Model) -> Result<Projections, Error> {
     unsafe extern "C" fn push(
         context: *mut c_void,
         name: *const c_char,
@@ -325,54 +369,72 @@ pub(crate) fn projections(model: &mut Model) -> Result<(Vec<Projection>, usize),
         columns: usize,
         paired: usize,
     ) {
-        // SAFETY: `context` is the vector below, which outlives the call that this is called from; `name` is
-        // NUL-terminated.
+        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `name` is NUL-terminated.
         let (all, name) = unsafe { (&mut *context.cast::<Vec<Projection>>(), CStr::from_ptr(name)) };
         let paired = (paired > 0).then_some(paired);
         all.push(Projection { name: name.to_string_lossy().into_owned(), rows, columns, paired });
     }
     let mut all = Vec::<Projection>::new();
-    let mut unknown = 0;
-    // SAFETY: see `push`; nothing keeps the context after the call.
-    let code =
-        unsafe { ovfleet_each_projection(model.as_mut_ptr(), push, (&raw mut all).cast(), &raw mut unknown) };
-    check(code, "find the projections")?;
-    Ok((all, unknown))
+    let mut unknown_rotations = 0;
+    // SAFETY: see `push`; the call does not store the context.
+    let code = unsafe {
+        ovfleet_list_projections(model.as_mut_ptr(), push, (&raw mut all).cast(), &raw mut unknown_rotations)
+    };
+    check(code, "list the projections")?;
+    Ok(Projections { all, unknown_rotations })
 }
 
-/// Adds adapters to a model's projections, none of which is merged, and all of which will be our own with `own`: then they are
-/// in the graph once [`own_projections`] has made these. `content` is another with other adapters.
+/// How adapters become part of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AdapterMethod {
+    /// As operations of the graph.
+    Graph,
+    /// As parts of the native projections, once [`apply_kernel_plan`] creates these. They must replace all projections.
+    NativeProjections,
+}
+
+/// Adds adapters to the projections of a model in which none are merged. `content` identifies the adapters.
 ///
 /// # Panics
-/// If matrices are not of the sizes that are said.
-pub(crate) fn adapt(model: &mut Model, adapted: &[Adapted], own: bool, content: &str) -> Result<(), Error> {
-    let c_string =
-        |text: &str| CString::new(text).map_err(|_| Error::runtime("add the adapters", "NUL in a name"));
-    let content = c_string(content)?;
-    let name = |one: &Adapted| c_string(&one.projection.name);
-    let names = adapted.iter().map(name).collect::<Result<Vec<_>, _>>()?;
-    let raw = |(one, name): (&Adapted, &CString)| {
-        let Adapted { projection: Projection { rows, columns, .. }, down, up, owners } = one;
-        let ranks = owners.len();
+/// If a matrix does not have the size of its projection.
+pub(crate) fn add_adapters(
+    model: &mut Model,
+    loras: &[LoraWeights],
+    method: AdapterMethod,
+    content: &str,
+) -> Result<(), Error> {
+    let content = c_string(content, "add the adapters")?;
+    let name = |lora: &LoraWeights| c_string(&lora.projection.name, "add the adapters");
+    let names = loras.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+    let raw = |(lora, name): (&LoraWeights, &CString)| {
+        let LoraWeights { projection: Projection { rows, columns, .. }, down, up, adapters } = lora;
+        let ranks = adapters.len();
         assert_eq!((down.len(), up.len()), (ranks * columns, rows * ranks), "invariant: whole matrices");
-        RawAdapted {
+        RawLora {
             projection: name.as_ptr(),
             ranks,
             down: down.as_ptr(),
             up: up.as_ptr(),
-            owners: owners.as_ptr(),
+            adapters: adapters.as_ptr(),
         }
     };
-    let raw: Vec<_> = adapted.iter().zip(&names).map(raw).collect();
-    // SAFETY: the pointers in `raw` are of `names`, and of vectors whose lengths have just been checked against the
-    // ranks and, as the shim checks by the name, the projection's rows and columns; the shim copies before it returns.
+    let raw: Vec<_> = loras.iter().zip(&names).map(raw).collect();
+    let in_native_projections = c_int::from(method == AdapterMethod::NativeProjections);
+    // SAFETY: the pointers in `raw` belong to `names` and to vectors whose lengths have just been checked against the ranks
+    // and, as the shim finds the projection by the same name, its rows and columns; the shim copies before it returns.
     let code = unsafe {
-        ovfleet_adapt(model.as_mut_ptr(), raw.as_ptr(), raw.len(), c_int::from(own), content.as_ptr())
+        ovfleet_add_adapters(
+            model.as_mut_ptr(),
+            raw.as_ptr(),
+            raw.len(),
+            in_native_projections,
+            content.as_ptr(),
+        )
     };
     check(code, "add the adapters")
 }
 
-/// Merges projections that read the same input; answers how many went into merged ones.
+/// Merges projections that read the same input. Returns the number of projections that were merged.
 pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     let mut merged = 0;
     // SAFETY: both pointers are valid for the call.
@@ -381,51 +443,42 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// Turns a stateful language model into a paged one that computes wanted logits only. Its attention is our own if that is
-/// wanted and does all that the model needs; answers whether it is.
-pub(crate) fn make_paged(model: &mut Model, own: Option<OwnAttention>) -> Result<bool, Error> {
-    let mut is_own = 0;
-    let cache = own.map_or(-1, |own| own.cache as c_int);
-    let compute = own.map_or(0, |own| own.compute as c_int);
-    let share = own.and_then(|own| own.share).unwrap_or(0.0);
-    let weighs = c_int::from(own.is_some_and(|own| own.weighs));
+/// Whether the native projections support every multiplication by weights in a model.
+pub(crate) fn supports_native_projections(model: &mut Model) -> Result<bool, Error> {
+    let mut supported = 0;
     // SAFETY: both pointers are valid for the call.
-    let code =
-        unsafe { ovfleet_make_paged(model.as_mut_ptr(), cache, compute, share, weighs, &raw mut is_own) };
+    let code = unsafe { ovfleet_supports_native_projections(model.as_mut_ptr(), &raw mut supported) };
+    check(code, "check the projections")?;
+    Ok(supported != 0)
+}
+
+/// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention supports
+/// all of its attention layers.
+pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
+    let mut supported = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), &raw mut supported) };
     check(code, "make the attention paged")?;
-    Ok(is_own != 0)
+    Ok(supported != 0)
 }
 
-/// Whether this processor has what projections of our own are made for.
-pub(crate) fn has_own_projections() -> bool {
-    // SAFETY: it takes nothing.
-    unsafe { ovfleet_has_own_projections() != 0 }
+/// Replaces operations of a paged model by the native kernels of a plan, and limits the logits to the tokens of the new input
+/// `logits_indices`. Returns the number of replaced projections.
+pub(crate) fn apply_kernel_plan(model: &mut Model, plan: &KernelPlan) -> Result<usize, Error> {
+    let raw = RawKernelPlan::from(plan);
+    let mut projections = 0;
+    // SAFETY: all pointers are valid for the call.
+    let code = unsafe { ovfleet_apply_kernel_plan(model.as_mut_ptr(), &raw const raw, &raw mut projections) };
+    check(code, "prepare the native kernels")?;
+    Ok(projections)
 }
 
-/// Whether all multiplications by weights of a model can be replaced by our own.
-pub(crate) fn can_own_projections(model: &mut Model) -> Result<bool, Error> {
-    let mut all = 0;
-    // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_can_own_projections(model.as_mut_ptr(), &raw mut all) };
-    check(code, "look at the projections")?;
-    Ok(all != 0)
-}
-
-/// Replaces multiplications by integer weights in a paged model by our own; answers how many.
-pub(crate) fn own_projections(model: &mut Model, in_bf16: bool) -> Result<usize, Error> {
-    let mut replaced = 0;
-    // SAFETY: both pointers are valid for the call.
-    let code =
-        unsafe { ovfleet_own_projections(model.as_mut_ptr(), c_int::from(in_bf16), &raw mut replaced) };
-    check(code, "replace the projections")?;
-    Ok(replaced)
-}
-
-/// Bytes that the integer weights of a model's projections take in f32; 0 if there are none.
+/// Bytes of the integer weights of a model's projections in f32; 0 if it has none.
 pub(crate) fn unpacked_bytes(model: &mut Model) -> Result<u64, Error> {
     let mut bytes = 0;
     // SAFETY: both pointers are valid for the call.
-    check(unsafe { ovfleet_unpacked_bytes(model.as_mut_ptr(), &raw mut bytes) }, "measure the weights")?;
+    let code = unsafe { ovfleet_unpacked_bytes(model.as_mut_ptr(), &raw mut bytes) };
+    check(code, "read the sizes of the weights")?;
     Ok(bytes)
 }
 
@@ -435,7 +488,7 @@ pub(crate) fn unpack_weights(model: &mut Model) -> Result<(), Error> {
     check(unsafe { ovfleet_unpack_weights(model.as_mut_ptr()) }, "unpack the weights")
 }
 
-/// Another graph over the same weights.
+/// A copy of the graph that shares the weights.
 pub(crate) fn clone_model(model: &mut Model) -> Result<Model, Error> {
     let mut copy = std::ptr::null_mut();
     // SAFETY: the pointers are valid for the call; on success `copy` is ours to free, which `Model` does.
@@ -443,36 +496,49 @@ pub(crate) fn clone_model(model: &mut Model) -> Result<Model, Error> {
     Ok(Model::from_raw(copy))
 }
 
-/// Writes a model, not yet paged, as an IR.
+/// Writes a model that is not paged yet as an IR.
 pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Error> {
     let (xml, bin) = (c_path(xml)?, c_path(bin)?);
-    // SAFETY: the strings are NUL-terminated and the pointer valid for the call.
+    // SAFETY: the strings are NUL-terminated and the pointer is valid for the call.
     let code = unsafe { ovfleet_save(model.as_mut_ptr(), xml.as_ptr(), bin.as_ptr()) };
     check(code, "save the rewritten model")
 }
 
-/// Lets a core read compiled models that are paged. It has compiled and read none for the CPU yet.
-pub(crate) fn read_compiled(core: &Core) -> Result<(), Error> {
+/// A core that reads compiled models, which may contain the native operations. A core that reads a user's models must not know
+/// these operations, because it would let a file choose their attributes.
+pub(crate) fn import_core() -> Result<Core, Error> {
+    let core = Core::new()?;
     // SAFETY: the pointer is valid for the call.
-    check(unsafe { ovfleet_read_compiled(core.as_ptr()) }, "prepare to read compiled models")
+    check(unsafe { ovfleet_enable_import(core.as_ptr()) }, "prepare to read compiled models")?;
+    Ok(core)
 }
 
 /// Writes a compiled model of the CPU to a file.
 pub(crate) fn export(compiled: &CompiledModel, path: &Path) -> Result<(), Error> {
     let path = c_path(path)?;
-    // SAFETY: the string is NUL-terminated and the pointer valid for the call.
+    // SAFETY: the string is NUL-terminated and the pointer is valid for the call.
     check(unsafe { ovfleet_export(compiled.as_ptr(), path.as_ptr()) }, "write the compiled model")
 }
 
-/// Reads a compiled model from the first `bytes` of a file, which is not to be changed while the model lives.
+/// A compiled model in the first `bytes` bytes of a file, which must not change while the model lives.
+#[derive(Clone, Copy)]
+pub(crate) struct CompiledFile<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) bytes: usize,
+}
+
+/// Reads a compiled model from a file that [`export`] has written. `device` and `properties` must be those with which it was
+/// compiled.
 pub(crate) fn import(
     core: &Core,
-    (path, bytes): (&Path, usize),
-    device: &CStr,
-    properties: &[(CString, CString)],
+    file: CompiledFile<'_>,
+    device: &str,
+    properties: &[(String, String)],
 ) -> Result<CompiledModel, Error> {
-    let path = c_path(path)?;
-    let raw: Vec<_> = properties.iter().flat_map(|(key, value)| [key.as_ptr(), value.as_ptr()]).collect();
+    let (path, device) = (c_path(file.path)?, c_string(device, "read the device's name")?);
+    let words = properties.iter().flat_map(|(key, value)| [key, value]);
+    let words = words.map(|word| c_string(word, "read a property")).collect::<Result<Vec<_>, _>>()?;
+    let raw: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
     let mut compiled = std::ptr::null_mut();
     // SAFETY: the strings are NUL-terminated, two for each property; on success `compiled` is ours to free, which
     // `CompiledModel` does.
@@ -480,7 +546,7 @@ pub(crate) fn import(
         ovfleet_import(
             core.as_ptr(),
             path.as_ptr(),
-            bytes,
+            file.bytes,
             device.as_ptr(),
             raw.as_ptr(),
             properties.len(),

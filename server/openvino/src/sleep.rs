@@ -1,56 +1,58 @@
-//! A runner that gives back its cache, or all it has, and has it again later: the same model in the same form, with a
-//! cache of the same size.
+//! A runner that can release its cache or its model, and loads the same model again with a cache of the same size.
 
 use std::time::Instant;
 
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel};
 use server_scheduler::{Batch, BlockId};
 
-use crate::load::{Config, Loaded, Weights, load};
+use crate::config::Config;
+use crate::load::{LoadReport, load};
 use crate::runner::OpenVinoRunner;
 use crate::{Error, memory};
 
-/// A runner, and how it was loaded.
-pub struct Sleeper {
-    /// `None` while the model is given back.
+/// A runner together with the configuration from which it was loaded.
+pub struct SleepableRunner {
+    /// `None` while the model is released.
     runner: Option<OpenVinoRunner>,
     config: Config,
     layout: CacheLayout,
-    /// A number for each adapter that changes with its content.
-    adapters: Vec<u64>,
+    /// The digest of each adapter.
+    adapter_digests: Vec<u64>,
 }
 
-impl Sleeper {
-    /// What [`load`](crate::load()) has made of `config`.
-    pub fn new(runner: OpenVinoRunner, loaded: &Loaded, mut config: Config) -> Self {
-        // What was chosen by the memory there was is not chosen anew: answers are to be the same.
-        config.weights = loaded.form.map_or(config.weights, Weights::As);
-        let layout = loaded.layout;
-        config.cache_bytes = Some(u64::from(layout.blocks_total) * layout.block_bytes);
-        Self { runner: Some(runner), config, layout, adapters: loaded.adapters.clone() }
+impl SleepableRunner {
+    /// Wraps the runner that [`load`](crate::load()) has created from `config`.
+    pub fn new(runner: OpenVinoRunner, report: &LoadReport, mut config: Config) -> Self {
+        // Decisions that depended on the available memory must not change, so that answers stay the same.
+        config.weights = report.weight_format.or(config.weights);
+        let layout = report.layout;
+        config.kv_cache_bytes = Some(u64::from(layout.blocks_total) * layout.block_bytes);
+        Self { runner: Some(runner), config, layout, adapter_digests: report.adapter_digests.clone() }
     }
 
     fn reload(&self) -> Result<OpenVinoRunner, Error> {
         let mut progress = |_| {};
-        let (runner, loaded) = load(&self.config, &mut progress)?;
-        if loaded.layout != self.layout || loaded.adapters != self.adapters {
-            return Err(Error::Unsupported("it is not the model any more that it was".to_owned()));
+        let (runner, report) = load(&self.config, &mut progress)?;
+        if report.layout != self.layout || report.adapter_digests != self.adapter_digests {
+            return Err(Error::Unsupported(
+                "the files of the model or of its adapters have changed since the server started".to_owned(),
+            ));
         }
         Ok(runner)
     }
 }
 
-impl ModelRunner for Sleeper {
+impl ModelRunner for SleepableRunner {
     fn layout(&self) -> CacheLayout {
         self.layout
     }
 
     fn adapters(&self) -> u32 {
-        self.adapters.len() as u32
+        self.adapter_digests.len() as u32
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
-        self.runner.as_mut().expect("invariant: nothing runs while it sleeps").run(batch)
+        self.runner.as_mut().expect("invariant: a sleeping runner runs no batch").run(batch)
     }
 
     fn block_scores(&self) -> &[f32] {
@@ -58,14 +60,11 @@ impl ModelRunner for Sleeper {
     }
 
     fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        self.runner.as_ref().expect("invariant: no block is read while it sleeps").read_block(block, bytes)
+        self.runner.as_ref().expect("invariant: a sleeping runner reads no block").read_block(block, bytes)
     }
 
     fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
-        self.runner
-            .as_mut()
-            .expect("invariant: no block is written while it sleeps")
-            .write_block(block, bytes)
+        self.runner.as_mut().expect("invariant: a sleeping runner writes no block").write_block(block, bytes)
     }
 
     fn sleep(&mut self, level: SleepLevel) {
@@ -73,8 +72,8 @@ impl ModelRunner for Sleeper {
             SleepLevel::Model => self.runner = None,
             SleepLevel::Cache => {
                 if let Some(Err(error)) = self.runner.as_mut().map(OpenVinoRunner::discard_cache) {
-                    // Nothing is wrong but that it is still there.
-                    tracing::warn!(error = error.chain(), "cannot give back the memory of the KV cache");
+                    // The runner still works; it only uses more memory.
+                    tracing::warn!(error = error.chain(), "failed to release the memory of the KV cache");
                 }
             }
         }
@@ -83,9 +82,9 @@ impl ModelRunner for Sleeper {
 
     fn wake(&mut self) -> Result<(), RunError> {
         if self.runner.is_none() {
-            let began = Instant::now();
+            let started = Instant::now();
             let runner = self.reload().map_err(|error| RunError { message: error.chain(), fatal: false })?;
-            tracing::info!(ms = began.elapsed().as_millis() as u64, "loaded the model again");
+            tracing::info!(ms = started.elapsed().as_millis() as u64, "reloaded the model");
             self.runner = Some(runner);
         }
         Ok(())

@@ -1,31 +1,32 @@
-//! How a weight tensor of a GGUF file is written into the graph. Pure: bytes in, constants out.
+//! Converts a weight tensor of a GGUF file to constants for the graph. Pure: it maps bytes to bytes.
 //!
-//! Every quantised type is affine in groups, `w = s q - m`. Runtimes want `w = (q - z) s`, and the fast ones
-//! want `z` small and an integer, which `m / s` is not. Three forms follow from that:
+//! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, and the fast ones need `z` to be
+//! a small integer, which `m / s` is not. Three formats follow from that:
 //!
-//! - [`Form::Compact`]: `q` as stored, `z` in f16. Exact. Plugins leave their int8 path for it; our own kernels do not.
-//! - [`Form::Fine`]: `q` and `z` on a grid up to 17 times as fine, in 8 bits: `(k q - round(k z)) s / k`, with
-//!   the `k` of each group that rounds `z` least. Exact to a few thousandths of a quantisation step, and on
-//!   the int8 path, for 8 bits a weight.
-//! - [`Form::Rounded`]: `z` rounded to an integer. What others serve; it costs perplexity.
+//! - [`WeightFormat::Compact`]: `q` as stored, `z` in f16. Exact. The plugin leaves its int8 path for it; the native kernels do
+//!   not.
+//! - [`WeightFormat::Fine`]: `q` and `z` on a grid up to 17 times as fine, in 8 bits: `(k q - round(k z)) s / k`, with the `k`
+//!   of each group that rounds `z` least. Exact to a few thousandths of a quantization step, and on the plugin's int8 path, at
+//!   8 bits per weight.
+//! - [`WeightFormat::Rounded`]: `z` rounded to an integer, as other servers do. It increases the perplexity.
 //!
-//! Types without a minimum have integer zero points and are the same in every form.
+//! Types without a minimum have integer zero points, and are the same in every format.
 
 use server_gguf::blocks::{Affine, decode};
 use server_gguf::{TensorType, f32_to_f16};
 
-/// How non-integer zero points are written.
+/// The format of quantized weights whose zero points are not integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// As f16.
+pub enum WeightFormat {
+    /// The zero points are stored as f16.
     Compact,
-    /// As integers on a finer grid.
+    /// The weights and zero points are integers on a finer grid.
     Fine,
-    /// As the nearest integer.
+    /// The zero points are rounded to the nearest integer.
     Rounded,
 }
 
-/// The integers of a matrix, or its values.
+/// The quantized integers of a matrix, or its values if it is not quantized.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Quants {
     /// Two to a byte, the first in the low half.
@@ -37,7 +38,7 @@ pub(crate) enum Quants {
     F32(Vec<u8>),
 }
 
-/// A zero point for each group.
+/// The zero points of the groups.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Zeros {
     None,
@@ -47,32 +48,40 @@ pub(crate) enum Zeros {
     F16(Vec<u16>),
 }
 
-/// A matrix as the shim takes it: `w = (q - z) s` in groups along its rows.
+/// The shape of a matrix, or of a stack of matrices whose rows follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MatrixShape {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// A matrix in the format of the shim: `w = (q - z) s` in groups along its rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Matrix {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Values that share a scale; 0 if there are no scales and `quants` are values.
+    /// Number of values that share a scale; 0 if there are no scales and `quants` are values.
     pub(crate) group: usize,
     pub(crate) quants: Quants,
     pub(crate) scales: Vec<f32>,
     pub(crate) zeros: Zeros,
 }
 
-/// Largest f16 zero point used; beyond it the spread of a group is lost in its minimum's rounding.
+/// The largest f16 zero point. Beyond it, the differences within a group are less than the rounding of its minimum.
 const ZERO_MAX: f32 = 60_000.0;
 
 impl Matrix {
-    /// Takes the bytes of a tensor apart.
+    /// Converts the bytes of a tensor.
     ///
     /// # Errors
-    /// The type is not one this crate writes.
+    /// The type of the tensor is not supported.
     pub(crate) fn new(
         kind: TensorType,
-        (rows, columns): (usize, usize),
+        shape: MatrixShape,
         bytes: &[u8],
-        form: Form,
+        format: WeightFormat,
     ) -> Result<Self, server_gguf::Error> {
+        let MatrixShape { rows, columns } = shape;
         let plain = match kind {
             TensorType::F16 => Some(Quants::F16(bytes.to_vec())),
             TensorType::Bf16 => Some(Quants::Bf16(bytes.to_vec())),
@@ -85,12 +94,12 @@ impl Matrix {
         let affine = decode(kind, bytes)?;
         let group = affine.group;
         let (quants, scales, zeros) =
-            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine, form) };
+            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine, format) };
         Ok(Self { rows, columns, group, quants, scales, zeros })
     }
 
     /// # Panics
-    /// If a vector is not as long as the sizes say: the shim reads them by those.
+    /// If a vector does not have the length that follows from the sizes, by which the shim reads it.
     pub(crate) fn assert_lengths(&self) {
         let values = self.rows * self.columns;
         let (quants, expected) = match &self.quants {
@@ -116,13 +125,8 @@ impl Matrix {
     }
 }
 
-/// Whether `kind` is a quantised type whose groups are written anew.
-pub(crate) fn is_quantized(kind: TensorType) -> bool {
-    kind.is_quantized()
-}
-
-/// Puts rows within each head in the order evens, then odds: what turns a rotation of adjacent pairs into one
-/// of halves.
+/// Reorders the rows within each head: first the even rows, then the odd ones. This turns a rotation of adjacent pairs into a
+/// rotation of halves.
 pub(crate) fn permute_rows(bytes: &mut [u8], row_bytes: usize, head_size: usize) {
     let mut head = vec![0; row_bytes * head_size];
     for chunk in bytes.chunks_exact_mut(row_bytes * head_size) {
@@ -139,7 +143,7 @@ fn packed_u4(quants: &[u8]) -> Vec<u8> {
     quants.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
 }
 
-/// Integer zero points: 4-bit quants keep theirs, wider ones become signed and need none.
+/// Converts groups with integer zero points: 4-bit quants keep their zero point, wider ones become signed and need none.
 fn symmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     let Affine { bits, zero, mut quants, scale, .. } = affine;
     if bits == 4 {
@@ -152,11 +156,11 @@ fn symmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     (Quants::I8(quants), scale, Zeros::None)
 }
 
-fn asymmetric(affine: Affine, form: Form) -> (Quants, Vec<f32>, Zeros) {
-    match form {
-        Form::Compact => compact(affine),
-        Form::Fine => fine(affine),
-        Form::Rounded => rounded(affine),
+fn asymmetric(affine: Affine, format: WeightFormat) -> (Quants, Vec<f32>, Zeros) {
+    match format {
+        WeightFormat::Compact => compact(affine),
+        WeightFormat::Fine => fine(affine),
+        WeightFormat::Rounded => rounded(affine),
     }
 }
 
@@ -168,7 +172,7 @@ fn compact(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
         if zero.abs() <= ZERO_MAX {
             zeros.push(f32_to_f16(zero));
         } else {
-            // The group is its minimum (this covers scale 0).
+            // All values of the group are close to its minimum. This covers a scale of 0.
             quants.fill(1);
             *scale = -min;
             zeros.push(0);
@@ -184,7 +188,7 @@ fn fine(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     let mut zeros = Vec::with_capacity(scale.len());
     for ((quants, scale), min) in quants.chunks_exact_mut(group).zip(&mut scale).zip(&min) {
         let zero = min / *scale;
-        // The interval that has to fit into 0..=255 holds all quants and the zero point.
+        // All quants and the zero point must fit into 0..=255.
         let (low, high) = (zero.min(0.0), zero.max(top));
         if !zero.is_finite() || high - low > 255.0 {
             quants.fill(1);

@@ -1,4 +1,4 @@
-//! The sample model on the real runtime, stepped by hand: no scheduler, no text.
+//! Runs the sample model on the real runtime, without a scheduler and without text.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use server_engine::{
     Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SpillConfig,
     SpillIdentity, StopCriteria,
 };
-use server_openvino::{Attention, CacheIdentity, Config, Form, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{CacheIdentity, Config, OpenVinoRunner, UnpackWeights, WeightFormat, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -20,37 +20,38 @@ const QUESTION: [TokenId; 37] = [
 /// "The capital of France is Paris."
 const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
 
-/// Nothing is rounded but by f32. Of what is rounded as the processor likes best, another token may come out: the first of
-/// the answer is only 0.1 nats ahead of the next.
+/// Properties that compute in f32 without quantization. With the default rounding, another token may win: the first token of the
+/// answer is only 0.1 nats ahead of the next one.
 const EXACT: [(&str, &str); 3] = [
     ("INFERENCE_PRECISION_HINT", "f32"),
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
     ("KV_CACHE_PRECISION", "f32"),
 ];
 
-fn sample(weights: Weights) -> OpenVinoRunner {
-    sample_with(weights, Unpack::Never)
+fn sample(weights: Option<WeightFormat>) -> OpenVinoRunner {
+    sample_with(weights, UnpackWeights::Never)
 }
 
-fn sample_with(weights: Weights, unpack: Unpack) -> OpenVinoRunner {
-    load(&config(weights, unpack), &mut |_| {}).unwrap().0
+fn sample_with(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> OpenVinoRunner {
+    load(&config(weights, unpack_weights), &mut |_| {}).unwrap().0
 }
 
-fn config(weights: Weights, unpack: Unpack) -> Config {
+fn config(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> Config {
     let model =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     Config {
         model,
         device: "CPU".to_owned(),
-        properties: EXACT.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        plugin_config: EXACT.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         weights,
-        cache_bytes: Some(64 << 20),
-        cache_tokens_max: 0,
+        kv_cache_bytes: Some(64 << 20),
+        kv_cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention: Attention::default(),
-        unpack,
-        graph_folder: None,
-        context_tokens_max: None,
+        sparse_attention: None,
+        block_scores: false,
+        unpack_weights,
+        cache_dir: None,
+        max_model_len: None,
     }
 }
 
@@ -64,11 +65,11 @@ struct Stepper {
 
 impl Stepper {
     fn new(id: u64, prompt: &[TokenId]) -> Self {
-        // Eight blocks each, in places of their own.
+        // Each sequence has eight blocks.
         Self { id, tokens: prompt.to_vec(), past: 0, blocks: id as u32 * 8..id as u32 * 8 + 8 }
     }
 
-    fn row(&mut self, batch: &mut Batch, count: usize) {
+    fn schedule(&mut self, batch: &mut Batch, count: usize) {
         let tokens = batch.tokens.len() as u32;
         batch.tokens.extend(&self.tokens[self.past..self.past + count]);
         let blocks = batch.blocks.len() as u32;
@@ -93,29 +94,29 @@ impl Stepper {
     }
 }
 
-fn argmax(row: &[f32]) -> TokenId {
-    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+fn argmax(logits: &[f32]) -> TokenId {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
     best.0 as TokenId
 }
 
-/// Steps all sequences together, prompts in chunks of `chunk`, and appends the most probable tokens.
+/// Runs a step with all sequences, prompts in chunks of `chunk` tokens, and appends the most probable tokens.
 fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
     let mut batch = Batch::default();
     for sequence in sequences.iter_mut() {
         let count = (sequence.tokens.len() - sequence.past).min(chunk);
-        sequence.row(&mut batch, count);
+        sequence.schedule(&mut batch, count);
     }
     let chosen: Vec<TokenId> = runner.run(&batch).unwrap().rows().map(argmax).collect();
-    for (row, token) in batch.sampling_sequences().zip(chosen) {
-        let sequence = sequences.iter_mut().find(|one| one.id == row.id.request).unwrap();
+    for (scheduled, token) in batch.sampling_sequences().zip(chosen) {
+        let sequence = sequences.iter_mut().find(|one| one.id == scheduled.id.request).unwrap();
         sequence.tokens.push(token);
     }
 }
 
 #[test]
-fn answers_in_every_form_of_the_weights() {
-    for form in [Form::Compact, Form::Fine] {
-        let mut runner = sample(Weights::As(form));
+fn the_model_answers_with_every_exact_weight_format() {
+    for form in [WeightFormat::Compact, WeightFormat::Fine] {
+        let mut runner = sample(Some(form));
         assert_eq!(runner.layout().vocabulary, 49152);
         let mut sequences = [Stepper::new(0, &QUESTION)];
         for _ in 0..ANSWER.len() {
@@ -126,12 +127,12 @@ fn answers_in_every_form_of_the_weights() {
 }
 
 #[test]
-fn the_weights_of_blocks_are_all_that_the_heads_of_all_layers_give() {
+fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
     const HEADS: f32 = 30.0 * 9.0;
-    let mut config = config(Weights::Auto, Unpack::Never);
+    let mut config = config(None, UnpackWeights::Never);
     for precision in ["f32", "u8"] {
-        config.attention.weighs = true;
-        config.properties.push(("KV_CACHE_PRECISION".to_owned(), precision.to_owned()));
+        config.block_scores = true;
+        config.plugin_config.push(("KV_CACHE_PRECISION".to_owned(), precision.to_owned()));
         let mut runner = load(&config, &mut |_| {}).unwrap().0;
         let long = QUESTION.repeat(5);
         let mut sequences = [Stepper::new(0, &long), Stepper::new(1, &QUESTION)];
@@ -146,17 +147,17 @@ fn the_weights_of_blocks_are_all_that_the_heads_of_all_layers_give() {
             }
         }
     }
-    // The attention is the plugin's with a cache of its own, which does not tell.
-    config.properties.push(("KV_CACHE_PRECISION".to_owned(), "u4".to_owned()));
+    // A u4 cache needs the plugin's attention, which has no block scores.
+    config.plugin_config.push(("KV_CACHE_PRECISION".to_owned(), "u4".to_owned()));
     let refused = load(&config, &mut |_| {}).err().unwrap().chain();
-    assert!(refused.contains("our own attention's"), "{refused}");
+    assert!(refused.contains("need the native attention"), "{refused}");
 }
 
 #[test]
-fn large_steps_on_weights_of_their_own_fill_the_same_cache() {
-    // The prompt is computed by the one graph, the answer by the other; then all by the one for large steps.
+fn large_steps_with_f32_weights_fill_the_same_cache() {
+    // The graph for large steps computes the prompt only, then all tokens.
     for from_tokens in [QUESTION.len() as u32, 1] {
-        let mut runner = sample_with(Weights::Auto, Unpack::FromTokens(from_tokens));
+        let mut runner = sample_with(None, UnpackWeights::FromTokens(from_tokens));
         assert!(runner.wait());
         let mut sequences = [Stepper::new(0, &QUESTION)];
         for _ in 0..ANSWER.len() {
@@ -167,9 +168,9 @@ fn large_steps_on_weights_of_their_own_fill_the_same_cache() {
 }
 
 #[test]
-fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
-    let mut runner = sample(Weights::Auto);
-    // Chunks of 10 beside a sequence that joins late and one that decodes from the start.
+fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
+    let mut runner = sample(None);
+    // Chunks of 10 tokens, beside a sequence that joins late and one that decodes from the start.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
         step(&mut runner, &mut sequences, 10);
@@ -181,7 +182,7 @@ fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
     assert_eq!(sequences[0].tokens[QUESTION.len()..][..7], ANSWER);
     assert_eq!(sequences[2].tokens[QUESTION.len()..], ANSWER);
 
-    // The same prompt, its second block taken from a copy of sequence 0's.
+    // The same prompt, with copies of the blocks of sequence 0.
     let mut copied = Stepper::new(3, &QUESTION);
     copied.blocks = 24..26;
     let mut batch = Batch::default();
@@ -190,33 +191,33 @@ fn chunks_mixed_batches_and_copied_blocks_change_nothing() {
         BlockCopy { from: BlockId(0), to: BlockId(24) },
         BlockCopy { from: BlockId(1), to: BlockId(25) },
     ];
-    copied.row(&mut batch, 1);
+    copied.schedule(&mut batch, 1);
     let logits = runner.run(&batch).unwrap();
     assert_eq!(argmax(logits.rows().next().unwrap()), ANSWER[0]);
 }
 
 #[test]
-fn as_the_processor_likes_it_nothing_depends_on_what_is_beside_it() {
-    let properties = vec![("KV_CACHE_PRECISION".to_owned(), "u8".to_owned())];
-    let config = Config { properties, ..config(Weights::Auto, Unpack::Never) };
+fn with_native_kernels_a_sequence_does_not_depend_on_the_others() {
+    let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), "u8".to_owned())];
+    let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
     let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
-    if !loaded.own_kernels {
-        // This processor has no kernels of ours: they are the plugin's.
+    if !loaded.native_kernels {
+        // This processor has no native projections.
         return;
     }
-    // Of the last token of a prompt, beside others that begin and go on.
+    // The logits of the last token of a prompt, beside other sequences that begin and continue.
     let mut logits = |others: u64| {
         let prompt = |id: u64| &QUESTION[..QUESTION.len() - 3 * id as usize];
         let mut sequences: Vec<Stepper> = (0..=others).map(|id| Stepper::new(id, prompt(id))).collect();
         let mut batch = Batch::default();
-        sequences[0].row(&mut batch, QUESTION.len() - 2);
+        sequences[0].schedule(&mut batch, QUESTION.len() - 2);
         runner.run(&batch).unwrap();
         let mut last = Vec::new();
         for _ in 0..2 {
             let mut batch = Batch::default();
             for sequence in &mut sequences {
                 let begins = sequence.id > 0 && sequence.past == 0;
-                sequence.row(&mut batch, if begins { sequence.tokens.len() } else { 1 });
+                sequence.schedule(&mut batch, if begins { sequence.tokens.len() } else { 1 });
                 sequence.tokens.extend((sequence.id > 0).then_some(7));
             }
             last = runner.run(&batch).unwrap().rows().next().map_or_else(Vec::new, <[f32]>::to_vec);
@@ -226,7 +227,7 @@ fn as_the_processor_likes_it_nothing_depends_on_what_is_beside_it() {
     let alone = logits(0);
     let mut best: Vec<usize> = (0..alone.len()).collect();
     best.sort_by(|a, b| alone[*b].total_cmp(&alone[*a]));
-    assert!(best[..3].contains(&(ANSWER[0] as usize)), "rounding moves near ties, and no more");
+    assert!(best[..3].contains(&(ANSWER[0] as usize)), "rounding only resolves near-ties differently");
     for others in [1, 4] {
         assert!(
             logits(others).iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),
@@ -236,52 +237,55 @@ fn as_the_processor_likes_it_nothing_depends_on_what_is_beside_it() {
 }
 
 #[test]
-fn a_batch_that_samples_nothing_gives_no_rows() {
-    let mut runner = sample(Weights::Auto);
+fn a_batch_without_sampling_sequences_has_no_logits() {
+    let mut runner = sample(None);
     let mut sequence = Stepper::new(0, &QUESTION);
     let mut batch = Batch::default();
-    sequence.row(&mut batch, 5);
+    sequence.schedule(&mut batch, 5);
     assert_eq!(runner.run(&batch).unwrap().rows().count(), 0);
 }
 
 #[test]
-fn what_was_compiled_is_kept_and_what_is_spoilt_is_made_anew() {
+fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let answer = |unpack: Unpack, compiles: bool| {
-        let graph_folder = Some(folder.path().to_owned());
-        let config = Config { graph_folder, ..config(Weights::Auto, unpack) };
+    let answer = |unpack_weights: UnpackWeights, compiles: bool| {
+        let cache_dir = Some(folder.path().to_owned());
+        let config = Config { cache_dir, ..config(None, unpack_weights) };
         let mut stages = Vec::new();
         let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
         assert_eq!(stages.contains(&"compile"), compiles, "{stages:?}");
-        assert_eq!((loaded.unpacks, runner.wait()), (unpack != Unpack::Never, unpack != Unpack::Never));
+        assert_eq!(
+            (loaded.unpacks_weights, runner.wait()),
+            (unpack_weights != UnpackWeights::Never, unpack_weights != UnpackWeights::Never)
+        );
         let mut batch = Batch::default();
-        Stepper::new(0, &QUESTION).row(&mut batch, QUESTION.len());
+        Stepper::new(0, &QUESTION).schedule(&mut batch, QUESTION.len());
         runner.run(&batch).unwrap().rows().flatten().copied().collect::<Vec<f32>>()
     };
-    let cold = answer(Unpack::Never, true);
-    // What large steps are compiled from is read then.
-    assert_eq!(answer(Unpack::FromTokens(1000), false), cold);
+    let cold = answer(UnpackWeights::Never, true);
+    // The source of the graph for large steps is read again.
+    assert_eq!(answer(UnpackWeights::FromTokens(1000), false), cold);
     let is_compiled = |path: &PathBuf| path.to_str().unwrap().contains("compiled-");
-    // In the only folder that is there, which nobody else can write to.
+    // The only directory is the private one.
     let private = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let mut files = std::fs::read_dir(private).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(is_compiled).unwrap();
     let length = file.metadata().unwrap().len();
     std::fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
-    assert_eq!(answer(Unpack::Never, true), cold);
-    assert_eq!(answer(Unpack::Never, false), cold, "it is kept again");
+    assert_eq!(answer(UnpackWeights::Never, true), cold);
+    assert_eq!(answer(UnpackWeights::Never, false), cold, "it is cached again");
 }
 
 #[test]
-fn a_block_that_is_copied_out_and_into_another_is_the_same_to_the_bit() {
-    let mut runner = sample(Weights::Auto);
+fn a_block_that_is_read_and_written_elsewhere_is_identical() {
+    let mut runner = sample(None);
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);
     let last = |runner: &mut OpenVinoRunner, blocks: Range<u32>| {
         let mut sequence = Stepper::new(0, &QUESTION);
         (sequence.past, sequence.blocks) = (QUESTION.len() - 1, blocks);
         let mut batch = Batch::default();
-        sequence.row(&mut batch, 1);
+        sequence.schedule(&mut batch, 1);
         runner.run(&batch).unwrap().rows().next().unwrap().to_vec()
     };
     let mut bytes = vec![0; 2 * runner.layout().block_bytes as usize];
@@ -293,15 +297,16 @@ fn a_block_that_is_copied_out_and_into_another_is_the_same_to_the_bit() {
     runner.write_block(BlockId(24), first).unwrap();
     assert_eq!(last(&mut runner, 24..26), expected);
     assert_eq!(argmax(&expected), ANSWER[0]);
-    // And what is there otherwise is not.
+    // Other blocks give another result.
     assert_ne!(last(&mut runner, 30..32), expected);
 }
 
-/// An engine with a small cache, which keeps what it evicts in a folder if one is given.
+/// Starts an engine with a small cache, which spills evicted blocks to a folder if there is one.
 async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
-    let properties = properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let plugin_config =
+        properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let (runner, loaded) = load(
-        &Config { properties, cache_bytes: Some(8 << 20), ..config(Weights::Auto, Unpack::Never) },
+        &Config { plugin_config, kv_cache_bytes: Some(8 << 20), ..config(None, UnpackWeights::Never) },
         &mut |_| {},
     )
     .unwrap();
@@ -330,7 +335,7 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
     engine
 }
 
-/// Asks and gives the tokens that came, and how many of the prompt's were cached.
+/// Returns the generated tokens, and the number of cached tokens of the prompt.
 async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
     let request = Request {
         prompt: prompt.to_vec(),
@@ -358,7 +363,7 @@ async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
     (tokens, cached)
 }
 
-/// Asks for other things until the cache has nothing of what was asked before.
+/// Sends other requests until the blocks of earlier ones are evicted.
 async fn evict(engine: &Engine) {
     for first in 1000..1004 {
         let mut prompt = long();
@@ -372,12 +377,12 @@ fn long() -> Vec<TokenId> {
 }
 
 #[tokio::test]
-async fn a_prefix_that_is_read_back_gives_what_one_that_stayed_gives_also_after_a_restart() {
+async fn a_restored_prefix_gives_the_same_answer_as_a_cached_one_even_after_a_restart() {
     let engine = start(None, &[]).await;
     assert_eq!(ask(&engine, &long()).await.1, 0);
     let stayed = ask(&engine, &long()).await;
     evict(&engine).await;
-    assert_eq!(ask(&engine, &long()).await.1, 0, "nothing is kept");
+    assert_eq!(ask(&engine, &long()).await.1, 0, "evicted blocks are lost without a folder");
     engine.shutdown().unwrap();
     assert_eq!(stayed.1, 160);
 
@@ -396,25 +401,25 @@ async fn a_prefix_that_is_read_back_gives_what_one_that_stayed_gives_also_after_
     engine.shutdown().unwrap();
 
     let engine = start(Some(folder.path()), &[("INFERENCE_NUM_THREADS", "1")]).await;
-    assert_eq!(ask(&engine, &long()).await.1, 0, "those were computed in another way");
+    assert_eq!(ask(&engine, &long()).await.1, 0, "the blocks were computed with another configuration");
     engine.shutdown().unwrap();
 }
 
-/// The native operations read f32 and bf16: where f16 is asked for, a wholly native model is compiled in f32.
+/// The native operations read f32 and bf16: if f16 is configured, a wholly native model is compiled in f32.
 #[test]
-fn a_native_model_gives_nearly_the_logits_of_f32_where_f16_is_asked() {
+fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     let logits = |properties: &[(&str, &str)]| {
-        let properties =
+        let plugin_config =
             properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let config = Config { properties, ..config(Weights::Auto, Unpack::Never) };
+        let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
         let mut runner = load(&config, &mut |_| {}).unwrap().0;
         let mut batch = Batch::default();
-        Stepper::new(0, &QUESTION).row(&mut batch, QUESTION.len());
+        Stepper::new(0, &QUESTION).schedule(&mut batch, QUESTION.len());
         runner.run(&batch).unwrap().rows().flatten().copied().collect::<Vec<f32>>()
     };
     let exact = logits(&EXACT);
     let found = logits(&[("INFERENCE_PRECISION_HINT", "f16")]);
     let off: f32 = found.iter().zip(&exact).map(|(found, exact)| (found - exact).abs()).sum();
     let mean = off / exact.len() as f32;
-    assert!(mean < 0.6, "off by {mean} in the mean");
+    assert!(mean < 0.6, "the mean difference is {mean}");
 }

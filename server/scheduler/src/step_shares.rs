@@ -4,9 +4,13 @@
 //! everybody. Each tenant is charged for the time that its sequences take, and a tenant that has used more time than another
 //! one with work to do pauses until the other has caught up. Tenants that use little therefore keep short steps, and a tenant
 //! that is alone has the whole machine.
+//!
+//! A pause cannot shorten a step that has begun. So a tenant with many generating sequences has only some of them in each step
+//! while there are other tenants, and continues with the next ones in the step after that.
 
 use std::collections::BTreeMap;
 
+use crate::sequence::Priority;
 use crate::step_time::StepWork;
 
 /// How far a tenant may be ahead of another one with work to do, in times of a step without any token. Tenants with almost
@@ -37,6 +41,17 @@ struct Usage {
     is_paused: bool,
     /// The work of its sequences in the latest step.
     work: StepWork,
+    /// The first sequence that generates a token in this step, if the step before had no time for it.
+    first_decode: Option<Priority>,
+    /// The first sequence for which this step has no time.
+    next_decode: Option<Priority>,
+}
+
+impl Usage {
+    fn defers(&self, sequence: Priority) -> bool {
+        self.first_decode.is_some_and(|first| sequence < first)
+            || self.next_decode.is_some_and(|next| sequence >= next)
+    }
 }
 
 impl StepShares {
@@ -50,6 +65,8 @@ impl StepShares {
             last_step: steps,
             is_paused: false,
             work: StepWork::default(),
+            first_decode: None,
+            next_decode: None,
         });
         if usage.sequences == 0 {
             // Idle time is no credit, and time used before remains charged.
@@ -72,7 +89,12 @@ impl StepShares {
         self.steps += 1;
         let oldest = self.steps.saturating_sub(PRESENCE_STEPS);
         self.tenants.retain(|_, usage| usage.sequences > 0 || usage.last_step >= oldest);
-        self.tenants.values_mut().for_each(|usage| usage.work = StepWork::default());
+        for usage in self.tenants.values_mut() {
+            usage.work = StepWork::default();
+            if !usage.is_paused {
+                usage.first_decode = usage.next_decode.take();
+            }
+        }
         let Some(least) = self.least_seconds() else { return };
         self.floor = least;
         let lead_max = step_seconds.map_or(f64::INFINITY, |seconds| LEAD_STEPS_MAX * seconds);
@@ -96,9 +118,37 @@ impl StepShares {
     pub(crate) fn resume_all(&mut self) -> bool {
         let mut any = false;
         for usage in self.tenants.values_mut() {
-            any |= std::mem::take(&mut usage.is_paused) && usage.sequences > 0;
+            let was_paused = std::mem::take(&mut usage.is_paused);
+            let began_late = usage.first_decode.take().is_some();
+            any |= (was_paused || began_late) && usage.sequences > 0;
         }
         any
+    }
+
+    /// Whether a sequence generates no token in this step although its tenant takes part: the turn of the sequence is over, or
+    /// the sequences before it take as long, by `cost`, as the tenant may be ahead. Must be called in the order of priority.
+    pub(crate) fn defer_decode(
+        &mut self,
+        tenant: u128,
+        sequence: Priority,
+        step_seconds: Option<f64>,
+        cost: impl Fn(StepWork) -> f64,
+    ) -> bool {
+        let is_shared = self.is_shared();
+        let Some(usage) = self.tenants.get_mut(&tenant) else { return false };
+        if !usage.defers(sequence)
+            && is_shared
+            && usage.work.tokens > 0
+            && step_seconds.is_some_and(|seconds| cost(usage.work) >= LEAD_STEPS_MAX * seconds)
+        {
+            usage.next_decode = Some(sequence);
+        }
+        usage.defers(sequence)
+    }
+
+    /// Whether [`Self::defer_decode`] has deferred a sequence, or would.
+    pub(crate) fn is_decode_deferred(&self, tenant: u128, sequence: Priority) -> bool {
+        self.tenants.get(&tenant).is_some_and(|usage| usage.defers(sequence))
     }
 
     /// Records work of a tenant's sequence in this step: `tokens` of which it has computed `computed_tokens` before.
@@ -198,6 +248,36 @@ mod tests {
         let counts = run(&mut shares, &[(1, 1000), (2, 10)], 1000);
         assert_eq!(counts[1], 1000, "the small one never pauses");
         assert!((70..140).contains(&counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn the_sequences_of_a_tenant_take_turns_while_there_are_other_tenants() {
+        let mut shares = StepShares::default();
+        let step = |shares: &mut StepShares| {
+            shares.begin_step(Some(STEP));
+            let mut generating = Vec::new();
+            for index in 0..10 {
+                let sequence = Priority { start: 0, arrival: 0, index };
+                if !shares.defer_decode(1, sequence, Some(STEP), cost) {
+                    shares.add_work(1, 100, 0);
+                    generating.push(index);
+                }
+                assert_eq!(shares.is_decode_deferred(1, sequence), !generating.contains(&index));
+            }
+            generating
+        };
+        shares.add_sequence(1);
+        assert_eq!(step(&mut shares), Vec::from_iter(0..10), "the tenant is alone");
+        shares.add_sequence(2);
+        for expected in [0..4, 4..8, 8..10, 0..4] {
+            assert_eq!(step(&mut shares), Vec::from_iter(expected));
+        }
+        shares.begin_step(Some(STEP));
+        assert!(
+            shares.resume_all(),
+            "the first sequences wait for the next step unless nobody uses this one"
+        );
+        assert!(!shares.is_decode_deferred(1, Priority { start: 0, arrival: 0, index: 0 }));
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! An adapter on the command line.
+//! The value of `--lora`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// An adapter, and the name by which requests ask for it.
+/// A LoRA adapter and its name in requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedAdapter {
-    /// The name.
+    /// The name that requests use as their model.
     pub name: String,
-    /// Its folder.
+    /// The folder of the adapter.
     pub path: PathBuf,
 }
 
@@ -20,7 +20,7 @@ impl FromStr for NamedAdapter {
             Some((name, path)) if !name.is_empty() && !path.is_empty() => {
                 Ok(Self { name: name.to_owned(), path: path.into() })
             }
-            _ => Err(format!("{text:?} is not NAME=PATH")),
+            _ => Err(format!("{text:?} must be NAME=PATH")),
         }
     }
 }

@@ -1,13 +1,13 @@
-//! How much the server takes on.
+//! The flags of the limits.
 
 use std::time::Duration;
 
 use clap::Args;
 
-use super::{ByteSize, duration};
 use crate::limits::Limits;
+use process::units::{ByteSize, duration};
 
-/// How much the server takes on.
+/// The flags of the server's limits.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
@@ -111,13 +111,13 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// Those of the HTTP side.
+    /// Returns the limits of the HTTP listeners.
     pub(crate) fn http(&self) -> Limits {
         Limits {
-            body_bytes_max: self.max_body_bytes.to_usize(),
-            buffered_body_bytes_max: self.max_buffered_body_bytes.to_usize(),
-            requests_max: self.max_concurrent_requests as usize,
-            connections_max: self.max_connections as usize,
+            max_body_bytes: self.max_body_bytes.to_usize(),
+            max_buffered_body_bytes: self.max_buffered_body_bytes.to_usize(),
+            max_concurrent_requests: self.max_concurrent_requests as usize,
+            max_connections: self.max_connections as usize,
             read_timeout: self.read_timeout,
             write_timeout: self.write_timeout,
         }

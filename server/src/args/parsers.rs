@@ -1,18 +1,18 @@
-//! How a parser of answers is chosen on the command line.
+//! The values of the flags for the parsers of answers.
 
 use std::str::FromStr;
 
-/// A format of calls or of reasoning.
+/// A format of tool calls or of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParserChoice<T> {
-    /// As the chat template tells.
+    /// The format is detected in the chat template.
     Auto,
-    /// This one.
+    /// The format is given explicitly.
     Format(T),
 }
 
 impl<T> ParserChoice<T> {
-    /// The format, if it is given.
+    /// Returns the format if it is given explicitly.
     pub fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,

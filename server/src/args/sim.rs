@@ -1,16 +1,16 @@
-//! The simulator's part of the command line.
+//! The flags of the simulator.
 
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::duration;
+use process::units::duration;
 
-/// What the simulator simulates.
+/// The flags of the simulator.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Simulator")]
 pub struct SimArgs {
-    /// Time of a step, whatever it computes.
+    /// Time of a step, regardless of its tokens.
     #[arg(
         long,
         env = "OVFLEET_SIM_STEP_TIME",
@@ -33,14 +33,15 @@ pub struct SimArgs {
     /// Time of each generating sequence in a step.
     #[arg(
         long,
-        env = "OVFLEET_SIM_DECODE_ROW_TIME",
+        alias = "sim-decode-row-time",
+        env = "OVFLEET_SIM_DECODE_TOKEN_TIME",
         value_name = "TIME",
         default_value = "400us",
         value_parser = duration
     )]
-    pub sim_decode_row_time: Duration,
+    pub sim_decode_token_time: Duration,
 
-    /// Blocks in the KV cache.
+    /// Number of blocks in the KV cache.
     #[arg(
         long,
         env = "OVFLEET_SIM_BLOCKS",
@@ -50,7 +51,7 @@ pub struct SimArgs {
     )]
     pub sim_blocks: u32,
 
-    /// Tokens that a block holds.
+    /// Number of tokens in a block.
     #[arg(
         long,
         env = "OVFLEET_SIM_BLOCK_TOKENS",
@@ -60,8 +61,8 @@ pub struct SimArgs {
     )]
     pub sim_block_tokens: u32,
 
-    /// The step at which the simulated device fails for good, the first being 1: what a replica does whose engine
-    /// dies. Default: none.
+    /// Number of the step at which the simulated device fails permanently, from 1, to test a replica whose engine dies.
+    /// Default: it does not fail.
     #[arg(
         long,
         env = "OVFLEET_SIM_FATAL_STEP",
@@ -70,12 +71,12 @@ pub struct SimArgs {
     )]
     pub sim_fatal_step: Option<u64>,
 
-    /// What the simulated model says in the first, the second and so on of its turns in a conversation; after the last
-    /// the last one again. Repeatable. Special tokens may be written out. Default: gibberish.
+    /// The answer of the simulated model in its first, second and following turns of a conversation; the last answer is
+    /// repeated. Repeatable. The text may contain special tokens. Default: gibberish.
     #[arg(long = "sim-answer", env = "OVFLEET_SIM_ANSWER", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
-    /// Tokens of the longest sequence, if the model does not say.
+    /// Context length in tokens of a model whose files do not have one.
     #[arg(
         long,
         env = "OVFLEET_SIM_MODEL_LEN",

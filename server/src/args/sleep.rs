@@ -1,23 +1,23 @@
-//! When memory is given back.
+//! The flags of sleep.
 
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::duration;
+use process::units::duration;
 
-/// When memory is given back, and how much.
+/// The flags of sleep: when an idle server releases memory, and how much.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Sleep")]
 pub struct SleepArgs {
-    /// Time without requests after which memory is given back, e.g. 10m. Default: never.
+    /// Time without requests after which the server releases memory, such as `10m`. Default: never.
     ///
-    /// The server stays ready. The next request wakes it, and waits for that.
+    /// The server remains ready. The next request wakes it, and waits until it is awake.
     #[arg(long, env = "OVFLEET_SLEEP_AFTER", value_name = "TIME", value_parser = duration)]
     pub sleep_after: Option<Duration>,
 
-    /// What is given back then. 1: the KV cache, and what is cached of prompts in it. 2: the model too, which is loaded
-    /// again to wake; --cache-dir makes that faster.
+    /// What a sleeping server releases. 1: the KV cache, including the prefix cache. 2: also the model, which is loaded
+    /// again on wake-up; --cache-dir makes that faster.
     #[arg(
         long,
         env = "OVFLEET_SLEEP_LEVEL",
@@ -27,9 +27,9 @@ pub struct SleepArgs {
     )]
     pub sleep_level: u8,
 
-    /// Answer POST /sleep, POST /wake_up and GET /is_sleeping, as vLLM has them, on the port of the API.
+    /// Serve vLLM's POST /sleep, POST /wake_up and GET /is_sleeping on the port of the API.
     ///
-    /// Whoever reaches that port may then put the server to sleep.
+    /// Every client that can reach the port can then put the server to sleep.
     #[arg(long, env = "OVFLEET_ENABLE_SLEEP_MODE")]
     pub enable_sleep_mode: bool,
 }

@@ -1,13 +1,13 @@
-//! Flags for stored responses.
+//! The flags of stored responses.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-use super::ByteSize;
 use crate::store::StoreConfig;
+use process::units::ByteSize;
 
-/// How many responses are stored, and where.
+/// The flags of stored responses and conversations.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Responses")]
 pub struct StoreArgs {
@@ -39,9 +39,9 @@ impl StoreArgs {
     pub(crate) fn config(self) -> StoreConfig {
         let Self { max_stored_responses, max_stored_bytes, response_store_dir } = self;
         StoreConfig {
-            entries_max: max_stored_responses as usize,
-            bytes_max: max_stored_bytes.0,
-            folder: response_store_dir,
+            max_stored_responses: max_stored_responses as usize,
+            max_stored_bytes: max_stored_bytes.0,
+            response_store_dir,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Bringing one file: into a `.part` beside its place, going on with what an earlier attempt left, and under its own name
-//! once it is whole and checked.
+//! Downloads a file: into a `.part`, with which a later attempt continues, and under its own name once it is complete and
+//! verified.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,18 +12,19 @@ use sha2::{Digest as _, Sha256};
 use tokio::fs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::Error;
+use super::error::Error;
 use super::progress::Progress;
 use super::source::File;
 
-/// The pauses between attempts: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
-/// Bytes that are read from a disk at once.
+/// The first and the longest pause between attempts.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Size of a chunk that is read from a disk.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A file that is there.
+/// A file that was downloaded and verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fetched {
+pub(crate) struct FetchedFile {
     /// Its path among the model's files.
     pub(crate) path: String,
     /// Its size.
@@ -32,31 +33,31 @@ pub(crate) struct Fetched {
     pub(crate) sha256: String,
 }
 
-/// Somebody who brings files.
+/// Downloads files.
 #[derive(Debug)]
 pub(crate) struct Downloader<'a> {
     pub(crate) client: Client,
     pub(crate) progress: &'a Arc<Progress>,
-    /// Attempts in a row that may bring nothing.
+    /// Number of consecutive attempts that may transfer nothing.
     pub(crate) attempts_max: u32,
 }
 
-/// What has come of a file.
+/// The part of a file that was downloaded so far.
 struct Part {
     path: PathBuf,
-    /// Beside it: by what the source tells this content from others.
-    mark: PathBuf,
+    /// The path of the file with the ETag of the content.
+    etag: PathBuf,
     file: fs::File,
     hash: Sha256,
     bytes: u64,
 }
 
 impl Downloader<'_> {
-    /// Brings `file` below `folder`.
+    /// Downloads `file` into `folder`.
     ///
     /// # Cancel safety
-    /// What has come so far is kept, and the next attempt goes on with it.
-    pub(crate) async fn fetch(&mut self, folder: &Path, file: &File) -> Result<Fetched, Error> {
+    /// The downloaded part remains, and the next attempt continues with it.
+    pub(crate) async fn fetch(&mut self, folder: &Path, file: &File) -> Result<FetchedFile, Error> {
         let path = folder.join(&file.path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).await.map_err(|source| Error::disk("create", parent, source))?;
@@ -72,7 +73,7 @@ impl Downloader<'_> {
             let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
-                    // What was left of an earlier attempt may have been of another file.
+                    // The part of an earlier attempt may belong to another file.
                     Err(Error::Digest { .. }) if is_resumed => {
                         is_resumed = false;
                         continue;
@@ -86,42 +87,42 @@ impl Downloader<'_> {
             if failures >= self.attempts_max {
                 return Err(error);
             }
-            tracing::warn!(file = file.path, bytes = part.bytes, %error, "will go on from there");
-            tokio::time::sleep(PAUSES.0.saturating_mul(1 << failures.min(8)).min(PAUSES.1)).await;
+            tracing::warn!(file = file.path, bytes = part.bytes, %error, "download interrupted; it will be resumed");
+            tokio::time::sleep(PAUSE_MIN.saturating_mul(1 << failures.min(8)).min(PAUSE_MAX)).await;
         }
     }
 
-    /// The file, if an earlier fetch has placed it.
-    async fn present(&self, path: &Path, file: &File) -> Result<Option<Fetched>, Error> {
-        // Without a digest to compare with, it could be of another revision.
-        let Some(wanted) = &file.sha256 else { return Ok(None) };
+    /// Returns the file if an earlier fetch has completed it.
+    async fn present(&self, path: &Path, file: &File) -> Result<Option<FetchedFile>, Error> {
+        // Without a digest, the file could belong to another revision.
+        let Some(expected) = &file.sha256 else { return Ok(None) };
         let Ok(mut present) = fs::File::open(path).await else { return Ok(None) };
         let (sha256, bytes) = hash(&mut present).await.map_err(|source| Error::disk("read", path, source))?;
         let sha256 = digits(sha256);
-        if sha256 != *wanted {
+        if sha256 != *expected {
             return Ok(None);
         }
         self.progress.add(bytes);
-        Ok(Some(Fetched { path: file.path.clone(), bytes, sha256 }))
+        Ok(Some(FetchedFile { path: file.path.clone(), bytes, sha256 }))
     }
 
-    /// Goes on until the file is whole.
+    /// Continues until the file is complete.
     async fn attempt(&self, part: &mut Part, file: &File) -> Result<(), Error> {
         if file.bytes.is_some_and(|bytes| part.bytes == bytes) && part.bytes > 0 {
             return Ok(());
         }
-        let url = file.place.url();
-        let mut request = file.place.request(&self.client);
+        let url = file.location.url();
+        let mut request = file.location.request(&self.client);
         if part.bytes > 0 {
-            match fs::read_to_string(&part.mark).await {
-                Ok(mark) => {
-                    request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, mark)
+            match fs::read_to_string(&part.etag).await {
+                Ok(etag) => {
+                    request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, etag)
                 }
-                // In the end the digest will tell.
+                // The digest is verified at the end.
                 Err(_) if file.sha256.is_some() => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes))
                 }
-                // Nothing says that it is of the same content.
+                // The content may have changed.
                 Err(_) => self.restart(part).await?,
             }
         }
@@ -131,26 +132,25 @@ impl Downloader<'_> {
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                 self.restart(part).await?;
                 return Err(Error::Source {
-                    url: file.place.url().path().to_owned(),
-                    problem: "it answers with another part than was asked for".to_owned(),
+                    url: file.location.url().path().to_owned(),
+                    problem: "the answer is not the requested range".to_owned(),
                 });
             }
             status => {
-                if let Some(error) = Error::status(url.as_str(), status, file.place.has_credentials()) {
+                if let Some(error) = Error::status(url.as_str(), status, file.location.has_credentials()) {
                     return Err(error);
                 }
-                // All of it, from the beginning.
+                // The answer is the whole file.
                 self.restart(part).await?;
             }
         }
-        part.note(&answer).await?;
+        part.store_etag(&answer).await?;
         let announced = answer.content_length().map(|rest| part.bytes + rest);
         self.receive(part, answer).await?;
-        let wanted = file.bytes.or(announced);
-        match wanted {
-            Some(wanted) if part.bytes < wanted => Err(Error::Source {
+        match file.bytes.or(announced) {
+            Some(expected) if part.bytes < expected => Err(Error::Source {
                 url: url.path().to_owned(),
-                problem: format!("it ended after {} of {wanted} bytes", part.bytes),
+                problem: format!("the answer ended after {} of {expected} bytes", part.bytes),
             }),
             _ => Ok(()),
         }
@@ -175,22 +175,24 @@ impl Downloader<'_> {
         part.flush().await
     }
 
-    /// Begins anew.
+    /// Empties the part.
     async fn restart(&self, part: &mut Part) -> Result<(), Error> {
         self.progress.remove(part.bytes);
         part.empty().await
     }
 
-    /// Gives the whole file its name, if it is the one that was asked for. What is not is emptied.
-    async fn place(&self, part: &mut Part, path: &Path, file: &File) -> Result<Fetched, Error> {
+    /// Verifies the complete file and gives it its name. A wrong file is emptied.
+    async fn place(&self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;
         let error = match (&file.sha256, file.bytes) {
-            (Some(wanted), _) if *wanted != found => {
-                Some(Error::Digest { name: file.path.clone(), found: found.clone(), wanted: wanted.clone() })
-            }
-            (_, Some(wanted)) if wanted != bytes => Some(Error::Wrong(format!(
-                "{} has {bytes} bytes, not {wanted} as the source says",
+            (Some(expected), _) if *expected != found => Some(Error::Digest {
+                name: file.path.clone(),
+                found: found.clone(),
+                expected: expected.clone(),
+            }),
+            (_, Some(expected)) if expected != bytes => Some(Error::Wrong(format!(
+                "{} has {bytes} bytes, but the source lists {expected} bytes",
                 file.path
             ))),
             _ => None,
@@ -201,9 +203,9 @@ impl Downloader<'_> {
         }
         part.file.sync_all().await.map_err(|source| Error::disk("write", &part.path, source))?;
         fs::rename(&part.path, path).await.map_err(|source| Error::disk("rename", &part.path, source))?;
-        // It is of no use any more, and no harm if it stays.
-        let _ = fs::remove_file(&part.mark).await;
-        Ok(Fetched { path: file.path.clone(), bytes, sha256: found })
+        // A remaining ETag would do no harm.
+        let _ = fs::remove_file(&part.etag).await;
+        Ok(FetchedFile { path: file.path.clone(), bytes, sha256: found })
     }
 }
 
@@ -214,7 +216,7 @@ impl Part {
             name.push(suffix);
             PathBuf::from(name)
         };
-        let (path, mark) = (beside(".part"), beside(".part.etag"));
+        let (path, etag) = (beside(".part"), beside(".part.etag"));
         let mut file = fs::OpenOptions::new()
             .read(true)
             .append(true)
@@ -223,27 +225,27 @@ impl Part {
             .await
             .map_err(|source| Error::disk("open", &path, source))?;
         let (hash, bytes) = hash(&mut file).await.map_err(|source| Error::disk("read", &path, source))?;
-        Ok(Self { path, mark, file, hash, bytes })
+        Ok(Self { path, etag, file, hash, bytes })
     }
 
     async fn empty(&mut self) -> Result<(), Error> {
         self.file.set_len(0).await.map_err(|source| Error::disk("write", &self.path, source))?;
         self.hash = Sha256::new();
         self.bytes = 0;
-        match fs::remove_file(&self.mark).await {
+        match fs::remove_file(&self.etag).await {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::disk("remove", &self.mark, source))
+                Err(Error::disk("remove", &self.etag, source))
             }
             _ => Ok(()),
         }
     }
 
-    /// Notes by what the source tells this content from others. A weak mark tells nothing of bytes.
-    async fn note(&self, answer: &Response) -> Result<(), Error> {
-        let mark = answer.headers().get(ETAG).and_then(|mark| mark.to_str().ok());
-        match mark.filter(|mark| mark.starts_with('"')) {
-            Some(mark) => {
-                fs::write(&self.mark, mark).await.map_err(|source| Error::disk("write", &self.mark, source))
+    /// Stores the ETag of the content. A weak ETag does not identify bytes and is ignored.
+    async fn store_etag(&self, answer: &Response) -> Result<(), Error> {
+        let etag = answer.headers().get(ETAG).and_then(|etag| etag.to_str().ok());
+        match etag.filter(|etag| etag.starts_with('"')) {
+            Some(etag) => {
+                fs::write(&self.etag, etag).await.map_err(|source| Error::disk("write", &self.etag, source))
             }
             None => Ok(()),
         }
@@ -254,7 +256,7 @@ impl Part {
     }
 }
 
-/// What a file holds.
+/// Returns the hash and the size of a file.
 async fn hash(file: &mut fs::File) -> std::io::Result<(Sha256, u64)> {
     let mut hash = Sha256::new();
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -274,7 +276,7 @@ fn digits(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where the part of an answer begins.
+/// Returns the start of the range in an answer.
 fn begins_at(answer: &Response) -> Option<u64> {
     let range = answer.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()

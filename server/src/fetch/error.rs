@@ -1,5 +1,5 @@
-//! Everything that a fetch can end with but success: one exhaustive match to the exit code and one to the reason by which
-//! programs know it. Codes from 10 to 19 mean that trying again is in vain.
+//! The errors of a fetch, with one exhaustive match for the exit code and one for the machine-readable reason. Exit codes
+//! from 10 to 19 mean that a retry cannot succeed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use std::process::ExitCode;
 
 use reqwest::StatusCode;
 
-/// Why a model was not fetched.
+/// Why a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The source does not have it.
-    #[error("{url} is not there (status {status})")]
+    /// The file does not exist at the source.
+    #[error("{url} does not exist (status {status})")]
     NotFound { url: String, status: StatusCode },
-    /// What came is not what was asked for.
-    #[error("{name} has the SHA-256 {found}, not {wanted}")]
-    Digest { name: String, found: String, wanted: String },
-    /// The source wants other credentials.
-    #[error("{url} refuses {} (status {status})", if *.had_credentials { "these credentials" } else { "access without credentials" })]
+    /// The file is not the expected one.
+    #[error("{name} has the SHA-256 {found}, but {expected} was expected")]
+    Digest { name: String, found: String, expected: String },
+    /// The source requires other credentials.
+    #[error("{url} rejects {} (status {status})", if *.had_credentials { "these credentials" } else { "access without credentials" })]
     Credentials { url: String, status: StatusCode, had_credentials: bool },
-    /// What is asked for makes no sense.
+    /// The flags or the source are invalid.
     #[error("{0}")]
     Wrong(String),
-    /// There is no room.
-    #[error("there is no room for {path}: {problem}")]
+    /// The disk is full.
+    #[error("no space for {path}: {problem}")]
     DiskFull { path: PathBuf, problem: String },
-    /// The source keeps silent.
-    #[error("{url} is too slow: nothing came for as long as was waited")]
+    /// The source sends no data.
+    #[error("{url} is too slow: it sent no data within --idle-timeout")]
     Slow { url: String },
     /// The source cannot be reached, or fails.
     #[error("failed to fetch {url}: {problem}")]
@@ -34,13 +34,13 @@ pub(crate) enum Error {
     /// The disk fails.
     #[error("failed to {verb} {path}: {problem}")]
     Disk { verb: &'static str, path: PathBuf, problem: String },
-    /// The process was asked to end.
-    #[error("asked to end; what has come so far is kept")]
+    /// The process received a signal.
+    #[error("interrupted by a signal; the next fetch continues with the downloaded parts")]
     Interrupted,
 }
 
 impl Error {
-    /// For conditions: stable, in CamelCase.
+    /// Returns the reason for conditions, which is stable and in CamelCase.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::NotFound { .. } => "NotFound",
@@ -55,7 +55,7 @@ impl Error {
         }
     }
 
-    /// What the process ends with.
+    /// Returns the exit code of the process.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::NotFound { .. } => 10,
@@ -70,15 +70,15 @@ impl Error {
         })
     }
 
-    /// Whether it may pass within seconds.
+    /// Whether a retry within seconds may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Slow { .. } | Self::Source { .. })
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "it comes out of map_err")]
+    #[expect(clippy::needless_pass_by_value, reason = "it is called in map_err")]
     pub(crate) fn disk(verb: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            // The last one where a single file may not grow so large.
+            // The last kind means that the file system does not allow a file of this size.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                 Self::DiskFull { path: path.to_owned(), problem: source.to_string() }
             }
@@ -92,7 +92,7 @@ impl Error {
         if error.is_timeout() {
             return Self::Slow { url };
         }
-        // What went wrong is at the end of the chain; what is before names the address, with what may be secret in it.
+        // The cause is at the end of the chain. The errors before contain the URL, which may have secrets.
         let mut cause: &dyn std::error::Error = error;
         while let Some(deeper) = cause.source() {
             cause = deeper;
@@ -102,7 +102,7 @@ impl Error {
         Self::Source { url, problem }
     }
 
-    /// What an answer's status means, if it is no success.
+    /// Returns the error that the status of an answer stands for, unless it is a success.
     pub(crate) fn status(url: &str, status: StatusCode, had_credentials: bool) -> Option<Self> {
         let url = without_query(url);
         match status.as_u16() {
@@ -115,7 +115,7 @@ impl Error {
     }
 }
 
-/// Signatures and tokens are in the query.
+/// Returns the URL without its query, which may contain signatures and tokens.
 fn without_query(url: &str) -> String {
     url.split('?').next().unwrap_or_default().to_owned()
 }

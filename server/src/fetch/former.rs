@@ -1,24 +1,24 @@
-//! What fetches of former sources have left in folders beside the one that is fetched into: removed, so that there is room
-//! for the next, but for what somebody still uses. Who does is for the caller to know.
+//! Removes the files of earlier fetches in sibling folders of the target folder, to make room for the new model. The caller
+//! names the folders that are still in use.
 
 use std::io;
 use std::path::Path;
 
-/// How folders are called that are being removed: nobody looks for a model there.
+/// The prefix of folders that are being removed.
 const REMOVED: &str = ".former-";
-/// What a fetch leaves.
-const LEFT: [&str; 5] = ["files", "current", "manifest.json", "current.part", "manifest.json.part"];
+/// The names of the files and folders that a fetch creates.
+const FETCHED: [&str; 5] = ["files", "current", "manifest.json", "current.part", "manifest.json.part"];
 
-/// Removes what former fetches have left beside `into`, but for the folders called as in `keep`. What cannot be removed
-/// is told of, and no reason not to fetch.
+/// Removes the sibling folders of `into` with earlier fetches, except those with a name in `keep`. A folder that cannot be
+/// removed is logged and does not fail the fetch.
 pub(crate) fn remove(into: &Path, keep: &[String]) {
     let (Some(beside), Some(own)) = (into.parent(), into.file_name()) else { return };
     let entries = match beside.read_dir() {
         Ok(entries) => entries,
-        // Nobody has fetched anything yet.
+        // This is the first fetch.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => {
-            tracing::warn!(path = %beside.display(), %error, "failed to look for former sources");
+            tracing::warn!(path = %beside.display(), %error, "failed to list earlier fetches");
             return;
         }
     };
@@ -33,29 +33,29 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
         let doomed = if is_half_removed {
             path
         } else {
-            // At once, so that nobody ever finds half a model.
+            // The rename is atomic, so that no process sees an incomplete model.
             let doomed = beside.join(format!("{REMOVED}{}", name.to_string_lossy()));
             if let Err(error) = std::fs::rename(&path, &doomed) {
-                tracing::warn!(path = %path.display(), %error, "failed to remove a former source");
+                tracing::warn!(path = %path.display(), %error, "failed to remove an earlier fetch");
                 continue;
             }
             doomed
         };
         match std::fs::remove_dir_all(&doomed) {
-            Ok(()) => tracing::info!(name = %name.display(), "removed a former source"),
+            Ok(()) => tracing::info!(name = %name.display(), "removed an earlier fetch"),
             Err(error) => {
-                tracing::warn!(path = %doomed.display(), %error, "failed to remove a former source");
+                tracing::warn!(path = %doomed.display(), %error, "failed to remove an earlier fetch");
             }
         }
     }
 }
 
-/// Whether a folder has what a fetch leaves and nothing else, so that nothing is removed that is somebody else's.
+/// Whether a folder contains only what a fetch creates, so that no other files are removed.
 fn is_of_a_fetch(folder: &Path) -> bool {
     let Ok(entries) = folder.read_dir() else { return false };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
-    let is_left = |name: &std::ffi::OsString| LEFT.iter().any(|left| name == left);
-    names.iter().any(|name| name == LEFT[0]) && names.iter().all(is_left)
+    let is_fetched = |name: &std::ffi::OsString| FETCHED.iter().any(|fetched| name == fetched);
+    names.iter().any(|name| name == FETCHED[0]) && names.iter().all(is_fetched)
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_former_fetches_left_goes_and_what_is_used_or_others_stays() {
+    fn earlier_fetches_are_removed_except_those_in_use_and_other_files() {
         let folder = tempfile::tempdir().unwrap();
         let of_a_fetch = |name: &str| {
             std::fs::create_dir_all(folder.path().join(name).join("files")).unwrap();

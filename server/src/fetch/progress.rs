@@ -1,4 +1,4 @@
-//! How far a fetch is, and telling it to whoever asks.
+//! The progress of a fetch, over HTTP and in the log.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,38 +11,38 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// How far a fetch is.
+/// The progress of a fetch.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     bytes: AtomicU64,
-    /// 0 while it is not known.
+    /// The total size, or 0 while it is unknown.
     total: AtomicU64,
 }
 
 impl Progress {
-    /// So much there is in all.
+    /// Sets the total size.
     pub(crate) fn expect(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
     }
 
-    /// So much more is there.
+    /// Adds downloaded bytes.
     pub(crate) fn add(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So much was there and is not any more.
+    /// Removes downloaded bytes that were discarded.
     pub(crate) fn remove(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are there, and bytes in all if that is known.
+    /// Returns the number of downloaded bytes, and the total size if it is known.
     pub(crate) fn read(&self) -> (u64, Option<u64>) {
         let total = self.total.load(Ordering::Relaxed);
         (self.bytes.load(Ordering::Relaxed), (total > 0).then_some(total))
     }
 }
 
-/// Tells it at `port`. That nobody can ask is no reason not to fetch.
+/// Serves the progress on `port`. A failure is logged and does not fail the fetch.
 pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
     let pages = Router::new().route("/progress", get(page)).with_state(progress);
     let outcome = match TcpListener::bind(&every_address(port)[..]).await {
@@ -50,11 +50,11 @@ pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
         Err(error) => Err(error),
     };
     if let Err(error) = outcome {
-        tracing::warn!(port, %error, "progress is not told");
+        tracing::warn!(port, %error, "failed to serve the progress");
     }
 }
 
-/// Logs it from time to time.
+/// Logs the progress at an interval.
 pub(crate) async fn log(progress: Arc<Progress>) {
     const INTERVAL: Duration = Duration::from_secs(5);
     loop {
@@ -69,7 +69,7 @@ async fn page(State(progress): State<Arc<Progress>>) -> Json<Value> {
     Json(json!({"bytes": bytes, "bytes_total": total}))
 }
 
-/// All addresses of the machine: of both families where it has IPv6, as the first that can be had is taken.
+/// Returns the addresses to bind, of which the first that works is used: IPv6, which includes IPv4, and IPv4 alone.
 fn every_address(port: u16) -> [SocketAddr; 2] {
     [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }

@@ -1,73 +1,47 @@
-//! S3 and services like it: which objects there are, and addresses for them that are signed anew each time.
-
-use std::time::Duration;
+//! Lists the objects of S3 and of compatible services.
 
 use reqwest::{Client, Url};
 use rusty_s3::actions::{ListObjectsV2, S3Action as _};
 use rusty_s3::{Bucket, Credentials as Keys, UrlStyle};
 
-use super::Error;
-use super::source::{self, Credentials, File, checked_path};
+use super::error::Error;
+use super::source::{Credentials, File, Location, S3Object, SIGNED_FOR, checked_path};
 
-/// How long a signed address is good for: until the request begins.
-const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
 /// Number of S3 objects that begin with a prefix.
 ///
-/// Beyond it: `server fetch` fails with exit code 13.
+/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
 const OBJECTS_MAX: usize = 10_000;
 /// Size of a page of an S3 object list.
 ///
-/// Beyond it: `server fetch` fails with exit code 13.
+/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
-/// Where S3 is.
+/// The address of an S3 service.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct S3Endpoint<'a> {
     pub(crate) endpoint: Option<&'a str>,
     pub(crate) region: &'a str,
 }
 
-/// An object.
-#[derive(Clone)]
-pub(crate) struct Object {
-    bucket: Bucket,
-    keys: Option<Keys>,
-    key: String,
-}
-
-impl std::fmt::Debug for Object {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "s3://{}/{}", self.bucket.name(), self.key)
-    }
-}
-
-impl Object {
-    pub(crate) fn url(&self) -> Url {
-        self.bucket.get_object(self.keys.as_ref(), &self.key).sign(SIGNED_FOR)
-    }
-
-    pub(crate) fn has_credentials(&self) -> bool {
-        self.keys.is_some()
-    }
-}
-
-/// The objects that `object` names, BUCKET/KEY or BUCKET/PREFIX/.
+/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/.
 pub(crate) async fn files(
     client: &Client,
     credentials: &Credentials,
-    place: Place<'_>,
+    server: S3Endpoint<'_>,
     object: &str,
 ) -> Result<Vec<File>, Error> {
     let wrong = |problem: String| Error::Wrong(format!("s3: {problem}"));
-    let (bucket, key) =
-        object.split_once('/').ok_or_else(|| wrong(format!("{object:?} is not BUCKET/KEY")))?;
-    let (endpoint, style) = match place.endpoint {
+    let (bucket, key) = object
+        .split_once('/')
+        .ok_or_else(|| wrong(format!("{object:?} must be BUCKET/KEY or BUCKET/PREFIX/")))?;
+    let (endpoint, style) = match server.endpoint {
         Some(endpoint) => (endpoint.to_owned(), UrlStyle::Path),
-        None => (format!("https://s3.{}.amazonaws.com", place.region), UrlStyle::VirtualHost),
+        None => (format!("https://s3.{}.amazonaws.com", server.region), UrlStyle::VirtualHost),
     };
-    let url = Url::parse(&endpoint).map_err(|error| wrong(format!("{endpoint:?} is no address: {error}")))?;
-    let bucket = Bucket::new(url, style, bucket.to_owned(), place.region.to_owned())
-        .map_err(|error| wrong(format!("{bucket:?} is no bucket: {error}")))?;
+    let url =
+        Url::parse(&endpoint).map_err(|error| wrong(format!("{endpoint:?} is not a valid URL: {error}")))?;
+    let bucket = Bucket::new(url, style, bucket.to_owned(), server.region.to_owned())
+        .map_err(|error| wrong(format!("{bucket:?} is not a valid bucket: {error}")))?;
     let keys = match (&credentials.access_key, &credentials.secret_key, &credentials.session_token) {
         (Some(key), Some(secret), Some(token)) => Some(Keys::new_with_token(key, secret, token)),
         (Some(key), Some(secret), None) => Some(Keys::new(key, secret)),
@@ -75,8 +49,8 @@ pub(crate) async fn files(
         _ => return Err(wrong("credentials need both accessKeyId and secretAccessKey".to_owned())),
     };
     let file = |key: &str, path: &str, bytes| {
-        let object = Object { bucket: bucket.clone(), keys: keys.clone(), key: key.to_owned() };
-        Ok(File { path: checked_path(path)?, place: source::Place::S3(object), bytes, sha256: None })
+        let object = S3Object { bucket: bucket.clone(), keys: keys.clone(), key: key.to_owned() };
+        Ok(File { path: checked_path(path)?, location: Location::S3(object), bytes, sha256: None })
     };
     if !key.is_empty() && !key.ends_with('/') {
         let name = key.rsplit('/').next().unwrap_or(key);
@@ -84,14 +58,14 @@ pub(crate) async fn files(
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {
-        // What a console makes for an empty folder.
+        // Consoles create such an object for an empty folder.
         match found.strip_prefix(key) {
             Some(path) if !path.is_empty() && !path.ends_with('/') => files.push(file(&found, path, bytes)?),
             _ => {}
         }
     }
     if files.is_empty() {
-        return Err(wrong(format!("there are no objects whose keys begin with {key:?}")));
+        return Err(wrong(format!("no object has the prefix {key:?}")));
     }
     Ok(files)
 }
@@ -120,14 +94,16 @@ async fn list(
         while let Some(chunk) = answer.chunk().await.map_err(failed)? {
             body.extend_from_slice(&chunk);
             if body.len() > PAGE_BYTES_MAX {
-                return Err(Error::Wrong("s3: the list of objects is too long".to_owned()));
+                return Err(Error::Wrong("s3: a page of the object list is too long".to_owned()));
             }
         }
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&body))
-            .map_err(|error| Error::Wrong(format!("s3: the answer is no list of objects: {error}")))?;
+            .map_err(|error| Error::Wrong(format!("s3: the answer is not a list of objects: {error}")))?;
         found.extend(page.contents.into_iter().map(|object| (object.key.to_string(), object.size)));
         if found.len() > OBJECTS_MAX {
-            return Err(Error::Wrong(format!("s3: more than {OBJECTS_MAX} objects begin with {prefix:?}")));
+            return Err(Error::Wrong(format!(
+                "s3: more than {OBJECTS_MAX} objects have the prefix {prefix:?}"
+            )));
         }
         match page.next_continuation_token {
             Some(token) => next = Some(token.to_string()),

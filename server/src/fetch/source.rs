@@ -1,40 +1,83 @@
-//! Where files come from: what every source is turned into, and the one that is only a file on a web server.
+//! The files of a source and their locations, and the source that is a single URL.
 
 use std::path::Path;
 use std::time::Duration;
 
 use reqwest::{Client, RequestBuilder, Url};
+use rusty_s3::actions::S3Action as _;
+use rusty_s3::{Bucket, Credentials as S3Keys};
 
-use super::Error;
+use super::error::Error;
 
 /// Size of a file with a credential.
 ///
-/// Beyond it: `server fetch` fails with exit code 13.
+/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
+/// How long a signed URL is valid: the request must begin within this time.
+pub(super) const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// The files that a source consists of.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) files: Vec<File>,
+    /// The commit of the files, if the source has commits.
+    pub(crate) revision: Option<String>,
+}
+
+impl Source {
+    /// A source without commits.
+    pub(crate) fn of(files: Vec<File>) -> Self {
+        Self { files, revision: None }
+    }
+}
 
 /// A file that is to be fetched.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
     /// Its path among the model's files.
     pub(crate) path: String,
-    /// Where it is.
-    pub(crate) place: Place,
-    /// Its size, if the source tells.
+    /// Its location.
+    pub(crate) location: Location,
+    /// Its size, if the source lists it.
     pub(crate) bytes: Option<u64>,
-    /// Its SHA-256, if that is known.
+    /// Its SHA-256, if it is known.
     pub(crate) sha256: Option<String>,
 }
 
-/// Where a file is, and how it is asked for.
+/// The location of a file, and the credentials for it.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
-    /// On a web server.
+pub(crate) enum Location {
+    /// A URL.
     Web { url: Url, login: Login },
-    /// In S3: an address is good for a while, so each attempt has its own.
-    S3(super::s3::Object),
+    /// An object in S3. Each attempt signs its own URL, because signatures expire.
+    S3(S3Object),
 }
 
-/// What is shown to a web server.
+/// An object in S3.
+#[derive(Clone)]
+pub(crate) struct S3Object {
+    pub(super) bucket: Bucket,
+    pub(super) keys: Option<S3Keys>,
+    pub(super) key: String,
+}
+
+impl std::fmt::Debug for S3Object {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "s3://{}/{}", self.bucket.name(), self.key)
+    }
+}
+
+impl S3Object {
+    pub(crate) fn url(&self) -> Url {
+        self.bucket.get_object(self.keys.as_ref(), &self.key).sign(SIGNED_FOR)
+    }
+
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.keys.is_some()
+    }
+}
+
+/// The credentials for a web server.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Login {
     Nobody,
@@ -48,8 +91,8 @@ impl std::fmt::Debug for Login {
     }
 }
 
-impl Place {
-    /// Its address now.
+impl Location {
+    /// Returns the URL for a request that begins now.
     pub(crate) fn url(&self) -> Url {
         match self {
             Self::Web { url, .. } => url.clone(),
@@ -57,11 +100,11 @@ impl Place {
         }
     }
 
-    /// A request for it.
+    /// Returns a request for the file.
     pub(crate) fn request(&self, client: &Client) -> RequestBuilder {
         let request = client.get(self.url());
         match self {
-            Self::Web { login, .. } => login.show(request),
+            Self::Web { login, .. } => login.add_to(request),
             Self::S3(_) => request,
         }
     }
@@ -75,7 +118,8 @@ impl Place {
 }
 
 impl Login {
-    pub(crate) fn show(&self, request: RequestBuilder) -> RequestBuilder {
+    /// Adds the credentials to a request.
+    pub(crate) fn add_to(&self, request: RequestBuilder) -> RequestBuilder {
         match self {
             Self::Nobody => request,
             Self::Token(token) => request.bearer_auth(token),
@@ -84,7 +128,7 @@ impl Login {
     }
 }
 
-/// What a folder of credentials holds.
+/// The content of a folder with credentials.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     pub(crate) token: Option<String>,
@@ -96,17 +140,18 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Reads them.
+    /// Reads the credentials.
     ///
     /// # Errors
-    /// A file is there and cannot be read.
+    /// A file exists and cannot be read.
     pub(crate) fn load(folder: Option<&Path>) -> Result<Self, Error> {
         let Some(folder) = folder else { return Ok(Self::default()) };
         let read = |name: &str| {
             let path = folder.join(name);
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.len() > CREDENTIAL_BYTES_MAX => {
-                    Err(Error::Wrong(format!("{} is too large for a credential", path.display())))
+                    let problem = format!("{} is larger than {CREDENTIAL_BYTES_MAX} bytes", path.display());
+                    Err(Error::Wrong(problem))
                 }
                 Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -123,7 +168,7 @@ impl Credentials {
         })
     }
 
-    /// What to show to a web server.
+    /// Returns the credentials for a web server.
     pub(crate) fn login(&self) -> Login {
         match (&self.token, &self.username, &self.password) {
             (Some(token), ..) => Login::Token(token.clone()),
@@ -133,44 +178,45 @@ impl Credentials {
     }
 }
 
-/// A file on a web server.
+/// Returns the file at a URL.
 ///
 /// # Errors
-/// `url` is none.
+/// `url` is invalid.
 pub(crate) fn web(url: &str, credentials: &Credentials) -> Result<File, Error> {
-    let url = Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is no address: {error}")))?;
+    let url =
+        Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;
     let name = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
     let path = if name.is_empty() { "model".to_owned() } else { checked_path(name)? };
-    Ok(File { path, place: Place::Web { url, login: credentials.login() }, bytes: None, sha256: None })
+    Ok(File { path, location: Location::Web { url, login: credentials.login() }, bytes: None, sha256: None })
 }
 
-/// A path that stays where it is put.
+/// Returns the path if it stays within its folder.
 ///
 /// # Errors
-/// It leads elsewhere.
+/// The path leaves its folder or is too long.
 pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {
-        return Err(Error::Wrong(format!("the source names a file {path:?}, which is no path")));
+        return Err(Error::Wrong(format!("the source lists a file with the invalid path {path:?}")));
     }
     Ok(path.to_owned())
 }
 
-/// Who asks. Silence longer than `idle` is an error.
+/// Returns an HTTP client. A source that sends nothing for longer than `idle` is an error.
 ///
 /// # Errors
 /// The system's certificates cannot be read.
 pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
-    /// Time in which `server fetch` connects to a source; `--idle-timeout` applies if it is shorter.
+    /// Time in which `ovfleet-server fetch` connects to a source; `--idle-timeout` applies if it is shorter.
     ///
     /// Beyond it: the attempt fails; see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);
-    // Fails if there is one already, which is as good.
+    // It fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Client::builder()
         .connect_timeout(CONNECT.min(idle))
         .read_timeout(idle)
         .user_agent(concat!("ovfleet/", env!("CARGO_PKG_VERSION")))
         .build()
-        .map_err(|error| Error::Wrong(format!("failed to prepare for requests: {error}")))
+        .map_err(|error| Error::Wrong(format!("failed to create the HTTP client: {error}")))
 }

@@ -128,7 +128,7 @@ fn content() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn what_breaks_off_is_gone_on_with_and_the_whole_is_checked() {
+async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
     let mut tasks = JoinSet::new();
     let content = content();
     let web =
@@ -151,7 +151,7 @@ async fn what_breaks_off_is_gone_on_with_and_the_whole_is_checked() {
 }
 
 #[tokio::test]
-async fn what_a_killed_fetch_left_is_gone_on_with() {
+async fn a_killed_fetch_is_resumed() {
     let mut tasks = JoinSet::new();
     let content = content();
     let web = Web::of(&content, &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
@@ -167,7 +167,7 @@ async fn what_a_killed_fetch_left_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn another_file_under_the_same_address_is_fetched_from_its_beginning() {
+async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     let mut tasks = JoinSet::new();
     let old = Web::of(&content(), &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
     let folder = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ async fn another_file_under_the_same_address_is_fetched_from_its_beginning() {
 }
 
 #[tokio::test]
-async fn each_mistake_has_its_own_reason_and_none_leaves_a_model() {
+async fn each_error_has_its_own_reason_and_leaves_no_model() {
     let mut tasks = JoinSet::new();
     let base = Web::of(b"model", &[]).start(&mut tasks).await;
     let (file, gone, wrong) = (format!("{base}/model.gguf"), format!("{base}/gone.gguf"), "0".repeat(64));
@@ -214,7 +214,7 @@ async fn each_mistake_has_its_own_reason_and_none_leaves_a_model() {
 }
 
 #[test]
-fn a_full_disk_is_called_that() {
+fn a_full_disk_has_its_own_reason() {
     use std::io::Write as _;
     let path = std::path::Path::new("/dev/full");
     let error = std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all(b"model").unwrap_err();
@@ -224,19 +224,19 @@ fn a_full_disk_is_called_that() {
 
 #[test]
 fn names_are_like_patterns() {
-    use hub::is_like;
+    use hub::matches_pattern;
     for (name, pattern) in
         [("a.gguf", "*.gguf"), ("a.gguf", "a.gguf"), ("x/y.z", "x/*"), ("abc", "a*b*c"), ("ab", "a*b*")]
     {
-        assert!(is_like(name, pattern), "{name} {pattern}");
+        assert!(matches_pattern(name, pattern), "{name} {pattern}");
     }
     for (name, pattern) in [("a.bin", "*.gguf"), ("ab", "a"), ("aa", "a*aa"), ("abc", "a*c*b")] {
-        assert!(!is_like(name, pattern), "{name} {pattern}");
+        assert!(!matches_pattern(name, pattern), "{name} {pattern}");
     }
 }
 
 #[test]
-fn paths_of_a_source_stay_where_they_are_put() {
+fn paths_of_a_source_stay_within_the_folder() {
     for path in ["/etc/x", "../x", "a//b", "a/../b", ".", "", "a\\b"] {
         assert!(source::checked_path(path).is_err(), "{path}");
     }

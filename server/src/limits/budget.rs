@@ -1,13 +1,13 @@
-//! A number of bytes that all requests share. A request claims bytes before it uses them and never waits for any.
+//! A budget of bytes that all requests share. A request claims bytes before it uses them and never waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Size up to which a claim may use all of the budget. Larger claims leave the reserve to these: clients with small
-/// requests, which most are, are served while others send as much as they can.
+/// Size up to which a claim may use all of the budget. Larger claims leave a reserve to smaller ones, so that clients
+/// with small requests, which are the majority, are served while others send as much as they can.
 const SMALL_CLAIM_BYTES: usize = 64 << 10;
 
-/// The bytes that all requests together may use for one purpose.
+/// The bytes that all requests together may use for a purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
@@ -16,7 +16,7 @@ pub(crate) struct ByteBudget {
     claimed: AtomicUsize,
 }
 
-/// The budget has fewer bytes left than were claimed.
+/// The error for a claim of more bytes than the budget has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
@@ -28,8 +28,8 @@ pub(crate) struct ByteClaim {
 }
 
 impl ByteBudget {
-    /// A budget of `bytes_max`, an eighth of which is reserved for small claims. A single claim of `claim_bytes_max`
-    /// always fits.
+    /// Creates a budget of `bytes_max`, an eighth of which is reserved for small claims. A single claim of
+    /// `claim_bytes_max` always fits.
     pub(crate) fn new(bytes_max: usize, claim_bytes_max: usize) -> Arc<Self> {
         let reserve = (bytes_max / 8).min(bytes_max.saturating_sub(claim_bytes_max));
         Arc::new(Self { bytes_max, large_bytes_max: bytes_max - reserve, claimed: AtomicUsize::new(0) })
@@ -39,17 +39,17 @@ impl ByteBudget {
         self.bytes_max
     }
 
-    /// A claim of no bytes, to be grown.
+    /// Returns a claim of no bytes, which can grow.
     pub(crate) fn claim(self: &Arc<Self>) -> ByteClaim {
         ByteClaim { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
 impl ByteClaim {
-    /// Claims as many bytes as are missing to `bytes` in total.
+    /// Grows the claim to `bytes` in total.
     ///
     /// # Errors
-    /// The budget is exhausted. The claim stays as it was.
+    /// The budget is exhausted. The claim does not change.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let more = bytes.saturating_sub(self.bytes);
         let ByteBudget { bytes_max, large_bytes_max, .. } = *self.budget;

@@ -1,5 +1,5 @@
-//! How many requests are prepared at once: preparation is computation, and more threads than cores only take time from
-//! the model and memory from everybody.
+//! The slots in which requests are prepared. Preparation only computes, so more threads than cores would slow down the
+//! model and use more memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,41 +17,41 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The nice value of threads that prepare requests: beside busy threads of the model, one gets a tenth of a processor.
+/// The nice value of threads that prepare requests: beside busy threads of the model, each gets a tenth of a processor.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
-/// Fewest: one long prompt does not hold up all others on a machine with one core.
+/// The smallest number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
-/// Bounds the requests that are prepared at once. Tenants take turns, and the requests of one tenant are served in the
-/// order in which they arrive.
+/// Limits the number of requests that are prepared at the same time. Tenants take turns, and the requests of one tenant
+/// are prepared in the order of their arrival.
 #[derive(Debug)]
-pub(crate) struct Preparations {
+pub(crate) struct PreparationSlots {
     count: usize,
     queue: Arc<Mutex<Queue>>,
 }
 
 #[derive(Debug)]
 struct Queue {
-    /// No slot is free while a request waits.
+    /// Number of free slots: none while a request waits.
     free: usize,
-    /// Each tenant with waiting requests once, the one whose turn is next first.
+    /// The tenants with waiting requests, in the order of their turns.
     tenants: VecDeque<(Tenant, VecDeque<oneshot::Sender<PreparationSlot>>)>,
 }
 
-/// A request that is being prepared. Dropping it lets the next one begin.
+/// The slot of a request that is being prepared. Dropping it lets the next request begin.
 #[derive(Debug)]
 pub(crate) struct PreparationSlot {
     queue: Arc<Mutex<Queue>>,
 }
 
-/// No slot became free in time.
+/// The error if no slot became free in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoSlot;
 
-impl Preparations {
-    /// As many as the process has cores, within bounds.
-    pub(crate) fn of_this_machine() -> Self {
+impl PreparationSlots {
+    /// Creates as many slots as the process has cores, within limits.
+    pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(SLOTS_MIN, usize::from);
         Self::new(cores.clamp(SLOTS_MIN, SLOTS_MAX))
     }
@@ -60,10 +60,10 @@ impl Preparations {
         Self { count, queue: Arc::new(Mutex::new(Queue { free: count, tenants: VecDeque::new() })) }
     }
 
-    /// Waits for a slot. Cancelling it gives up the place in the queue.
+    /// Waits for a slot. Canceling it gives up the position in the queue.
     ///
     /// # Errors
-    /// None became free in time.
+    /// No slot became free in time.
     pub(crate) async fn slot(&self, tenant: Tenant) -> Result<PreparationSlot, NoSlot> {
         let waiting = {
             let mut queue = lock(&self.queue);
@@ -74,22 +74,22 @@ impl Preparations {
             queue.push(tenant)
         };
         let slot = tokio::time::timeout(WAIT_MAX, waiting).await.map_err(|_| NoSlot)?;
-        Ok(slot.expect("invariant: a request in the queue gets a slot, unless it leaves"))
+        Ok(slot.expect("invariant: a request in the queue gets a slot unless it is canceled"))
     }
 }
 
 impl PreparationSlot {
-    /// Runs `work` on a thread of its own and returns its result, or `None` if it panics or no thread can be started.
-    /// Cancelling it does not end the work, which has the slot until it returns.
+    /// Runs `work` on its own thread and returns its result, or `None` if it panics or no thread can be started.
+    /// Canceling it does not end the work, which occupies the slot until it returns.
     ///
-    /// The thread has a lower priority than those that compute the model, because every sequence waits for these: a thread
-    /// of the model that loses its processor delays the whole step.
+    /// The thread has a lower priority than the threads that compute the model: if one of those loses its processor, the
+    /// step of all sequences is delayed.
     pub(crate) async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
             let _slot = self;
             lower_priority();
-            // The request may have left.
+            // The request may have been canceled.
             let _ = sender.send(work());
         });
         if let Err(error) = thread {
@@ -100,14 +100,14 @@ impl PreparationSlot {
     }
 }
 
-/// Lowers the priority of this thread. On failure it runs with the priority it has.
+/// Lowers the priority of this thread. If that fails, the thread keeps its priority.
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // On Linux the priority belongs to the thread.
+    // On Linux each thread has its own priority.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 
-/// Elsewhere priorities belong to processes.
+/// Does nothing: on other systems only processes have a priority.
 #[cfg(not(target_os = "linux"))]
 fn lower_priority() {}
 
@@ -121,7 +121,7 @@ impl Queue {
         receiver
     }
 
-    /// Takes the request whose turn it is, and puts its tenant behind the others. Requests that have left take no turn.
+    /// Removes the request whose turn is next and moves its tenant behind the others. Canceled requests do not use a turn.
     fn pop(&mut self) -> Option<oneshot::Sender<PreparationSlot>> {
         loop {
             let (tenant, mut requests) = self.tenants.pop_front()?;
@@ -144,7 +144,7 @@ impl Drop for PreparationSlot {
             next
         };
         if let Some(next) = next {
-            // A request that leaves at this moment drops the slot, which passes it on.
+            // A request that was canceled in the meantime drops the slot, which passes it on.
             let _ = next.send(Self { queue: Arc::clone(&self.queue) });
         }
     }
@@ -154,9 +154,9 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl std::fmt::Display for Preparations {
+impl std::fmt::Display for PreparationSlots {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} at once, each waiting up to {} s", self.count, WAIT_MAX.as_secs())
+        write!(formatter, "{} at the same time; others wait up to {} s", self.count, WAIT_MAX.as_secs())
     }
 }
 
@@ -169,12 +169,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_slot_is_free_again_after_work_that_panics() {
-        let preparations = Preparations::new(1);
-        let slot = preparations.slot(tenant(1)).await.unwrap();
+        let preparation_slots = PreparationSlots::new(1);
+        let slot = preparation_slots.slot(tenant(1)).await.unwrap();
         assert_eq!(slot.run(|| 7).await, Some(7));
-        let slot = preparations.slot(tenant(1)).await.unwrap();
+        let slot = preparation_slots.slot(tenant(1)).await.unwrap();
         assert_eq!(slot.run(|| panic!("as intended")).await, None::<()>);
-        preparations.slot(tenant(1)).await.unwrap();
+        preparation_slots.slot(tenant(1)).await.unwrap();
     }
 
     fn tenant(number: u32) -> Tenant {
@@ -182,22 +182,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_requests_are_prepared_at_once_than_there_are_slots() {
-        let preparations = Preparations::new(2);
-        let first = preparations.slot(tenant(1)).await.unwrap();
-        let _second = preparations.slot(tenant(1)).await.unwrap();
-        assert_eq!(preparations.slot(tenant(1)).await.unwrap_err(), NoSlot);
+    async fn the_slots_limit_the_requests_that_are_prepared_at_the_same_time() {
+        let preparation_slots = PreparationSlots::new(2);
+        let first = preparation_slots.slot(tenant(1)).await.unwrap();
+        let _second = preparation_slots.slot(tenant(1)).await.unwrap();
+        assert_eq!(preparation_slots.slot(tenant(1)).await.unwrap_err(), NoSlot);
         drop(first);
-        preparations.slot(tenant(1)).await.unwrap();
+        preparation_slots.slot(tenant(1)).await.unwrap();
     }
 
     #[tokio::test]
     async fn tenants_take_turns() {
-        let preparations = Preparations::new(1);
-        let mut slot = preparations.slot(tenant(1)).await.ok();
+        let preparation_slots = PreparationSlots::new(1);
+        let mut slot = preparation_slots.slot(tenant(1)).await.ok();
         let mut waiting: Vec<(&str, LocalBoxFuture<'_, _>)> =
             [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1), ("b1", 2), ("b2", 2), ("c1", 3)]
-                .map(|(name, number)| (name, preparations.slot(tenant(number)).boxed_local()))
+                .map(|(name, number)| (name, preparation_slots.slot(tenant(number)).boxed_local()))
                 .into();
         for (_, request) in &mut waiting {
             assert!(request.now_or_never().is_none());
@@ -217,6 +217,6 @@ mod tests {
         }
         assert_eq!(order, ["a1", "b1", "c1", "a3", "b2", "a4"]);
         drop(slot);
-        preparations.slot(tenant(1)).now_or_never().expect("a slot is free").unwrap();
+        preparation_slots.slot(tenant(1)).now_or_never().expect("a slot is free").unwrap();
     }
 }

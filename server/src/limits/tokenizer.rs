@@ -1,14 +1,14 @@
-//! The memory that tokenizers may take. A text claims its worst case before it is tokenized; what does not fit beside
-//! the texts that are being tokenized waits for them, which takes no longer than they do.
+//! The memory that tokenizers may use. Before a text is tokenized, it claims the memory of its worst case. A text that
+//! does not fit waits for those that are being tokenized.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use server_text::ENCODE_MEMORY_PER_BYTE;
 
-/// Texts of up to this many bytes are tokenized without a claim: the number of threads bounds their memory.
+/// Size in bytes up to which texts are tokenized without a claim: the number of threads limits their memory.
 pub(crate) const UNCLAIMED_BYTES_MAX: usize = 64 << 10;
 
-/// The memory that all texts that are being tokenized may take together.
+/// The memory that all texts that are being tokenized may use together.
 #[derive(Debug)]
 pub(crate) struct TokenizerMemory {
     text_bytes_max: usize,
@@ -17,14 +17,14 @@ pub(crate) struct TokenizerMemory {
     returned: Condvar,
 }
 
-/// A text whose tokenization could take more than all of the memory.
+/// The error for a text whose tokenization could need more than all of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TextTooLong {
-    /// Bytes of the longest text that can be tokenized.
+    /// Size in bytes of the longest text that can be tokenized.
     pub(crate) bytes_max: usize,
 }
 
-/// The memory of one text. Dropping it returns the memory.
+/// The memory that one text has claimed. Dropping it returns the memory.
 #[derive(Debug)]
 pub(crate) struct TextClaim<'a> {
     memory: &'a TokenizerMemory,
@@ -32,16 +32,16 @@ pub(crate) struct TextClaim<'a> {
 }
 
 impl TokenizerMemory {
-    /// Of this many bytes. At least one text of [`UNCLAIMED_BYTES_MAX`] fits.
+    /// Creates a budget of this many bytes. At least one text of [`UNCLAIMED_BYTES_MAX`] fits.
     pub(crate) fn new(bytes: usize) -> Self {
         let text_bytes_max = (bytes / ENCODE_MEMORY_PER_BYTE).max(UNCLAIMED_BYTES_MAX);
         Self { text_bytes_max, text_bytes: Mutex::default(), returned: Condvar::new() }
     }
 
-    /// Claims memory for a text of `bytes` bytes. Waits while other texts need it.
+    /// Claims memory for a text of `bytes` bytes, and waits until other texts have returned enough.
     ///
     /// # Errors
-    /// There will never be enough.
+    /// The text needs more than all of the memory.
     pub(crate) fn claim(&self, bytes: usize) -> Result<TextClaim<'_>, TextTooLong> {
         if bytes > self.text_bytes_max {
             return Err(TextTooLong { bytes_max: self.text_bytes_max });
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_that_are_tokenized_at_once_never_exceed_the_memory() {
+    fn concurrent_texts_never_exceed_the_tokenizer_memory() {
         let bytes_max = 4 * UNCLAIMED_BYTES_MAX;
         let memory = TokenizerMemory::new(bytes_max * ENCODE_MEMORY_PER_BYTE);
         let (present, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_can_never_fit_is_refused_at_once_and_a_short_one_needs_no_claim() {
+    fn a_text_that_can_never_fit_is_rejected_at_once_and_a_short_one_needs_no_claim() {
         let memory = TokenizerMemory::new(1 << 30);
         let bytes_max = (1 << 30) / ENCODE_MEMORY_PER_BYTE;
         assert_eq!(memory.claim(bytes_max + 1).unwrap_err(), TextTooLong { bytes_max });

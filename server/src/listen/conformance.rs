@@ -1,5 +1,5 @@
-//! What HTTP/1.1 requires of requests and `hyper` does not check. A request that two programs on its way could read in two
-//! ways is refused.
+//! Checks requirements of HTTP/1.1 that `hyper` does not check. A request that two programs could interpret differently is
+//! rejected.
 
 use axum::Router;
 use axum::extract::Request;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::error::Error;
 
-/// The same routes, for requests that conform to HTTP/1.1.
+/// Returns the same routes, restricted to requests that conform to HTTP/1.1.
 pub(crate) fn conforming(router: Router) -> Router {
     router.layer(middleware::from_fn(check_request))
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_could_be_read_in_two_ways_are_refused() {
+    fn ambiguous_requests_are_rejected() {
         let checked = |version, fields: &[(&'static str, &'static str)]| {
             let fields = fields
                 .iter()

@@ -1,5 +1,4 @@
-//! A client's connection: what it writes has to be taken within a time, and the errors that `hyper` answers by itself get
-//! a body like all others.
+//! A client's connection: the client must read within the write timeout, and `hyper`'s own error responses get a body.
 
 use std::future::Future as _;
 use std::io;
@@ -15,16 +14,16 @@ use tokio::time::{Instant, Sleep};
 use super::peer::Peer;
 use super::protocol_error;
 
-/// A client that takes fewer bytes than this in the write time-out is taken for one that does not read.
-const TAKEN_BYTES_MIN: usize = 16 << 10;
+/// A client that reads fewer bytes than this within the write timeout counts as stalled.
+const READ_BYTES_MIN: usize = 16 << 10;
 
-/// A connection whose client has to read.
+/// A connection with a write timeout.
 #[derive(Debug)]
 pub(super) struct Connection {
     peer: Peer,
     write: OwnedWriteHalf,
-    stall: Stall,
-    /// The rest of an answer that replaces one of `hyper`'s, and the length of what it replaces.
+    stall: StallTimer,
+    /// The rest of an answer that replaces one of `hyper`'s.
     replacement: Option<Replacement>,
 }
 
@@ -32,13 +31,14 @@ pub(super) struct Connection {
 struct Replacement {
     bytes: Vec<u8>,
     written: usize,
+    /// The length of the answer that it replaces.
     replaced: usize,
 }
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, write_timeout: Duration) -> Self {
         let (read, write) = stream.into_split();
-        let stall = Stall { timeout: write_timeout, deadline: None, taken: 0 };
+        let stall = StallTimer { timeout: write_timeout, deadline: None, written: 0 };
         Self { peer: Peer::new(read), write, stall, replacement: None }
     }
 
@@ -46,7 +46,7 @@ impl Connection {
         self.peer.clone()
     }
 
-    /// Passes on the result of writing `offered` bytes, or an error once the client has not read for too long.
+    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read for too long.
     fn watch(
         &mut self,
         context: &mut Context<'_>,
@@ -139,18 +139,18 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Ends writing to a client that does not read.
+/// Detects clients that do not read.
 #[derive(Debug)]
-struct Stall {
+struct StallTimer {
     timeout: Duration,
-    /// When the client must have taken something: set while it has not taken all that was offered.
+    /// The time by which the client must have read, while it has not read all offered bytes.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Bytes taken since the deadline was set.
-    taken: usize,
+    /// Number of bytes written since the deadline was set.
+    written: usize,
 }
 
-impl Stall {
-    /// Passes on the result of writing `offered` bytes, or an error once the client has not read for too long.
+impl StallTimer {
+    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read for too long.
     fn watch(
         &mut self,
         context: &mut Context<'_>,
@@ -158,12 +158,12 @@ impl Stall {
         offered: usize,
     ) -> Poll<io::Result<usize>> {
         match result {
-            Poll::Ready(Ok(taken)) => {
-                self.taken += taken;
-                if taken == offered || self.taken >= TAKEN_BYTES_MIN {
-                    (self.deadline, self.taken) = (None, 0);
+            Poll::Ready(Ok(written)) => {
+                self.written += written;
+                if written == offered || self.written >= READ_BYTES_MIN {
+                    (self.deadline, self.written) = (None, 0);
                 }
-                Poll::Ready(Ok(taken))
+                Poll::Ready(Ok(written))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {

@@ -1,5 +1,5 @@
-//! Whether a client still waits for its answer. One that has closed its connection looks like one that only says that it
-//! sends no more: both send a FIN. An interim response tells them apart, since only the first answers it with a reset.
+//! Detects whether a client still waits for its answer. A client that closes its connection and a client that only stops
+//! sending both send a FIN. An interim response distinguishes them, because only a closed connection answers with a reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +10,18 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 
-/// What asks a client that sends no more whether it is there. RFC 9110 has clients skip interim responses that they do not
-/// expect.
+/// The interim response that probes a client that has stopped sending. RFC 9110 requires clients to ignore unexpected
+/// interim responses.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Between looks at a connection whose next bytes nobody has read yet.
+/// The interval between checks of a connection with unread bytes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The other end of a connection. Clones are of the same.
+/// The other end of a connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     stream: Arc<OwnedReadHalf>,
-    /// Whether part of an answer waits for the client to read.
+    /// Whether a part of an answer waits until the client reads.
     is_stalled: Arc<AtomicBool>,
 }
 
@@ -38,7 +38,7 @@ impl Peer {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
 
-    /// Waits until the client of a request without an answer is gone.
+    /// Waits until the client of an unanswered request has closed its connection.
     ///
     /// # Cancel safety
     /// A future that is dropped before it is ready may have sent an interim response.
@@ -46,16 +46,16 @@ impl Peer {
         if self.closes().await.is_err() {
             return;
         }
-        // Interim responses are not for HTTP/1.0, nor for the middle of another answer.
+        // HTTP/1.0 has no interim responses, and none may be sent in the middle of another answer.
         let can_probe = version >= Version::HTTP_11 && !self.is_stalled.load(Ordering::Relaxed);
         if !can_probe || self.stream().try_write(PROBE).ok() != Some(PROBE.len()) {
             return;
         }
-        // An error here is the reset too.
+        // An error also means a reset.
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 
-    /// Waits until the client sends no more.
+    /// Waits until the client stops sending.
     async fn closes(&self) -> std::io::Result<()> {
         while self.stream().peek(&mut [0]).await? > 0 {
             tokio::time::sleep(PAUSE).await;

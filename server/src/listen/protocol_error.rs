@@ -1,13 +1,13 @@
-//! Bodies for the errors that `hyper` answers by itself, before there is a request: it leaves them empty.
+//! Bodies for `hyper`'s own error responses, which are sent before there is a request and have no body.
 
 use server_openai::{ErrorBody, ErrorObject};
 
-/// What `hyper` writes: a head without a body. No answer of ours with one of these statuses has an empty body.
+/// Size of the largest error response of `hyper`, a head without a body. Our own answers with these statuses have a body.
 const HEAD_BYTES_MAX: usize = 512;
 
-/// An error of the protocol.
+/// An error response of `hyper`.
 struct ProtocolError {
-    /// The head's first line, without its end.
+    /// The first line of the head, without its end.
     status_line: &'static str,
     code: &'static str,
     message: &'static str,
@@ -31,7 +31,7 @@ const ERRORS: [ProtocolError; 3] = [
     },
 ];
 
-/// The answer that replaces `written`, if that is an error of `hyper`'s own.
+/// Returns the answer that replaces `written` if that is an error response of `hyper`.
 pub(super) fn replacement(written: &[u8]) -> Option<Vec<u8>> {
     if written.len() > HEAD_BYTES_MAX || !written.ends_with(b"\r\n\r\n") {
         return None;

@@ -1,5 +1,5 @@
 //! The text formats of metrics: OpenMetrics, which the registry writes, and Prometheus's older text format, for scrapers
-//! that ask for `text/plain`.
+//! that request `text/plain`.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(crate) enum Exposition {
 }
 
 impl Exposition {
-    /// The format that `Accept` prefers; OpenMetrics if it prefers none.
+    /// Returns the format that the `Accept` header prefers, or OpenMetrics if it has no preference.
     pub(crate) fn preferred(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let ranges: Vec<&str> = accepted.flat_map(|value| value.split(',')).collect();
@@ -36,7 +36,7 @@ impl Exposition {
         }
     }
 
-    /// Metrics in this format, from OpenMetrics.
+    /// Converts metrics from OpenMetrics to this format.
     pub(crate) fn convert_openmetrics(self, text: String) -> String {
         match self {
             Self::OpenMetrics => text,
@@ -45,7 +45,7 @@ impl Exposition {
     }
 }
 
-/// The quality of a range of `Accept`, if it names this type.
+/// Returns the quality of a media range of the `Accept` header if it names this type.
 fn quality_of(range: &str, media_type: &str) -> Option<f32> {
     let mut parts = range.split(';').map(str::trim);
     if !parts.next()?.eq_ignore_ascii_case(media_type) {
@@ -60,7 +60,7 @@ fn prometheus(openmetrics: &str) -> String {
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')))
         .collect();
-    // There, a family has the name of its samples.
+    // In Prometheus's format, a family has the name of its samples.
     let family = |name: &str| match kinds.get(name).copied() {
         Some("counter") => format!("{name}_total"),
         Some("info") => format!("{name}_info"),
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_format_is_the_one_that_is_accepted_with_the_highest_quality() {
+    fn the_format_with_the_highest_quality_is_selected() {
         let preferred = |accept: Option<&'static str>| {
             let accept = accept.map(|accept| (header::ACCEPT, HeaderValue::from_static(accept)));
             Exposition::preferred(&accept.into_iter().collect())

@@ -1,4 +1,4 @@
-//! What became of evicted blocks that are kept on disk.
+//! The metrics of evicted blocks that are stored on disk.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use server_engine::SpillStats;
 #[derive(Debug, Default)]
 pub(super) struct SpillMetrics {
     written: Counter,
-    read_back: Counter,
+    restored: Counter,
     dropped: Counter,
     unreadable: Counter,
     blocks: Gauge,
@@ -21,27 +21,27 @@ impl SpillMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         let counters = [
             ("spill_written_blocks", "Evicted blocks written to --kv-spill-dir", &self.written),
-            ("spill_read_blocks", "Blocks read back from --kv-spill-dir", &self.read_back),
+            ("spill_read_blocks", "Blocks read back from --kv-spill-dir", &self.restored),
             ("spill_dropped_blocks", "Evicted blocks that were not written", &self.dropped),
-            ("spill_unreadable_blocks", "Blocks that could not be read back", &self.unreadable),
+            ("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read", &self.unreadable),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
         let gauges = [
             ("spill_blocks", "Blocks in --kv-spill-dir", &self.blocks),
-            ("spill_bytes", "Bytes of the blocks in --kv-spill-dir", &self.bytes),
+            ("spill_bytes", "Size of the blocks in --kv-spill-dir in bytes", &self.bytes),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
         }
     }
 
-    /// Takes over what the engine counts.
-    pub(super) fn take(&self, spill: &SpillStats) {
+    /// Sets the metrics to the engine's counts.
+    pub(super) fn set(&self, spill: &SpillStats) {
         let counters = [
             (&self.written, spill.written()),
-            (&self.read_back, spill.restored()),
+            (&self.restored, spill.restored()),
             (&self.dropped, spill.dropped()),
             (&self.unreadable, spill.unreadable()),
         ];

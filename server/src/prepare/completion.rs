@@ -1,23 +1,24 @@
-//! A request to the completions endpoint: prompts in four forms, echoes, and what is to come after the text.
+//! Requests to the completions endpoint: prompts in four forms, echoes, and suffixes.
 
 use server_openai::{CompletionRequest, Prompt};
 
 use super::encode::{Encoder, Surround};
-use super::resolved::{Source, TokensMax};
-use super::{Prepared, Target, guide, infill, parameters, requested_tokens};
+use super::prepared::{PreparedRequest, Target};
+use super::resolved::{PromptSource, TokensMax};
+use super::{guide, infill, parameters};
 use crate::error::Error;
 
 /// Prepares a request to the completions endpoint.
 ///
 /// # Errors
-/// It cannot be served.
-pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Result<Prepared, Error> {
+/// The request is invalid.
+pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Result<PreparedRequest, Error> {
     let CompletionRequest { mut generation, prompt, logprobs, echo, suffix } = request;
     let rules = target.model.api_rules;
     rules.complete(&mut generation);
     let model = parameters::model(&generation, target.model)?;
     let echo = echo.unwrap_or(false);
-    let mut resolved = parameters::resolve(&generation, target, ("logprobs", logprobs))?;
+    let mut resolved = parameters::resolve(&generation, target, "logprobs", logprobs)?;
     resolved.text.continues_text = true;
     resolved.guide = guide::of_prompt(&generation, target)?;
     if echo && let Some(logprobs) = logprobs {
@@ -25,11 +26,11 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     }
     let default = target.model.text.defaults.tokens_max.or(rules.completion_tokens_default());
     let tokens_max =
-        requested_tokens(&generation).or(default.map(|tokens| TokensMax { param: "max_tokens", tokens }));
+        TokensMax::requested(&generation).or(default.map(|tokens| TokensMax { param: "max_tokens", tokens }));
     if let Some(TokensMax { param, tokens: 0 }) = tokens_max
         && !echo
     {
-        // There is nothing to answer.
+        // The answer would be empty.
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     let prompt = prompt.ok_or_else(|| Error::missing("prompt"))?;
@@ -38,23 +39,28 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
         Prompt::Tokens(prompts) => prompts.len(),
     };
     resolved.check_choices(count)?;
-    let plain = generation.add_special_tokens.unwrap_or(true);
+    let surround = Surround::added_if(generation.add_special_tokens.unwrap_or(true));
     let prompt_tokens_max = resolved.prompt_tokens_max(target);
     let source = match suffix.filter(|suffix| !suffix.is_empty()) {
         None => {
             let encoder = Encoder { model: target.model, param: "prompt", tokens_max: prompt_tokens_max };
-            tokenize(prompt, encoder, Surround::added_if(plain), echo)?
+            tokenize(prompt, encoder, surround, echo)?
         }
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),
         Some(suffix) => {
             let prompts = infill::prompts(prompt, &suffix, target.model, prompt_tokens_max)?;
-            Source { prompts, param: "prompt", echoes: Vec::new() }
+            PromptSource { prompts, param: "prompt", echoes: Vec::new() }
         }
     };
     resolved.prepare(model, source, tokens_max, target)
 }
 
-fn tokenize(prompt: Prompt, encoder: Encoder<'_>, surround: Surround, echo: bool) -> Result<Source, Error> {
+fn tokenize(
+    prompt: Prompt,
+    encoder: Encoder<'_>,
+    surround: Surround,
+    echo: bool,
+) -> Result<PromptSource, Error> {
     let tokenizer = &encoder.model.text.tokenizer;
     let (prompts, echoes) = match prompt {
         Prompt::Texts(texts) => {
@@ -71,5 +77,5 @@ fn tokenize(prompt: Prompt, encoder: Encoder<'_>, surround: Surround, echo: bool
     if prompts.is_empty() {
         return Err(Error::coded("empty_array", "prompt", "is empty"));
     }
-    Ok(Source { prompts, param: "prompt", echoes })
+    Ok(PromptSource { prompts, param: "prompt", echoes })
 }

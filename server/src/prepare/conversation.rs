@@ -1,5 +1,5 @@
-//! A conversation with tools: what the chat and the responses endpoint have in common, whatever it looked like
-//! on the wire. Checked as far as it can be without a model; how it becomes a prompt is `prompt`'s business.
+//! A conversation with tools, which the requests to the chat and the responses endpoint have in common. It is checked as far
+//! as possible without a model; `prompt` renders it.
 
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};
@@ -8,36 +8,36 @@ use super::functions;
 use super::tools::{self, Tool, ToolChoice};
 use crate::error::Error;
 
-/// What the model is to answer to.
+/// The conversation that the model answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation {
-    /// The parameter that the messages came in, for errors: `messages` or `input`.
+    /// The parameter with the messages, for errors: `messages` or `input`.
     pub(crate) param: &'static str,
     pub(crate) messages: Vec<Message>,
     /// The tools of the request, whether or not they may be called.
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
-    /// Whether several calls may go out in one answer; they may if the request does not say.
+    /// Whether an answer may have several calls; by default it may.
     pub(crate) parallel: Option<bool>,
-    /// Whether the tools came as functions, and calls are to be told as such.
+    /// Whether the request declares its tools as `functions`, and calls are reported as `function_call`.
     pub(crate) calls_functions: bool,
     pub(crate) reasoning: Reasoning,
-    /// The documents to answer from, for the template.
+    /// The documents for the template.
     pub(crate) documents: Option<Vec<Value>>,
-    /// More variables for the template, which win over those that other parameters set.
+    /// Additional variables for the template, which override those that other parameters set.
     pub(crate) variables: Map<String, Value>,
     /// Whether the template opens the assistant's turn.
     pub(crate) add_generation_prompt: bool,
-    /// Whether the last message is gone on with in place of being answered.
+    /// Whether the model continues the last message instead of answering it.
     pub(crate) continues: bool,
 }
 
-/// How much the model is to think, and who sees it.
+/// The effort of reasoning and its visibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reasoning {
-    /// `None` if the request does not say.
+    /// The requested effort, if any.
     pub(crate) effort: Option<Effort>,
-    /// Whether the answer has it.
+    /// Whether the answer contains the reasoning.
     pub(crate) is_shown: bool,
 }
 
@@ -47,7 +47,7 @@ impl Default for Reasoning {
     }
 }
 
-/// How much the model is to think.
+/// The effort of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
     None,
@@ -61,7 +61,7 @@ pub(crate) enum Effort {
 impl Effort {
     const ALL: [Self; 6] = [Self::None, Self::Minimal, Self::Low, Self::Medium, Self::High, Self::XHigh];
 
-    /// As in requests.
+    /// Returns the name of the effort in requests.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -73,7 +73,7 @@ impl Effort {
         }
     }
 
-    /// As in a template that knows three.
+    /// Returns the name of the effort in a template that knows three efforts.
     pub(crate) fn of_three(self) -> &'static str {
         match self {
             Self::None | Self::Minimal | Self::Low => "low",
@@ -82,32 +82,32 @@ impl Effort {
         }
     }
 
-    /// The effort of this name.
+    /// Returns the effort with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such effort.
     pub(crate) fn read(name: &str, param: &'static str) -> Result<Self, Error> {
-        // OpenAI's name for more than the most that others have.
+        // `max` is OpenAI's name for the highest effort.
         let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::invalid(param, format!("{name:?} is none of {known}"))
+            Error::invalid(param, format!("{name:?} must be one of {known}"))
         })
     }
 }
 
 impl Conversation {
-    /// The conversation of a request to the chat endpoint.
+    /// Returns the conversation of a request to the chat endpoint.
     ///
     /// # Errors
-    /// It is not one, or its tools are none.
+    /// The messages or the tools are invalid.
     pub(crate) fn of_chat(mut request: ChatRequest) -> Result<Self, Error> {
         let mut messages = request.messages.take().ok_or_else(|| Error::missing("messages"))?;
         functions::in_messages(&mut messages)?;
         let calls_functions = functions::become_tools(&mut request)?;
-        let said = |error| if calls_functions { functions::said_of_functions(error) } else { error };
-        let tools = tools::read(request.tools.unwrap_or_default()).map_err(said)?;
-        let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools).map_err(said)?;
+        let renamed = |error| if calls_functions { functions::renamed(error) } else { error };
+        let tools = tools::read(request.tools.unwrap_or_default()).map_err(renamed)?;
+        let choice = ToolChoice::read(request.tool_choice.as_ref(), &tools).map_err(renamed)?;
         let continues = request.continue_final_message.unwrap_or(false);
         if continues && request.add_generation_prompt == Some(true) {
             return Err(Error::invalid(
@@ -132,7 +132,7 @@ impl Conversation {
         })
     }
 
-    /// Whether the model may call tools at all.
+    /// Whether the model may call any tool.
     pub(crate) fn may_call(&self) -> bool {
         !self.tools.is_empty() && self.choice != ToolChoice::None
     }

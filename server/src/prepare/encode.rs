@@ -1,5 +1,5 @@
-//! Texts of requests to tokens, within the memory that tokenizers may take. A prompt that certainly has more tokens than
-//! the model takes is refused without being tokenized.
+//! Tokenizes the texts of requests, within the memory that tokenizers may use. A prompt that certainly exceeds the context
+//! length is rejected without being tokenized.
 
 use server_engine::TokenId;
 use server_text::EncodeError;
@@ -8,12 +8,12 @@ use crate::error::Error;
 use crate::limits::TextTooLong;
 use crate::model::Model;
 
-/// Whether the tokens are added that the model wants around every text.
+/// Whether the special tokens are added that the model expects around a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Surround {
-    /// They are: the text is a plain prompt.
+    /// They are added: the text is a plain prompt.
     Added,
-    /// They are not: a chat template writes them itself.
+    /// They are not added: a chat template writes them itself.
     Absent,
 }
 
@@ -29,44 +29,45 @@ pub(super) struct Encoder<'a> {
     pub(super) model: &'a Model,
     /// The parameter, for errors.
     pub(super) param: &'a str,
-    /// The tokens that the model takes; `None` if the prompt is truncated to them or only counted.
+    /// The context length; `None` if the prompt is truncated or only counted.
     pub(super) tokens_max: Option<u32>,
 }
 
 impl Encoder<'_> {
-    /// The tokens of a prompt, in which special tokens may be written out.
+    /// Tokenizes a prompt, which may contain special tokens as text.
     ///
     /// # Errors
-    /// It is empty, too long, or the vocabulary cannot express it.
+    /// The prompt is empty, too long, or the vocabulary cannot express it.
     pub(super) fn prompt(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
-        // Even where a beginning token is added, nothing is no prompt.
+        // An empty text is not a prompt, even if special tokens are added.
         if text.is_empty() {
             return Err(Error::invalid(self.param, "is empty"));
         }
         self.text(text, surround)
     }
 
-    /// As [`Self::prompt`], of a text that may be empty.
+    /// Tokenizes a text like [`Self::prompt`], but the text may be empty.
     ///
     /// # Errors
-    /// It is too long, or the vocabulary cannot express it.
+    /// The text is too long, or the vocabulary cannot express it.
     pub(super) fn text(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
         let tokenizer = &self.model.text.tokenizer;
         let tokens_min = tokenizer.min_tokens(text);
-        if let Some(most) = self.tokens_max.filter(|most| tokens_min >= *most as usize) {
+        if let Some(length) = self.tokens_max.filter(|length| tokens_min >= *length as usize) {
             let param = self.param.to_owned();
             let message = format!(
-                "{param}: the prompt of at least {tokens_min} tokens leaves no room in this model's {most} tokens"
+                "{param}: the prompt has at least {tokens_min} tokens, which leaves no room in the context length of \
+                 {length} tokens"
             );
             return Err(Error::ContextLength { param, message });
         }
         self.within_memory(text, || tokenizer.encode(text, surround == Surround::Added, true))
     }
 
-    /// The tokens of a text that is no prompt, in which special tokens are text.
+    /// Tokenizes a text without special tokens: their names are plain text.
     ///
     /// # Errors
-    /// It is too long, or the vocabulary cannot express it.
+    /// The text is too long, or the vocabulary cannot express it.
     pub(super) fn literal(&self, text: &str) -> Result<Vec<TokenId>, Error> {
         self.within_memory(text, || self.model.text.tokenizer.encode(text, false, false))
     }

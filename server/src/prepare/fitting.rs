@@ -1,4 +1,4 @@
-//! The longest end of a conversation that the model has room for, found with few attempts: each attempt renders and
+//! Finds the longest end of a conversation that fits into the context length, with few attempts: each attempt renders and
 //! tokenizes a conversation.
 
 use server_openai::Message;
@@ -6,8 +6,8 @@ use server_openai::Message;
 use super::encode::{Encoder, Surround};
 use crate::model::Model;
 
-/// Which of `cuts` is probably the first that leaves no more than `tokens_max` tokens: messages are tokenized from the last
-/// one on, as JSON, until there are as many.
+/// Guesses which of `cuts` is the first that leaves at most `tokens_max` tokens: it tokenizes the messages as JSON, from
+/// the last one on, until they exceed the limit.
 pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tokens_max: u32) -> usize {
     let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max) };
     let mut tokens = 0;
@@ -22,14 +22,14 @@ pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tok
     0
 }
 
-/// The first of `cuts` that leaves out the message at `at`.
+/// Returns the first of `cuts` that excludes the message at `at`.
 fn after(cuts: &[usize], at: usize) -> usize {
     cuts.partition_point(|&cut| cut <= at)
 }
 
-/// The first of `count` candidates that fits, with what the attempt at it gave. Every candidate after one that fits fits
-/// too. The search begins at `guess` and takes two attempts if the guess is right, and twice the logarithm of its distance
-/// otherwise.
+/// Returns the first of `count` candidates that fits, with the result of its attempt. Every candidate after one that fits
+/// also fits. The search begins at `guess`. It needs two attempts if the guess is right, and otherwise twice the logarithm
+/// of its distance.
 ///
 /// # Errors
 /// An attempt failed.
@@ -38,7 +38,7 @@ pub(super) fn first_fitting<T, E>(
     guess: usize,
     mut attempt: impl FnMut(usize) -> Result<Option<T>, E>,
 ) -> Result<Option<(usize, T)>, E> {
-    // What is before `low` does not fit, what is from `high` on does.
+    // The candidates before `low` do not fit, and those from `high` on fit.
     let (mut low, mut high) = (0, count);
     let (mut found, mut has_failed, mut step) = (None, false, 1);
     let mut at = guess;
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guess_leaves_as_many_messages_as_have_no_more_tokens() {
+    fn the_guess_leaves_the_messages_that_fit() {
         let model = Model::new(vec!["m".to_owned()], crate::backend::built_in_text().unwrap(), "test");
         let message = |at: usize| {
             let content = json!({"role": "user", "content": "x".repeat(at % 7 * 20)});

@@ -1,27 +1,27 @@
-//! Functions: what tools were called before there were tools. A request that speaks of them becomes one that speaks of
-//! tools, and its answer is told in the former shape.
+//! Functions, the deprecated form of tools: a request with functions becomes a request with tools, and its answer has the
+//! deprecated form.
 
 use serde_json::{Map, Value, json};
 use server_openai::{ChatRequest, Message};
 
 use crate::error::Error;
 
-/// Turns the functions of a request into tools. True if it has any.
+/// Turns the functions of a request into tools. Returns whether it has any.
 ///
 /// # Errors
-/// It has tools too, or what it says of functions is not understood.
+/// The request also has tools, or its functions are invalid.
 pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     let choice = request.function_call.take();
     let Some(functions) = request.functions.take() else {
         return match choice {
-            Some(_) => Err(Error::invalid("function_call", "is given, but there are no functions")),
+            Some(_) => Err(Error::invalid("function_call", "requires functions")),
             None => Ok(false),
         };
     };
     if request.tools.is_some() || request.tool_choice.is_some() {
         return Err(Error::invalid(
             "functions",
-            "cannot be combined with tools, of which they are a former name",
+            "cannot be combined with tools, of which they are the deprecated form",
         ));
     }
     let tool = |function| {
@@ -35,15 +35,17 @@ pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
         None => None,
         Some(Value::String(mode)) if mode == "none" || mode == "auto" => Some(json!(mode)),
         Some(Value::Object(name)) => Some(json!({"type": "function", "function": name})),
-        Some(_) => return Err(Error::invalid("function_call", "is neither none nor auto nor an object")),
+        Some(_) => {
+            return Err(Error::invalid("function_call", "must be \"none\", \"auto\" or an object"));
+        }
     };
-    // There is room for one call in an answer.
+    // An answer in the deprecated form can have only one call.
     request.parallel_tool_calls = Some(false);
     Ok(true)
 }
 
-/// An error of the tools that they became, in the words of the request.
-pub(super) fn said_of_functions(error: Error) -> Error {
+/// Renames the parameter of an error about tools to that of the functions in the request.
+pub(super) fn renamed(error: Error) -> Error {
     let Error::Invalid { code, param, message } = error else { return error };
     let problem = message.strip_prefix(&param).unwrap_or(&message);
     let renamed = match param.strip_prefix("tools") {
@@ -53,10 +55,10 @@ pub(super) fn said_of_functions(error: Error) -> Error {
     Error::Invalid { code, message: format!("{renamed}{problem}"), param: renamed }
 }
 
-/// Turns calls of functions in a conversation, and what came of them, into those of tools.
+/// Turns the function calls and their results in a conversation into those of tools.
 ///
 /// # Errors
-/// A call is none, or a result is nobody's.
+/// A call or a result is malformed.
 pub(super) fn in_messages(messages: &mut [Message]) -> Result<(), Error> {
     let mut called: Option<String> = None;
     for (index, message) in messages.iter_mut().enumerate() {
@@ -65,7 +67,7 @@ pub(super) fn in_messages(messages: &mut [Message]) -> Result<(), Error> {
             if message.tool_calls.is_some() {
                 return Err(Error::invalid(
                     at,
-                    "cannot be combined with tool_calls, of which it is a former name",
+                    "cannot be combined with tool_calls, of which it is the deprecated form",
                 ));
             }
             if !call.get("name").is_some_and(Value::is_string) {

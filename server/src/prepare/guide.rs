@@ -1,9 +1,9 @@
-//! What an answer is held to: the form that a request asks for in one of several ways, the calls that it wants, and
-//! what may come before either.
+//! The constraint of an answer: the form that a request demands in one of several ways, its tool calls, and the reasoning
+//! that may come before.
 //!
 //! ```text
 //! response_format, structured_outputs, guided_* ─► format ─┐
-//! tools, tool_choice ─► tools ─────────────────────────────┼─► Form ─► compiled (or found) ─► Guide
+//! tools, tool_choice ─► tools ─────────────────────────────┼─► Form ─► compiled (or cached) ─► Guide
 //! formats of the model, end of the prompt ─► reasoning ────┘
 //! ```
 
@@ -19,46 +19,47 @@ use server_guidance::{Compiler, Form, FormError, Preface, Vocabulary};
 use server_openai::Generation;
 use server_parsers::{Formats, ReasoningFormat, ToolFormat};
 
-use super::Target;
 use super::conversation::Conversation;
+use super::prepared::Target;
 use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
 use crate::model::Model;
+use format::rejected;
 
-/// What answers to a plain prompt are held to.
+/// Returns the constraint of the answers to a plain prompt.
 ///
 /// # Errors
-/// The form that is asked for is none, or cannot be followed.
+/// The requested form is invalid or not supported.
 pub(super) fn of_prompt(
     generation: &Generation,
     target: Target<'_>,
 ) -> Result<Option<Arc<dyn Guide>>, Error> {
-    let Some(wanted) = format::wanted(generation)? else { return Ok(None) };
-    let guide =
-        target.model.compiler()?.compile(&wanted.form).map_err(|invalid| refused(invalid, &wanted.param))?;
+    let Some(requested) = format::requested(generation)? else { return Ok(None) };
+    let guide = target.model.compiler()?.compile(&requested.form);
+    let guide = guide.map_err(|invalid| rejected(invalid, &requested.param))?;
     Ok(Some(Arc::new(guide)))
 }
 
-/// What answers to a conversation are held to. `prompt_end` is the end of its prompt.
+/// Returns the constraint of the answers to a conversation. `prompt_end` is the end of its prompt.
 ///
 /// # Errors
-/// The form that is asked for is none, or cannot be followed, or a tool's schema.
+/// The requested form, or the schema of a strict tool, is invalid or not supported.
 pub(super) fn of_conversation(
     generation: &Generation,
     conversation: &Conversation,
     prompt_end: &str,
     target: Target<'_>,
 ) -> Result<Option<Arc<dyn Guide>>, Error> {
-    let wanted = format::wanted(generation)?;
+    let requested = format::requested(generation)?;
     let model = target.model;
-    let asked =
-        Asked { conversation, formats: model.formats, content: wanted.as_ref().map(|wanted| &wanted.form) };
-    if asked.is_nothing() {
+    let content = requested.as_ref().map(|requested| &requested.form);
+    let request = FormRequest { conversation, formats: model.formats, content };
+    if request.is_unconstrained() {
         return Ok(None);
     }
-    let param = wanted.as_ref().map_or("tools", |wanted| &wanted.param);
+    let param = requested.as_ref().map_or("tools", |requested| &requested.param);
     let compiler = model.compiler()?;
-    let guide = asked.compiled(compiler, param)?;
+    let guide = request.compiled(compiler, param)?;
     let guide = match preface(compiler, model, prompt_end) {
         Some(preface) => guide.after(preface),
         None => guide,
@@ -66,27 +67,27 @@ pub(super) fn of_conversation(
     Ok(Some(Arc::new(guide)))
 }
 
-/// A request's wishes for the form of its answers.
-struct Asked<'a> {
+/// The form that a request demands of its answers.
+struct FormRequest<'a> {
     conversation: &'a Conversation,
     formats: Formats,
-    /// What content is held to.
+    /// The form of the content.
     content: Option<&'a Form>,
 }
 
-impl Asked<'_> {
-    /// Whether there are none.
-    fn is_nothing(&self) -> bool {
+impl FormRequest<'_> {
+    /// Whether the request demands no form.
+    fn is_unconstrained(&self) -> bool {
         let Self { conversation, content, .. } = self;
         let must_call = conversation.may_call() && conversation.choice.is_required();
         let strict = conversation.may_call() && tools::offered(conversation).any(|(_, tool)| tool.strict);
-        // Which tools may be called is not only a matter of what must be.
+        // The choice may also exclude tools without requiring a call.
         let limited = conversation.may_call() && matches!(conversation.choice, ToolChoice::Allowed { .. });
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// The compiled form. A schema that cannot be followed is an error if it is a strict tool's, and of another
-    /// tool's arguments nothing is asked then.
+    /// Compiles the form. A schema that is not supported is an error if the tool is strict. The arguments of other tools
+    /// are not constrained then.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {
             vocabulary: compiler.vocabulary(),
@@ -96,32 +97,32 @@ impl Asked<'_> {
         })
     }
 
-    /// As [`Self::compiled`]. However many schemas cannot be followed, each is tried by itself once, and all together three
-    /// times at most.
+    /// Implements [`Self::compiled`]. However many schemas are not supported, each is tried alone once, and all of them
+    /// together at most three times.
     fn compiled_by<T>(&self, attempts: &Attempts<'_, T>) -> Result<T, Error> {
         let Attempts { vocabulary, compile, accepts, param } = attempts;
-        let mut refusal = match compile(&self.form(vocabulary, &HashSet::new())?) {
+        let mut rejection = match compile(&self.form(vocabulary, &HashSet::new())?) {
             Ok(compiled) => return Ok(compiled),
             Err(invalid) => invalid,
         };
         let lenient: Vec<(usize, &Tool)> =
             tools::offered(self.conversation).filter(|(_, tool)| !tool.strict).collect();
-        if !lenient.iter().any(|(index, _)| tools::is_of(&refusal.at, *index)) {
-            return Err(refused(refusal, param));
+        if !lenient.iter().any(|(index, _)| tools::is_of(&rejection.at, *index)) {
+            return Err(rejected(rejection, param));
         }
         let is_broken = |tool: &Tool| self.alone(tool, vocabulary).is_ok_and(|form| !accepts(&form));
         let broken = lenient.iter().filter(|(_, tool)| is_broken(tool)).map(|(index, _)| *index).collect();
         let all = lenient.iter().map(|(index, _)| *index).collect();
-        for loose in [broken, all] {
-            match compile(&self.form(vocabulary, &loose)?) {
+        for unconstrained in [broken, all] {
+            match compile(&self.form(vocabulary, &unconstrained)?) {
                 Ok(compiled) => return Ok(compiled),
-                Err(invalid) => refusal = invalid,
+                Err(invalid) => rejection = invalid,
             }
         }
-        Err(refused(refusal, param))
+        Err(rejected(rejection, param))
     }
 
-    /// The form of a call of this tool alone, whether or not the request requires one.
+    /// Returns the form of a call of this tool alone, whether or not the request requires a call.
     fn alone(&self, tool: &Tool, vocabulary: &Vocabulary) -> Result<Form, Error> {
         let conversation = Conversation {
             param: self.conversation.param,
@@ -129,24 +130,25 @@ impl Asked<'_> {
             choice: ToolChoice::Required,
             ..Conversation::default()
         };
-        Asked { conversation: &conversation, formats: self.formats, content: None }
+        FormRequest { conversation: &conversation, formats: self.formats, content: None }
             .form(vocabulary, &HashSet::new())
     }
 
-    fn form(&self, vocabulary: &Vocabulary, loose: &HashSet<usize>) -> Result<Form, Error> {
+    /// Returns the form of the answers. The arguments of the tools in `unconstrained` may be any object.
+    fn form(&self, vocabulary: &Vocabulary, unconstrained: &HashSet<usize>) -> Result<Form, Error> {
         let Self { conversation, formats, content } = self;
         if !conversation.may_call() {
             let content = (*content).cloned().unwrap_or_else(Form::text);
             return Ok(if reads_channels(*formats) { harmony::answer(content) } else { content });
         }
-        let calls = tools::Calls::new(conversation, formats.tool, loose);
+        let calls = tools::Calls::new(conversation, formats.tool, unconstrained);
         let must_call = conversation.choice.is_required();
         if reads_channels(*formats) {
             return Ok(harmony::with_calls(&calls, must_call, *content));
         }
         match (must_call, *content) {
             (true, _) => calls.alone(vocabulary).ok_or_else(|| {
-                let problem = "asks for a call, but this model is not known to write any";
+                let problem = "requires a call, but this model has no known format of tool calls";
                 Error::invalid("tool_choice", problem)
             }),
             (false, Some(content)) => Ok(match calls.alone(vocabulary) {
@@ -158,22 +160,22 @@ impl Asked<'_> {
     }
 }
 
-/// How a form is compiled to a `T`.
+/// The functions that compile a form to a `T`.
 struct Attempts<'a, T> {
     vocabulary: &'a Vocabulary,
     compile: &'a dyn Fn(&Form) -> Result<T, FormError>,
-    /// Whether it would succeed.
+    /// Whether a form can be compiled.
     accepts: &'a dyn Fn(&Form) -> bool,
-    /// The parameter that asks for the form, for errors without a place.
+    /// The parameter with the form, for errors without a location.
     param: &'a str,
 }
 
-/// Whether the whole text is messages in channels.
+/// Whether the whole text consists of messages in channels (Harmony).
 fn reads_channels(formats: Formats) -> bool {
     formats.tool == ToolFormat::Gptoss || formats.reasoning == ReasoningFormat::Gptoss
 }
 
-/// Free reasoning before the form, if the model reasons.
+/// Returns the unconstrained reasoning before the form, if the model reasons.
 fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Preface> {
     let (open, close) = match model.formats.reasoning {
         // Harmony's messages are part of the form.
@@ -189,19 +191,14 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
     if end.ends_with(open) || end.ends_with("<|channel>thought") {
         return compiler.preface(None, close);
     }
-    // The prompt has it over and done with.
+    // The prompt has already closed the reasoning.
     if end.ends_with(close) {
         return None;
     }
     compiler.preface(Some(open), close)
 }
 
-fn refused(invalid: FormError, param: &str) -> Error {
-    let FormError { at, problem } = invalid;
-    Error::invalid(if at.is_empty() { param.to_owned() } else { at }, problem)
-}
-
-/// Whether a body may ask for a form that has to be compiled: that takes longer than all else.
+/// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
     // The last is `text.format` of responses.
     const SIGNS: [&[u8]; 5] =

@@ -1,5 +1,5 @@
-//! Filling in the middle: what comes before and what comes after a gap, put together as models that were trained
-//! for it expect. A vocabulary that has the special tokens of one of the known ways is that of such a model.
+//! Fill-in-the-middle prompts: the text before and the text after a gap, in the form that models were trained with. A
+//! model supports a form if its vocabulary has the special tokens of the form.
 
 use server_engine::TokenId;
 use server_openai::Prompt;
@@ -9,7 +9,7 @@ use super::encode::{Encoder, Surround};
 use crate::error::Error;
 use crate::model::Model;
 
-/// The special tokens before what comes before, before what comes after, and before the middle.
+/// The special tokens before the prefix, before the suffix, and before the middle.
 const FORMS: [[&str; 3]; 5] = [
     // Qwen Coder, CodeGemma.
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
@@ -19,11 +19,11 @@ const FORMS: [[&str; 3]; 5] = [
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
     // CodeLlama.
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
-    // DeepSeek Coder, where the second stands for the hole.
+    // DeepSeek Coder, in which the second token stands for the gap.
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// The tokens of the prompts with the gap before `suffix`.
+/// Returns the tokens of the prompts with a gap before `suffix`.
 pub(super) fn prompts(
     prompt: Prompt,
     suffix: &str,
@@ -37,10 +37,10 @@ pub(super) fn prompts(
         Error::coded(
             "unsupported_parameter",
             "suffix",
-            "this model was not made to fill in: its vocabulary has no tokens for it",
+            "this model does not support fill-in-the-middle: its vocabulary has no tokens for it",
         )
     })?;
-    let after = encode(suffix, "suffix")?;
+    let suffix = encode(suffix, "suffix")?;
     let prefixes = match prompt {
         Prompt::Texts(texts) => texts
             .iter()
@@ -52,22 +52,16 @@ pub(super) fn prompts(
     if prefixes.is_empty() {
         return Err(Error::coded("empty_array", "prompt", "is empty"));
     }
-    // What the tokenizer puts before every text goes before the first of the special tokens.
+    // The tokenizer's token for the beginning of a text comes before the first special token.
     let first = tokenizer.encode("", true, false).unwrap_or_default();
     let first: Vec<TokenId> = first.into_iter().take_while(|token| Some(*token) == tokenizer.bos()).collect();
-    Ok(prefixes.into_iter().map(|before| arrange(&first, form, &before, &after)).collect())
+    let [before, after, middle] = form;
+    let arrange =
+        |prefix: Vec<TokenId>| [&first, &[before][..], &prefix, &[after], &suffix, &[middle]].concat();
+    Ok(prefixes.into_iter().map(arrange).collect())
 }
 
-fn arrange(
-    first: &[TokenId],
-    [before, after, middle]: [TokenId; 3],
-    prefix: &[TokenId],
-    suffix: &[TokenId],
-) -> Vec<TokenId> {
-    [first, &[before], prefix, &[after], suffix, &[middle]].concat()
-}
-
-/// The first form of which the vocabulary has all tokens.
+/// Returns the first form that the vocabulary has all tokens of.
 fn form(tokenizer: &Tokenizer) -> Option<[TokenId; 3]> {
     FORMS.into_iter().find_map(|[before, after, middle]| {
         Some([tokenizer.token_id(before)?, tokenizer.token_id(after)?, tokenizer.token_id(middle)?])
@@ -84,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gap_is_between_what_comes_before_and_what_comes_after() {
+    fn the_gap_is_between_the_prefix_and_the_suffix() {
         let model = model(&["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]);
         let [before, middle, after] = [259, 260, 261];
         let texts = Prompt::Texts(vec!["ab".to_owned(), String::new()]);
@@ -95,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_was_not_made_for_it_is_not_asked() {
+    fn a_model_without_the_tokens_rejects_a_suffix() {
         let refused = prompts(Prompt::Texts(vec!["a".to_owned()]), "b", &model(&["<fim_prefix>"]), None);
         let Err(Error::Invalid { code, param, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!((code, param.as_str()), ("unsupported_parameter", "suffix"));

@@ -1,6 +1,6 @@
-//! The parameters that the endpoints share: request before model before built-in default, and what holds between
-//! them. What holds for each by itself is in the [`table`](table.rs), which every request is checked against
-//! before it is read.
+//! Resolves the parameters that the endpoints share: the request's value, else the model's, else the built-in default. It
+//! checks the rules between parameters. The rules for each parameter alone are in the [`table`](table.rs), against which
+//! every request is checked before.
 
 mod beams;
 mod biases;
@@ -14,31 +14,32 @@ use serde_json::Value;
 use server_engine::{Sampling, TokenId};
 use server_openai::Generation;
 
-pub(in crate::prepare) use biases::all_known;
+pub(crate) use biases::check_tokens;
 pub(crate) use kind::Kind;
-pub(crate) use table::{Endpoint, Here, Parameter, Peer};
+pub(crate) use table::{Endpoint, Parameter, Peer, Support};
 
-use super::resolved::{Resolved, Truncate};
-use super::{Target, TextRule, UsageRule};
+use super::prepared::{Target, TextRule, UsageRule};
+use super::resolved::{ResolvedParameters, Truncate};
 use crate::error::Error;
 use crate::limits::{CHOICES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, TOP_LOGPROBS_MAX};
 use crate::model::Model;
 
-/// As OVMS has it.
+/// The default of `top_k`, which is OVMS's.
 const TOP_K_DEFAULT: u32 = 40;
 
-/// Reads a body as a JSON object whose parameters are of the right types and in their ranges.
+/// Reads a body as a JSON object and checks the type and the range of every parameter.
 ///
 /// # Errors
-/// It is not.
+/// The body is not a JSON object, or a parameter is invalid.
 pub(crate) fn checked(endpoint: Endpoint, body: &[u8]) -> Result<Value, Error> {
     let request = server_openai::object(body)?;
-    let object = request.as_object().ok_or_else(|| Error::Internal("an object is none".to_owned()))?;
+    let object =
+        request.as_object().ok_or_else(|| Error::Internal("the request must be an object".to_owned()))?;
     endpoint.check(object)?;
     Ok(request)
 }
 
-/// The name a request gives the model, if it is one of its names.
+/// Returns the name of the model in a request if the model has this name.
 pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Error> {
     match &generation.model {
         None => Err(Error::missing("model")),
@@ -47,29 +48,30 @@ pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Er
     }
 }
 
-/// `logprobs` comes with the name of the parameter that gives the number.
+/// Resolves the parameters. `logprobs` is the value of the parameter `logprobs_param`.
 pub(super) fn resolve(
     generation: &Generation,
     target: Target<'_>,
-    logprobs: (&'static str, Option<u32>),
-) -> Result<Resolved, Error> {
+    logprobs_param: &'static str,
+    logprobs: Option<u32>,
+) -> Result<ResolvedParameters, Error> {
     let stream = generation.stream.unwrap_or(false);
     let usage = usage(generation, stream)?;
     let choices = within("n", generation.n.unwrap_or(1), 1, CHOICES_MAX)?;
     let candidates = candidates(generation, choices, stream)?;
-    if let (param, Some(top)) = logprobs {
-        within(param, top, 0, TOP_LOGPROBS_MAX)?;
+    if let Some(top) = logprobs {
+        within(logprobs_param, top, 0, TOP_LOGPROBS_MAX)?;
     }
     if stream && generation.prompt_logprobs.is_some() {
         return Err(Error::invalid("prompt_logprobs", "cannot be combined with stream"));
     }
     let text = text(generation, target)?;
-    let beams = beams::beams(generation, (choices, candidates), &text, &target.model.text.tokenizer)?;
+    let beams = beams::beams(generation, choices, candidates, &text, &target.model.text.tokenizer)?;
     let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
-    // The engine names tokens with their log probabilities, by which the best choices are found too.
-    let reported = logprobs.1.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
+    // The engine reports token IDs with log probabilities, which also rank the choices of `best_of`.
+    let reported = logprobs.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
     let prompt_logprobs = generation.prompt_logprobs;
-    Ok(Resolved {
+    Ok(ResolvedParameters {
         choices,
         candidates,
         beams,
@@ -78,7 +80,7 @@ pub(super) fn resolve(
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,
         truncate: truncate(generation)?,
-        logprobs: logprobs.1,
+        logprobs,
         prompt_logprobs,
         stream,
         usage,
@@ -93,27 +95,28 @@ pub(super) fn resolve(
 fn usage(generation: &Generation, stream: bool) -> Result<UsageRule, Error> {
     let Some(options) = generation.stream_options else { return Ok(UsageRule::Never) };
     if !stream {
-        return Err(Error::invalid("stream_options", "is given, but stream is not true"));
+        return Err(Error::invalid("stream_options", "requires stream = true"));
     }
     Ok(match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
         (true, true) => UsageRule::Always,
         (true, false) => UsageRule::Last,
-        // As with vLLM: it says how the usage is told, not that it is.
+        // As in vLLM, `continuous_usage_stats` alone has no effect.
         (false, _) => UsageRule::Never,
     })
 }
 
-/// How many choices are generated for each prompt.
+/// Returns the number of choices that are generated for each prompt.
 fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32, Error> {
     let Some(best_of) = generation.best_of else { return Ok(choices) };
     within("best_of", best_of, 1, CHOICES_MAX)?;
     if best_of < choices {
-        let problem = format!("{best_of} is less than n, which is {choices}");
+        let problem = format!("{best_of} is less than n ({choices})");
         return Err(Error::coded("integer_below_min_value", "best_of", problem));
     }
     if best_of > choices && stream {
         let problem = format!(
-            "{best_of} is more than n, which is {choices}, and the best are not known while streaming"
+            "{best_of} is greater than n ({choices}), which cannot be combined with stream: the best choices are known \
+             only at the end"
         );
         return Err(Error::invalid("best_of", problem));
     }
@@ -126,11 +129,11 @@ fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> 
     if !detokenize && generation.stop.as_ref().is_some_and(|stop| !stop.0.is_empty()) {
         return Err(Error::invalid(
             "stop",
-            "is given, but detokenize is false: there is no text to find it in",
+            "cannot be combined with detokenize = false, because the answer has no text",
         ));
     }
     Ok(TextRule {
-        reading: None,
+        parser: None,
         stops: if detokenize { stops } else { Vec::new() },
         tokens_min: generation.min_tokens.unwrap_or(0),
         include_stop: generation.include_stop_str_in_output.unwrap_or(false),
@@ -146,13 +149,13 @@ fn truncate(generation: &Generation) -> Result<Option<Truncate>, Error> {
     match generation.truncate_prompt_tokens {
         None => Ok(None),
         Some(-1) => Ok(Some(Truncate::ToRoom)),
-        Some(0) => Err(Error::invalid("truncate_prompt_tokens", "0 leaves nothing of the prompt")),
-        // More than any prompt has is all of it.
+        Some(0) => Err(Error::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
+        // A larger number never truncates.
         Some(tokens) => Ok(Some(Truncate::To(u32::try_from(tokens).unwrap_or(u32::MAX)))),
     }
 }
 
-/// 0 for none.
+/// Returns the hash of the cache salt, or 0 without one.
 fn salt(generation: &Generation) -> Result<u64, Error> {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     match generation.cache_salt.as_deref() {
@@ -170,7 +173,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let defaults = &target.model.text.defaults;
     let top_k = match generation.top_k {
         None => defaults.top_k.unwrap_or(TOP_K_DEFAULT),
-        // -1 is how others say "all".
+        // -1 means all tokens, as in vLLM.
         Some(top_k) => u32::try_from(top_k).unwrap_or(0),
     };
     if generation.num_assistant_tokens.is_some() && generation.assistant_confidence_threshold.is_some() {
@@ -182,7 +185,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let is_penalty =
         |penalty: &f32| (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&f64::from(*penalty));
     Ok(Sampling {
-        // What the request says is in its range; what the model's files say is brought into it.
+        // The request's values are within their ranges; those of the model's files are clamped.
         temperature: number(generation.temperature, defaults.temperature, 1.0).clamp(0.0, 2.0),
         top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
         top_k,
@@ -196,29 +199,29 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
             .clamp(-2.0, 2.0),
         presence_penalty: number(generation.presence_penalty, defaults.presence_penalty, 0.0)
             .clamp(-2.0, 2.0),
-        logit_bias: biases::biases(generation, target)?,
-        allowed_token_ids: biases::allowed(generation, target)?,
-        bad_words: biases::bad(generation, target)?,
+        logit_bias: biases::logit_bias(generation, target)?,
+        allowed_token_ids: biases::allowed_token_ids(generation, target)?,
+        bad_words: biases::bad_words(generation, target)?,
         seed: generation.seed.map_or(target.seed, |seed| seed as u64),
         logprobs: None,
         prompt_logprobs: None,
     })
 }
 
-/// For what does not come from a request that the table was held against.
+/// Checks the range of a value, which may come from a request that was not checked against the table.
 fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
     if value < min {
         return Err(Error::coded("integer_below_min_value", param, format!("{value} is less than {min}")));
     }
     if value > max {
-        return Err(Error::coded("integer_above_max_value", param, format!("{value} is more than {max}")));
+        return Err(Error::coded("integer_above_max_value", param, format!("{value} is greater than {max}")));
     }
     Ok(value)
 }
 
 fn stop_tokens(generation: &Generation, target: Target<'_>) -> Result<Vec<TokenId>, Error> {
     let named = generation.stop_token_ids.as_deref().unwrap_or_default();
-    all_known("stop_token_ids", named, target)?;
+    check_tokens("stop_token_ids", named, target)?;
     let ends = target.model.text.defaults.eos.iter();
     let ends = ends.filter(|_| !generation.ignore_eos.unwrap_or(false));
     let mut tokens: Vec<TokenId> = ends.chain(named).copied().collect();
@@ -229,7 +232,7 @@ fn stop_tokens(generation: &Generation, target: Target<'_>) -> Result<Vec<TokenI
 
 fn stops(generation: &Generation, model: &Model) -> Vec<String> {
     let named = generation.stop.as_ref().map_or(&[][..], |stop| &stop.0);
-    // An empty string is in every text; it is taken as none, as others do.
+    // Every text contains an empty string, so it is ignored, as in other servers.
     let stops = model.text.defaults.stop.iter().chain(named).filter(|stop| !stop.is_empty());
     stops.cloned().collect()
 }

@@ -1,5 +1,5 @@
-//! A conversation to a prompt, by way of the chat template: what the template is told, and in which form. Whether
-//! the template knows tools is known of the model ([`Abilities`]); where it does not, they are told in words.
+//! Renders a conversation to a prompt with the chat template. If the template does not render tools ([`Abilities`]), the
+//! tools are described in the text of a message.
 
 mod continued;
 mod messages;
@@ -15,7 +15,7 @@ use super::encode::{Encoder, Surround};
 use crate::error::Error;
 use crate::model::Model;
 
-/// Variables of a template that are parameters of their own, or the model's.
+/// Variables of a template that other parameters or the model set.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
@@ -24,29 +24,29 @@ const RESERVED: [&str; 6] =
 /// Beyond it: 400, `array_above_max_length`.
 const MESSAGES_MAX: usize = 4096;
 
-/// Bytes of a prompt's end that are looked at for what the template has opened.
+/// Number of bytes at the end of a prompt in which a tag may open reasoning.
 const END_BYTES: usize = 256;
 
-/// A prompt.
-pub(super) struct Rendered {
+/// A rendered and tokenized prompt.
+pub(super) struct RenderedPrompt {
     pub(super) tokens: Vec<TokenId>,
-    /// The end of its text.
+    /// The end of the prompt's text.
     pub(super) end: String,
 }
 
-/// The prompt of a conversation. `tokens_max` is as in [`Encoder`].
+/// Renders a conversation. `tokens_max` is the limit of the [`Encoder`].
 pub(super) fn render(
     conversation: &Conversation,
     model: &Model,
     tokens_max: Option<u32>,
-) -> Result<Rendered, Error> {
+) -> Result<RenderedPrompt, Error> {
     let param = conversation.param;
     if conversation.messages.is_empty() {
         return Err(Error::coded("empty_array", param, "is empty"));
     }
     let messages = conversation.messages.len();
     if messages > MESSAGES_MAX {
-        let problem = format!("{messages} messages are more than {MESSAGES_MAX}");
+        let problem = format!("has {messages} messages (limit: {MESSAGES_MAX})");
         return Err(Error::coded("array_above_max_length", param, problem));
     }
     let template = model
@@ -56,19 +56,19 @@ pub(super) fn render(
         .ok_or_else(|| Error::invalid(param, "this model has no chat template; use /completions"))?;
     for reserved in RESERVED {
         if conversation.variables.contains_key(reserved) {
-            let problem = "is a parameter of its own, or the model's";
+            let problem = "cannot be set here: another parameter or the model sets it";
             return Err(Error::invalid(format!("chat_template_kwargs.{reserved}"), problem));
         }
     }
     let text = text(conversation, template, model).map_err(|error| match error {
-        Failed::Conversation(error) => error,
-        Failed::Render(RenderError::Refused(reason)) => {
-            Error::invalid(param, format!("the chat template refuses the conversation: {reason}"))
+        RenderFailure::Conversation(error) => error,
+        RenderFailure::Render(RenderError::Refused(reason)) => {
+            Error::invalid(param, format!("the chat template rejects the conversation: {reason}"))
         }
-        Failed::Render(
+        RenderFailure::Render(
             error @ (RenderError::NoTemplate { .. } | RenderError::TooLong | RenderError::Engine),
         ) => Error::invalid(param, error),
-        Failed::Render(RenderError::Render(source)) => {
+        RenderFailure::Render(RenderError::Render(source)) => {
             Error::invalid(param, format!("failed to render the chat template: {source}"))
         }
     })?;
@@ -76,22 +76,26 @@ pub(super) fn render(
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
     let encoder = Encoder { model, param, tokens_max };
-    Ok(Rendered { tokens: encoder.prompt(&text, Surround::Absent)?, end })
+    Ok(RenderedPrompt { tokens: encoder.prompt(&text, Surround::Absent)?, end })
 }
 
-/// Why there is no text.
-enum Failed {
+/// Why a conversation could not be rendered.
+enum RenderFailure {
     Conversation(Error),
     Render(RenderError),
 }
 
-impl From<Error> for Failed {
+impl From<Error> for RenderFailure {
     fn from(error: Error) -> Self {
         Self::Conversation(error)
     }
 }
 
-fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> Result<String, Failed> {
+fn text(
+    conversation: &Conversation,
+    template: &ChatTemplate,
+    model: &Model,
+) -> Result<String, RenderFailure> {
     let Abilities { tools: place, .. } = model.abilities;
     let mut messages = messages::for_template(conversation, model)?;
     let variables = variables(conversation, model);
@@ -105,7 +109,7 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
             name: None,
             now: None,
         };
-        template.render(&input).map_err(Failed::Render)
+        template.render(&input).map_err(RenderFailure::Render)
     };
     if !conversation.may_call() {
         return render(&messages, None);
@@ -123,14 +127,14 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
             render(&messages, None)
         }
         ToolsPlace::Nowhere => {
-            let told = words::tools(&tools, model);
+            let description = words::tools(&tools, model);
             let mut with_system = messages.clone();
-            words::add(words::system(&mut with_system), &told);
+            words::append(words::system(&mut with_system), &description);
             match render(&with_system, None) {
-                // Some templates know no system.
-                Err(Failed::Render(RenderError::Refused(_))) => {
+                // Some templates reject system messages.
+                Err(RenderFailure::Render(RenderError::Refused(_))) => {
                     if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
-                        words::add_before(user, &told);
+                        words::prepend(user, &description);
                     }
                     render(&messages, None)
                 }
@@ -140,14 +144,14 @@ fn text(conversation: &Conversation, template: &ChatTemplate, model: &Model) -> 
     }
 }
 
-/// The variables that parameters set, and over them those that the request names itself.
+/// Returns the variables that parameters set, overridden by those of `chat_template_kwargs`.
 fn variables(conversation: &Conversation, model: &Model) -> Map<String, Value> {
     let mut variables = Map::new();
     if let Some(effort) = conversation.reasoning.effort {
         let has_three = model.formats.reasoning == ReasoningFormat::Gptoss;
         let name = if has_three { effort.of_three() } else { effort.name() };
         variables.insert("reasoning_effort".to_owned(), json!(name));
-        // What Qwen's and what DeepSeek's and Granite's templates ask for.
+        // Qwen's templates read the first variable, DeepSeek's and Granite's the second.
         for name in ["enable_thinking", "thinking"] {
             variables.insert(name.to_owned(), json!(effort != Effort::None));
         }

@@ -1,99 +1,111 @@
-//! What is the same for all prompts of a request, and how each prompt then becomes a request to the engine: cut,
-//! if it is to be, and with the tokens that may be generated after it.
+//! The parameters that all prompts of a request share, and how each prompt becomes a request to the engine: truncated if
+//! requested, and with the number of tokens that may be generated.
 
 use std::sync::Arc;
 
 use server_engine::{
     BeamSearch, DraftModelParams, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId,
 };
+use server_openai::Generation;
 
-use super::{Prepared, Reply, Target, TextRule, UsageRule};
+use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
 use crate::limits::CHOICES_MAX;
 
-/// Tokenised prompts, what they come from, and what their texts are if they are echoed.
-pub(super) struct Source {
+/// Tokenized prompts, their parameter, and their texts if they are echoed.
+pub(super) struct PromptSource {
     pub(super) prompts: Vec<Vec<TokenId>>,
-    /// The parameter.
+    /// The parameter with the prompts, for errors.
     pub(super) param: &'static str,
-    /// Empty if they are not.
+    /// The texts of the prompts, or empty if they are not echoed.
     pub(super) echoes: Vec<String>,
 }
 
-/// Which part of a prompt is kept: its last tokens.
+/// The number of tokens at the end of a prompt that remain after truncation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Truncate {
     To(u32),
-    /// As many as leave room for the answer.
+    /// As many tokens as leave room for the answer.
     ToRoom,
 }
 
-/// Tokens to generate.
+/// The limit for the number of generated tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TokensMax {
-    /// The parameter.
+pub(super) struct TokensMax {
+    /// The parameter with the limit, for errors.
     pub(super) param: &'static str,
     pub(super) tokens: u32,
 }
 
-/// What is the same for all prompts of a request.
-pub(super) struct Resolved {
+impl TokensMax {
+    /// Returns the limit in a request to the chat or the completions endpoint.
+    pub(super) fn requested(generation: &Generation) -> Option<Self> {
+        let limit = |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens });
+        limit("max_completion_tokens", generation.max_completion_tokens)
+            .or(limit("max_tokens", generation.max_tokens))
+    }
+}
+
+/// The parameters that all prompts of a request share.
+pub(super) struct ResolvedParameters {
+    /// Number of returned choices for each prompt.
     pub(super) choices: u32,
-    /// Of which so many are generated.
+    /// Number of generated choices for each prompt.
     pub(super) candidates: u32,
-    /// If they are searched for and not drawn.
+    /// The beam search, if the choices are not sampled.
     pub(super) beams: Option<BeamSearch>,
-    /// How what comes next is guessed, if it is.
+    /// The prompt lookup, if it is enabled.
     pub(super) lookup: Option<PromptLookup>,
-    /// How a draft model guesses, if there is one.
+    /// The parameters of the draft model, if there is one.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
-    /// Log probabilities of the generated tokens.
+    /// Number of most probable tokens with log probabilities at each generated token.
     pub(super) logprobs: Option<u32>,
-    /// Of the prompt's.
+    /// The same at each token of the prompt.
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) stream: bool,
     pub(super) usage: UsageRule,
     pub(super) token_ids: bool,
     pub(super) names_by_id: bool,
     pub(super) salt: u64,
-    /// The number of the adapter.
+    /// The number of the adapter; 0 for none.
     pub(super) adapter: u32,
-    /// What answers are held to.
+    /// The constraint of the answers.
     pub(super) guide: Option<Arc<dyn Guide>>,
 }
 
-impl Resolved {
-    /// Checks that `count` prompts do not ask for too many choices, before any of them is tokenized.
+impl ResolvedParameters {
+    /// Checks, before any prompt is tokenized, that `count` prompts do not have too many choices.
     ///
     /// # Errors
-    /// They do.
+    /// They have too many choices.
     pub(super) fn check_choices(&self, count: usize) -> Result<(), Error> {
         if count as u64 * u64::from(self.candidates) <= u64::from(CHOICES_MAX) {
             return Ok(());
         }
         let (name, each) =
             if self.candidates > self.choices { ("best_of", self.candidates) } else { ("n", self.choices) };
-        let problem = format!("{count} prompts with {name} = {each} are more than {CHOICES_MAX} choices");
+        let problem =
+            format!("{count} prompts with {name} = {each} exceed the limit of {CHOICES_MAX} choices");
         Err(Error::coded("integer_above_max_value", name, problem))
     }
 
-    /// Most tokens that a prompt can have; `None` if longer ones are truncated.
+    /// The context length; `None` if longer prompts are truncated.
     pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
         self.truncate.is_none().then_some(target.limits.requests.max_model_len)
     }
 
-    /// Without `tokens_max` a prompt gets all the room that there is.
+    /// Creates the requests to the engine. Without `tokens_max` an answer may fill the context length.
     pub(super) fn prepare(
         self,
         model: String,
-        source: Source,
+        source: PromptSource,
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
-    ) -> Result<Prepared, Error> {
-        let Source { prompts, param, mut echoes } = source;
+    ) -> Result<PreparedRequest, Error> {
+        let PromptSource { prompts, param, mut echoes } = source;
         let count = prompts.len();
         let tokenizer = &target.model.text.tokenizer;
         let mut requests = Vec::with_capacity(count);
@@ -123,7 +135,7 @@ impl Resolved {
                 Vec::new()
             },
         };
-        Ok(Prepared { prompts: requests, echoes, text: TextRule { discards, ..self.text }, reply })
+        Ok(PreparedRequest { prompts: requests, echoes, text: TextRule { discards, ..self.text }, reply })
     }
 
     fn request(
@@ -133,11 +145,11 @@ impl Resolved {
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
     ) -> Result<Request, Error> {
-        let width = self.beams.as_ref().map(|_| self.candidates);
-        let tokens_max = room((&prompt, param), width, tokens_max, target)?;
+        let tokens_max = self.room(&prompt, param, tokens_max, target)?;
         let tokens_min = self.text.tokens_min;
         if tokens_min > tokens_max {
-            let problem = format!("{tokens_min} is more than the {tokens_max} tokens that may be generated");
+            let problem =
+                format!("{tokens_min} is greater than the {tokens_max} tokens that may be generated");
             return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
         let stop = StopCriteria {
@@ -163,7 +175,7 @@ impl Resolved {
         })
     }
 
-    /// Cuts the beginning off a prompt. Answers whether anything went.
+    /// Removes the beginning of a prompt if truncation is requested. Returns whether the prompt was truncated.
     fn truncate(&self, prompt: &mut Vec<TokenId>, tokens_max: Option<TokensMax>, target: Target<'_>) -> bool {
         let kept = match self.truncate {
             None => return false,
@@ -177,39 +189,40 @@ impl Resolved {
         prompt.drain(..excess);
         excess > 0
     }
-}
 
-/// Tokens that may be generated after `prompt`, which came as `param`, none among them; by so many beams, if any.
-fn room(
-    (prompt, param): (&[TokenId], &'static str),
-    width: Option<u32>,
-    tokens_max: Option<TokensMax>,
-    target: Target<'_>,
-) -> Result<u32, Error> {
-    let most = target.limits.requests.lockstep_model_len(width.unwrap_or(1));
-    let whose = match width {
-        Some(width) if most < target.limits.requests.max_model_len => {
-            format!("the {most} tokens for which {width} beams have room")
+    /// Returns the number of tokens that may be generated after `prompt`, which is the value of `param`.
+    fn room(
+        &self,
+        prompt: &[TokenId],
+        param: &'static str,
+        tokens_max: Option<TokensMax>,
+        target: Target<'_>,
+    ) -> Result<u32, Error> {
+        let width = if self.beams.is_some() { self.candidates } else { 1 };
+        let length = target.limits.requests.lockstep_model_len(width);
+        let limit = if length < target.limits.requests.max_model_len {
+            format!("the {length} tokens that {width} beams can have")
+        } else {
+            format!("the context length of {length} tokens")
+        };
+        if prompt.is_empty() {
+            return Err(Error::invalid(param, "is empty"));
         }
-        _ => format!("this model's {most} tokens"),
-    };
-    if prompt.is_empty() {
-        return Err(Error::invalid(param, "is empty"));
-    }
-    let room = u32::try_from(prompt.len()).ok().and_then(|tokens| most.checked_sub(tokens)).unwrap_or(0);
-    let tokens = prompt.len();
-    if room == 0 {
-        let message = format!("{param}: the prompt of {tokens} tokens leaves no room in {whose}");
-        return Err(Error::ContextLength { param: param.to_owned(), message });
-    }
-    match tokens_max {
-        None => Ok(room),
-        Some(TokensMax { tokens: wanted, .. }) if wanted <= room => Ok(wanted),
-        Some(TokensMax { param, tokens: wanted }) => {
-            let message = format!(
-                "{param}: a prompt of {tokens} tokens and {wanted} to generate are more than {whose}"
-            );
-            Err(Error::ContextLength { param: param.to_owned(), message })
+        let tokens = prompt.len();
+        let room = u32::try_from(tokens).ok().and_then(|tokens| length.checked_sub(tokens)).unwrap_or(0);
+        if room == 0 {
+            let message = format!("{param}: the prompt has {tokens} tokens, which leaves no room in {limit}");
+            return Err(Error::ContextLength { param: param.to_owned(), message });
+        }
+        match tokens_max {
+            None => Ok(room),
+            Some(requested) if requested.tokens <= room => Ok(requested.tokens),
+            Some(TokensMax { param, tokens: requested }) => {
+                let message = format!(
+                    "{param}: {tokens} prompt tokens and {requested} generated tokens exceed {limit}"
+                );
+                Err(Error::ContextLength { param: param.to_owned(), message })
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Prepares requests to the responses endpoint: items become a conversation like any other, and what the response
-//! tells of its request is settled. What a request refers to was looked up before, see [`Context`].
+//! Prepares requests to the responses endpoint: items become a conversation, and the fields of the response that repeat the
+//! request are set. The stored objects that a request refers to were looked up before ([`Context`]).
 
 mod items;
 mod messages;
@@ -15,14 +15,16 @@ use server_openai::responses::{
 use server_openai::{Generation, Message};
 
 pub(crate) use super::tools::ToolKind;
-pub(crate) use items::{Given, read as read_items};
+pub(crate) use items::{InputElement, read as read_items};
 pub(crate) use tools::{CallName, CallNames, custom_input};
 
+use super::chat::{AnswerRequest, prepare_conversation};
 use super::conversation::{Conversation, Effort, Reasoning};
 use super::fitting::{first_fitting, guess_cut};
+use super::parameters;
+use super::prepared::{PreparedRequest, Target};
 use super::resolved::TokensMax;
 use super::tools::{Tool, ToolChoice};
-use super::{Prepared, Target, Wanted, parameters};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
 use tools::RequestTools;
@@ -32,12 +34,18 @@ use tools::RequestTools;
 /// Beyond it: 400, `array_above_max_length`.
 const REFERENCES_MAX: usize = 1024;
 
-/// What a request refers to.
+/// The stored objects that a request refers to.
 #[derive(Debug, Default)]
 pub(crate) struct References {
     pub(crate) previous: Option<String>,
     pub(crate) conversation: Option<String>,
     pub(crate) items: Vec<ItemReference>,
+}
+
+impl References {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.previous.is_none() && self.conversation.is_none() && self.items.is_empty()
+    }
 }
 
 /// A reference to a stored item.
@@ -51,38 +59,38 @@ pub(crate) struct ItemReference {
 impl ItemReference {
     pub(crate) fn not_found(&self) -> Error {
         let Self { param, id } = self;
-        let message = format!("{param}: the item {id:?} is not kept here, or no more");
-        Error::NotKept { code: "item_not_found", param: Some(param.clone()), message }
+        let message = format!("{param}: the item {id:?} is not stored, or no longer");
+        Error::NotStored { code: "item_not_found", param: Some(param.clone()), message }
     }
 }
 
 /// The stored items that a request refers to.
 #[derive(Debug, Default)]
 pub(crate) struct Context {
-    /// What goes before the request's own items, oldest first.
+    /// The items before the request's own items, oldest first.
     pub(crate) history: Vec<Arc<Item>>,
-    /// In the order of [`References::items`].
+    /// The referenced items, in the order of [`References::items`].
     pub(crate) items: Vec<Arc<Item>>,
 }
 
-/// A request, resolved.
+/// A prepared request and the beginning of its response.
 #[derive(Debug)]
-pub(crate) struct Ready {
-    pub(crate) prepared: Prepared,
-    /// As it begins. When that is, is for the caller to say.
+pub(crate) struct PreparedResponse {
+    pub(crate) prepared: PreparedRequest,
+    /// The response without output. The caller sets the time.
     pub(crate) response: Response,
-    /// For the items of the output.
+    /// The IDs for the items of the output.
     pub(crate) ids: ItemIds,
-    /// What the request adds to the conversation.
+    /// The items that the request adds to the conversation.
     pub(crate) input: Vec<Arc<Item>>,
     /// How calls are reported.
     pub(crate) call_names: CallNames,
 }
 
-/// What has to be looked up for a request.
+/// Returns the stored objects that a request refers to.
 ///
 /// # Errors
-/// What it refers to contradicts itself.
+/// The references contradict each other.
 pub(crate) fn references(request: &Request) -> Result<References, Error> {
     let conversation = conversation_name(request)?;
     if conversation.is_some() && request.previous_response_id.is_some() {
@@ -96,10 +104,10 @@ pub(crate) fn references(request: &Request) -> Result<References, Error> {
     Ok(References { previous: request.previous_response_id.clone(), conversation, items })
 }
 
-/// The elements of parameter `at` that refer to stored items.
+/// Returns the elements of parameter `at` that refer to stored items.
 ///
 /// # Errors
-/// There are too many.
+/// There are too many references.
 pub(crate) fn item_references(given: &[InputItem], at: &str) -> Result<Vec<ItemReference>, Error> {
     let references = given.iter().enumerate().filter_map(|(index, item)| {
         let id = items::reference(item)?;
@@ -119,25 +127,25 @@ fn conversation_name(request: &Request) -> Result<Option<String>, Error> {
         Some(Value::String(id)) => Ok(Some(id.clone())),
         Some(Value::Object(object)) => match object.get("id") {
             Some(Value::String(id)) => Ok(Some(id.clone())),
-            Some(_) => Err(Error::coded("invalid_type", "conversation.id", "is no string")),
+            Some(_) => Err(Error::coded("invalid_type", "conversation.id", "must be a string")),
             None => Err(Error::missing("conversation.id")),
         },
-        Some(_) => Err(Error::coded("invalid_type", "conversation", "is neither a string nor an object")),
+        Some(_) => Err(Error::coded("invalid_type", "conversation", "must be a string or an object")),
     }
 }
 
-/// Prepares a request that is to be answered as `id`.
+/// Prepares a request whose response gets the ID `id`.
 ///
 /// # Errors
-/// It cannot be served.
+/// The request is invalid.
 pub(crate) fn responses(
     request: &Request,
     context: Context,
     id: Id,
     target: Target<'_>,
-) -> Result<Ready, Error> {
+) -> Result<PreparedResponse, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
-    // Another model's request has errors of another model.
+    // First, because the other errors depend on the model.
     let model = parameters::model(&request.generation, target.model)?;
     let mut ids = id.items();
     check(request)?;
@@ -154,12 +162,12 @@ pub(crate) fn responses(
     let mut generation = request.generation.clone();
     target.model.api_rules.complete(&mut generation);
     generation.response_format = Some(chat_format(&format));
-    // These are other endpoints' names for `max_output_tokens`, and mean nothing here.
+    // These are the names of `max_output_tokens` at other endpoints, and have no effect here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
-    // What these ask for has no place in a response.
+    // A response has no fields for these.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
-    let prepared = fitting(request, (&generation, model), &conversation, target)
+    let prepared = prepare_fitting(request, &generation, &model, &conversation, target)
         .map_err(|error| tools.renamed(renamed(error)))?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
@@ -169,38 +177,39 @@ pub(crate) fn responses(
         tool_choice: choice,
         ..response(request, id, &prepared)
     };
-    Ok(Ready { prepared, response, ids, input, call_names })
+    Ok(PreparedResponse { prepared, response, ids, input, call_names })
 }
 
-/// What the table of parameters cannot say.
+/// Checks the rules between parameters, which the table of parameters does not contain.
 fn check(request: &Request) -> Result<(), Error> {
     if request.background == Some(true) && request.store == Some(false) {
-        let problem = "cannot be combined with store = false: nobody could ask for the response";
+        let problem = "cannot be combined with store = false, because the response could not be retrieved";
         return Err(Error::invalid("background", problem));
     }
     if request.context_management.as_ref().is_some_and(|management| !management.is_empty()) {
-        let problem = "conversations are not summed up here; truncation = \"auto\" drops their beginning";
+        let problem =
+            "this server does not summarize conversations; truncation = \"auto\" removes their beginning";
         return Err(Error::coded("unsupported_parameter", "context_management", problem));
     }
     Ok(())
 }
 
-/// Checks the metadata of a conversation: the table has that of responses.
+/// Checks the metadata of a conversation. The table of parameters has only that of responses.
 ///
 /// # Errors
-/// It has too much of something.
+/// The metadata has too many pairs, or a name or a value is too long.
 pub(crate) fn check_metadata(metadata: &Map<String, Value>) -> Result<(), Error> {
-    super::Kind::Pairs(16, 64, 512).check("metadata", &Value::Object(metadata.clone()))
+    parameters::Kind::Pairs(16, 64, 512).check("metadata", &Value::Object(metadata.clone()))
 }
 
-/// The request's own items, with those that it refers to in their places.
+/// Returns the request's own items, with the referenced items in their places.
 fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Result<Vec<Arc<Item>>, Error> {
     let given = match request.input.clone() {
         None => return Ok(Vec::new()),
         Some(TextOrList::Text(text)) if text.is_empty() => {
             return Err(Error::coded("empty_string", "input", "is empty"));
         }
-        Some(TextOrList::Text(text)) => return Ok(vec![Arc::new(items::said(text, ids))]),
+        Some(TextOrList::Text(text)) => return Ok(vec![Arc::new(items::user_message(text, ids))]),
         Some(TextOrList::List(given)) if given.is_empty() => {
             return Err(Error::coded("empty_array", "input", "is empty"));
         }
@@ -209,18 +218,18 @@ fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Resu
     with_referenced(given, referred)
 }
 
-/// The items that were given, with `referenced`, which are in the order of the references, in the places of those.
+/// Replaces the references among the input elements by `referenced`, which are in the order of the references.
 ///
 /// # Errors
-/// There are fewer of them.
+/// There are fewer referenced items than references.
 pub(crate) fn with_referenced(
-    given: Vec<Given>,
+    given: Vec<InputElement>,
     referenced: Vec<Arc<Item>>,
 ) -> Result<Vec<Arc<Item>>, Error> {
     let mut referenced = referenced.into_iter();
     let item = |given| match given {
-        Given::Item(item) => Ok(Arc::new(item)),
-        Given::Reference(id) => {
+        InputElement::Item(item) => Ok(Arc::new(item)),
+        InputElement::Reference(id) => {
             referenced.next().ok_or_else(|| Error::Internal(format!("{id} was not looked up")))
         }
     };
@@ -247,36 +256,36 @@ fn conversation(request: &Request, messages: Vec<Message>, tools: Vec<Tool>) -> 
     })
 }
 
-/// Of how many of the most probable tokens log probabilities are told, if they are told.
+/// Returns the number of most probable tokens with log probabilities, or `None` for no log probabilities.
 fn logprobs(request: &Request) -> Option<u32> {
-    let included = request.include.iter().flatten().any(|wanted| wanted == "message.output_text.logprobs");
-    let is_wanted =
-        included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
-    is_wanted.then(|| request.top_logprobs.unwrap_or(0))
+    let is_included = request.include.iter().flatten().any(|name| name == "message.output_text.logprobs");
+    let is_requested =
+        is_included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
+    is_requested.then(|| request.top_logprobs.unwrap_or(0))
 }
 
-/// Of the model's room so much is left for the answer, as a part of it, where a conversation is cut for a request that
-/// does not say how long the answer may be.
+/// If a conversation is truncated and the request has no `max_output_tokens`, one in this many tokens of the context
+/// length is left for the answer.
 const ANSWER_SHARE: u32 = 4;
 
-/// Prepares the conversation, or as much of its end as the model has room for if it may be cut.
-fn fitting(
+/// Prepares the conversation, or the longest end of it that fits if it may be truncated.
+fn prepare_fitting(
     request: &Request,
-    (generation, model): (&Generation, String),
+    generation: &Generation,
+    model: &str,
     conversation: &Conversation,
     target: Target<'_>,
-) -> Result<Prepared, Error> {
+) -> Result<PreparedRequest, Error> {
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
     let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
         let conversation = Conversation { messages, ..conversation.clone() };
-        let answer = Wanted { model: model.clone(), logprobs: logprobs(request), tokens_max };
-        super::conversation(generation, &conversation, answer, target)
+        let answer = AnswerRequest { model: model.to_owned(), logprobs: logprobs(request), tokens_max };
+        prepare_conversation(generation, &conversation, answer, target)
     };
-    let refused = match prepare(conversation.messages.clone(), tokens_max) {
+    let too_long = match prepare(conversation.messages.clone(), tokens_max) {
         Err(error) if is_too_long(&error) && request.truncation.as_deref() == Some("auto") => error,
         other => return other,
     };
-    // The first cut that leaves something that fits.
     let cuts = messages::cuts(&conversation.messages);
     let rest = |cut: usize| messages::without(&conversation.messages, cut);
     let room = target.limits.requests.max_model_len / ANSWER_SHARE;
@@ -290,13 +299,13 @@ fn fitting(
     })?;
     let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at));
     match (tokens_max, cut) {
-        (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(refused),
-        // It may go on for as long as there is room; the last turn alone may leave less than was wished for.
-        (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| refused),
+        (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
+        // The answer may fill the context length. The last turn alone may leave less room than the share.
+        (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| too_long),
     }
 }
 
-/// Whether less of the conversation may be taken.
+/// Whether a shorter conversation may avoid the error.
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
@@ -305,14 +314,14 @@ fn is_too_long(error: &Error) -> bool {
     }
 }
 
-/// The form of the text, as this endpoint has it. OVMS's clients ask for it as chats do.
+/// Returns the format of the text in this endpoint's form. OVMS's clients may use the form of the chat endpoint.
 fn format(request: &Request) -> Map<String, Value> {
     let plain = || Map::from_iter([("type".to_owned(), json!("text"))]);
-    let asked = request.text.as_ref().and_then(|text| text.format.clone());
-    asked.or_else(|| request.generation.response_format.clone().map(flat)).unwrap_or_else(plain)
+    let requested = request.text.as_ref().and_then(|text| text.format.clone());
+    requested.or_else(|| request.generation.response_format.clone().map(flat)).unwrap_or_else(plain)
 }
 
-/// From `{"type": "json_schema", "json_schema": {…}}` to `{"type": "json_schema", …}`.
+/// Converts `{"type": "json_schema", "json_schema": {…}}` to `{"type": "json_schema", …}`.
 fn flat(mut format: Map<String, Value>) -> Map<String, Value> {
     if let Some(Value::Object(schema)) = format.remove("json_schema") {
         format.extend(schema);
@@ -320,7 +329,7 @@ fn flat(mut format: Map<String, Value>) -> Map<String, Value> {
     format
 }
 
-/// The other way: as chats ask for it.
+/// Converts a format to the form of the chat endpoint.
 fn chat_format(format: &Map<String, Value>) -> Map<String, Value> {
     let is_schema = format.get("type").and_then(Value::as_str) == Some("json_schema");
     if !is_schema || format.contains_key("json_schema") {
@@ -334,7 +343,7 @@ fn chat_format(format: &Map<String, Value>) -> Map<String, Value> {
     ])
 }
 
-/// An error about what chats call otherwise, in this endpoint's words.
+/// Renames the parameter of an error to its name at this endpoint.
 fn renamed(error: Error) -> Error {
     const NAMES: [(&str, &str); 2] =
         [("response_format.json_schema", "text.format"), ("response_format", "text.format")];
@@ -350,11 +359,11 @@ fn renamed(error: Error) -> Error {
 }
 
 fn verbosity(request: &Request) -> Option<String> {
-    let asked = request.text.as_ref().and_then(|text| text.verbosity.clone());
-    Some(asked.unwrap_or_else(|| "medium".to_owned()))
+    let requested = request.text.as_ref().and_then(|text| text.verbosity.clone());
+    Some(requested.unwrap_or_else(|| "medium".to_owned()))
 }
 
-/// As this endpoint has it: a function is named flat.
+/// Returns the tool choice in this endpoint's form, in which a function has no nested object.
 fn choice(request: &Request) -> Value {
     match &request.tool_choice {
         None => json!("auto"),
@@ -367,14 +376,13 @@ fn choice(request: &Request) -> Value {
     }
 }
 
-/// What the response tells of its request.
-fn response(request: &Request, id: Id, prepared: &Prepared) -> Response {
+/// Returns a response whose fields repeat the request.
+fn response(request: &Request, id: Id, prepared: &PreparedRequest) -> Response {
     let is_background = request.background.unwrap_or(false);
     let sampling = prepared.prompts.first().map(|prompt| &prompt.sampling);
-    let named = |id: String| ConversationName { id };
     let conversation = conversation_name(request).ok().flatten();
-    let asked = request.reasoning.clone().unwrap_or_default();
-    let summary = asked.summary.or(asked.generate_summary);
+    let reasoning = request.reasoning.clone().unwrap_or_default();
+    let summary = reasoning.summary.or(reasoning.generate_summary);
     Response {
         id: id.to_string(),
         object: Object::Response,
@@ -391,9 +399,9 @@ fn response(request: &Request, id: Id, prepared: &Prepared) -> Response {
         output: Vec::new(),
         parallel_tool_calls: true,
         previous_response_id: request.previous_response_id.clone(),
-        conversation: conversation.map(named),
+        conversation: conversation.map(|id| ConversationName { id }),
         prompt_cache_key: request.prompt_cache_key.clone(),
-        reasoning: ReasoningParameter { effort: asked.effort, summary, generate_summary: None },
+        reasoning: ReasoningParameter { effort: reasoning.effort, summary, generate_summary: None },
         safety_identifier: request.safety_identifier.clone(),
         service_tier: "default".to_owned(),
         store: request.store.unwrap_or(true),

@@ -1,4 +1,4 @@
-//! Text to tokens and back for their own sake: no engine, no limits but those of the text.
+//! The tokenize and detokenize endpoints, which do not use the engine.
 
 use serde_json::Value;
 use server_engine::TokenId;
@@ -10,7 +10,8 @@ use server_text::Tokenizer;
 
 use super::conversation::Conversation;
 use super::encode::{Encoder, Surround};
-use super::{Target, parameters, prompt};
+use super::prepared::Target;
+use super::{parameters, prompt};
 use crate::error::Error;
 
 /// Number of tokens after padding, over all texts of one tokenize request.
@@ -18,10 +19,10 @@ use crate::error::Error;
 /// Beyond it: 400, `integer_above_max_value`.
 const PADDED_TOKENS_MAX: usize = 1 << 20;
 
-/// The tokens of a text, of several, or of a conversation.
+/// Tokenizes a text, several texts, or a conversation.
 ///
 /// # Errors
-/// There is none of them or more than one, or it cannot be tokenised.
+/// The request has none of them or more than one, or the text cannot be tokenized.
 pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeResponse, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
@@ -39,7 +40,7 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
             return fitted(Lists::One(tokens), &wire, target);
         }
         (None, None, false) => {
-            let problem = "is missing, and so are prompt and messages";
+            let problem = "one of text, prompt and messages is required";
             return Err(Error::coded("missing_required_parameter", "text", problem));
         }
         _ => return Err(Error::invalid("text", "only one of text, prompt and messages can be given")),
@@ -53,20 +54,20 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
     fitted(tokens, &wire, target)
 }
 
-/// The text of tokens.
+/// Detokenizes tokens.
 ///
 /// # Errors
-/// One of them is not in the vocabulary.
+/// A token is not in the vocabulary.
 pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<DetokenizeResponse, Error> {
     let wire = DetokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
     let tokens = wire.tokens.ok_or_else(|| Error::missing("tokens"))?;
-    parameters::all_known("tokens", &tokens, target)?;
+    parameters::check_tokens("tokens", &tokens, target)?;
     let text = target.model.text.tokenizer.decode(&tokens, wire.skip_special_tokens.unwrap_or(false));
     Ok(DetokenizeResponse { prompt: text.clone(), text })
 }
 
-/// vLLM takes requests without a name; there is one model here.
+/// Checks the name of the model, which may be absent as in vLLM.
 fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     match name {
         None => Ok(()),
@@ -77,7 +78,7 @@ fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     }
 }
 
-/// Cuts lists and fills them up as the request says.
+/// Truncates and pads lists of tokens as requested.
 fn fitted(
     tokens: Lists<TokenId>,
     wire: &TokenizeRequest,
@@ -86,9 +87,9 @@ fn fitted(
     let pads = wire.pad_to_max_length.unwrap_or(false);
     let Some(length) = wire.max_length.map(|length| length as usize) else {
         if pads {
-            return Err(Error::invalid("pad_to_max_length", "is true, but there is no max_length"));
+            return Err(Error::invalid("pad_to_max_length", "requires max_length"));
         }
-        return Ok(told(tokens, None, wire, target));
+        return Ok(response(tokens, None, wire, target));
     };
     let mut lists = match tokens {
         Lists::One(list) => vec![list],
@@ -100,7 +101,7 @@ fn fitted(
     );
     if pads && lists.len().saturating_mul(length) > PADDED_TOKENS_MAX {
         let problem =
-            format!("{length} tokens for each of {} texts are more than {PADDED_TOKENS_MAX}", lists.len());
+            format!("{length} tokens for each of {} texts exceed {PADDED_TOKENS_MAX} tokens", lists.len());
         return Err(Error::coded("integer_above_max_value", "max_length", problem));
     }
     lists.iter_mut().for_each(|list| list.truncate(length));
@@ -119,10 +120,10 @@ fn fitted(
     }
     let lists =
         if is_one { Lists::One(lists.into_iter().flatten().collect()) } else { Lists::Several(lists) };
-    Ok(told(lists, Some(count), wire, target))
+    Ok(response(lists, Some(count), wire, target))
 }
 
-fn told(
+fn response(
     tokens: Lists<TokenId>,
     count: Option<usize>,
     wire: &TokenizeRequest,
@@ -142,13 +143,13 @@ fn told(
     TokenizeResponse { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
 }
 
-/// What lists are filled up with: the padding token that the model's files name, or else a token that is called padding,
-/// or else the end token, which models without one are trained with.
+/// Returns the padding token that the model's files name, otherwise a token with the name of a padding token, otherwise the
+/// end token, with which models without a padding token are trained.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
     let named =
         NAMES.iter().find_map(|name| tokenizer.token_id(name).filter(|token| tokenizer.is_special(*token)));
     let pad = tokenizer.pad().or(named);
     pad.or(tokenizer.eos())
-        .ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no token to fill up with"))
+        .ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no padding token"))
 }

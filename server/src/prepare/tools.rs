@@ -1,5 +1,5 @@
-//! The tools of a request and which of them may be called: one table of rules, for both endpoints that take
-//! tools. Both shapes are read, OpenAI's of the chat endpoint (`function` within) and the flat one of responses.
+//! The tools of a request and the choice of tools that may be called, for the chat and the responses endpoint. Both forms
+//! are read: OpenAI's form of the chat endpoint with a nested `function`, and the flat form of the responses endpoint.
 
 use serde_json::{Map, Value, json};
 
@@ -14,21 +14,21 @@ pub(crate) const TOOLS_MAX: usize = 512;
 /// Beyond it: 400, `invalid_value`.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
-/// A tool that the model may be offered.
+/// A tool that the model is offered.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
-    /// The JSON schema of its arguments, an object; `None` if it takes any or none.
+    /// The JSON schema of its arguments, if it has one.
     pub(crate) parameters: Option<Value>,
-    /// Whether arguments have to fit the schema.
+    /// Whether the arguments must match the schema.
     pub(crate) strict: bool,
     pub(crate) kind: ToolKind,
-    /// The namespace that declares it, if one does: `name` is made of both names then.
+    /// The namespace that declares the tool, if any. Its name is part of `name` then.
     pub(crate) member: Option<Member>,
 }
 
-/// What the client declared a tool as.
+/// The type with which the client declared a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,
@@ -36,7 +36,7 @@ pub(crate) enum ToolKind {
     Custom,
 }
 
-/// A tool's place in a namespace.
+/// The namespace of a tool and its name there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) namespace: String,
@@ -65,16 +65,16 @@ pub(crate) const BUILT_IN: [(&str, &str); 16] = [
     ("tool_search", ALL_OFFERED),
 ];
 
-const HOSTED: &str = "this server runs no tools";
+const HOSTED: &str = "this server does not run tools";
 const OWN_CALLS: &str = "this server does not generate its type of calls; declare a function instead";
 const ALL_OFFERED: &str = "the model is offered every tool of the request at once";
 
-/// Why a tool of this type cannot be offered; `None` if the type is no known built-in one.
+/// Returns why a tool of this type cannot be offered; `None` if the type is not a known built-in type.
 pub(crate) fn built_in(kind: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(known, _)| *known == kind).map(|(_, reason)| *reason)
 }
 
-/// The name by which the model calls a member of a namespace. Codex ends its namespaces with the separator already.
+/// Returns the name by which the model calls a member of a namespace. Codex's namespaces already end with the separator.
 pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
     const SEPARATOR: &str = "__";
     let separator = if namespace.ends_with(SEPARATOR) { "" } else { SEPARATOR };
@@ -82,19 +82,19 @@ pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
 }
 
 impl Tool {
-    /// A function without strict arguments.
+    /// Creates a function without strict arguments.
     pub(crate) fn function(name: String, description: Option<String>, parameters: Option<Value>) -> Self {
         Self { name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
     }
 
-    /// As templates want it: OpenAI's shape of the chat endpoint. `strict` is not among what the model is told, so
-    /// that it makes no other prompt.
+    /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not change
+    /// the prompt.
     pub(crate) fn shown(&self) -> Value {
         let mut function = json!({"name": self.name});
         if let Some(description) = &self.description {
             function["description"] = json!(description);
         }
-        // Templates go through the properties without looking whether there are any.
+        // Templates iterate over the properties without checking that they exist.
         function["parameters"] =
             self.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}}));
         json!({"type": "function", "function": function})
@@ -104,16 +104,16 @@ impl Tool {
 /// Which tools may or must be called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// None: the model is not told of any.
+    /// No tool may be called, and the prompt does not mention them.
     None,
-    /// As the model likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// At least one.
+    /// At least one tool must be called.
     Required,
-    /// This one.
+    /// This tool must be called.
     Named(String),
-    /// Some of these, and at least one if it `is_required`. The model is told of all tools.
+    /// Only these tools may be called, and at least one must be if it `is_required`. The prompt mentions all tools.
     Allowed { names: Vec<String>, is_required: bool },
 }
 
@@ -121,12 +121,12 @@ impl ToolChoice {
     /// Reads a `tool_choice`.
     ///
     /// # Errors
-    /// It is none, or names a tool that is not there.
+    /// The value is invalid, or names an unknown tool.
     pub(crate) fn read(choice: Option<&Value>, tools: &[Tool]) -> Result<Self, Error> {
         const PARAM: &str = "tool_choice";
         let required = |choice: Self| {
             if tools.is_empty() {
-                return Err(Error::invalid(PARAM, "asks for a call, but there are no tools"));
+                return Err(Error::invalid(PARAM, "requires a call, but the request has no tools"));
             }
             Ok(choice)
         };
@@ -137,7 +137,7 @@ impl ToolChoice {
                 "auto" => Ok(Self::Auto),
                 "required" => required(Self::Required),
                 other => {
-                    let problem = format!("{other:?} is none of none, auto, required, and no object");
+                    let problem = format!("{other:?} must be \"none\", \"auto\", \"required\" or an object");
                     Err(Error::invalid(PARAM, problem))
                 }
             },
@@ -148,13 +148,13 @@ impl ToolChoice {
                     let problem = match built_in(other) {
                         Some(reason) => format!("{other:?} cannot be called: {reason}"),
                         None => {
-                            format!("{other:?} is neither \"function\" nor \"custom\" nor \"allowed_tools\"")
+                            format!("{other:?} must be \"function\", \"custom\" or \"allowed_tools\"")
                         }
                     };
                     Err(Error::invalid("tool_choice.type", problem))
                 }
             },
-            Some(_) => Err(Error::coded("invalid_type", PARAM, "is neither a string nor an object")),
+            Some(_) => Err(Error::coded("invalid_type", PARAM, "must be a string or an object")),
         }
     }
 
@@ -168,7 +168,7 @@ impl ToolChoice {
         }
     }
 
-    /// Whether an answer without a call is none.
+    /// Whether an answer must have a call.
     pub(crate) fn is_required(&self) -> bool {
         match self {
             Self::None | Self::Auto => false,
@@ -181,26 +181,28 @@ impl ToolChoice {
 fn allowed(choice: &Map<String, Value>, tools: &[Tool]) -> Result<ToolChoice, Error> {
     let (choice, at) = match choice.get("allowed_tools") {
         Some(Value::Object(inner)) => (inner, "tool_choice.allowed_tools"),
-        Some(_) => return Err(Error::coded("invalid_type", "tool_choice.allowed_tools", "is no object")),
+        Some(_) => {
+            return Err(Error::coded("invalid_type", "tool_choice.allowed_tools", "must be an object"));
+        }
         None => (choice, "tool_choice"),
     };
     let is_required = match choice.get("mode").map(Value::as_str) {
         Some(Some("required")) => true,
         Some(Some("auto")) => false,
         None => return Err(Error::missing(format!("{at}.mode"))),
-        Some(_) => return Err(Error::invalid(format!("{at}.mode"), "is neither \"auto\" nor \"required\"")),
+        Some(_) => return Err(Error::invalid(format!("{at}.mode"), "must be \"auto\" or \"required\"")),
     };
     let list = match choice.get("tools") {
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(Value::Array(_)) => return Err(Error::invalid(format!("{at}.tools"), "is empty")),
-        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.tools"), "is no array")),
+        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.tools"), "must be an array")),
         None => return Err(Error::missing(format!("{at}.tools"))),
     };
     let mut names = Vec::with_capacity(list.len());
     for (index, tool) in list.iter().enumerate() {
         let at = format!("{at}.tools[{index}]");
-        let tool = tool.as_object().ok_or_else(|| Error::coded("invalid_type", &at, "is no object"))?;
-        // Tools that were ignored cannot be called, and so it does not matter whether they may be.
+        let tool = tool.as_object().ok_or_else(|| Error::coded("invalid_type", &at, "must be an object"))?;
+        // Built-in tools are ignored, so they cannot be called.
         if tool.get("type").and_then(Value::as_str).and_then(built_in).is_none() {
             names.push(known(tool, &at, tools)?);
         }
@@ -212,18 +214,18 @@ fn allowed(choice: &Map<String, Value>, tools: &[Tool]) -> Result<ToolChoice, Er
     }
 }
 
-/// The name of a tool that is there, from an object that names it in either shape.
+/// Returns the name of a tool of the request from an object that names it in either form.
 fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String, Error> {
     let (named, at) = match named.get("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
         Some(_) => {
-            return Err(Error::coded("invalid_type", format!("{at}.function"), "is no object"));
+            return Err(Error::coded("invalid_type", format!("{at}.function"), "must be an object"));
         }
         None => (named, at.to_owned()),
     };
     let name = match named.get("name") {
         Some(Value::String(name)) => name,
-        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.name"), "is no string")),
+        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.name"), "must be a string")),
         None => return Err(Error::missing(format!("{at}.name"))),
     };
     let name = match named.get("namespace").and_then(Value::as_str) {
@@ -231,7 +233,7 @@ fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String,
         None => name.clone(),
     };
     if !tools.iter().any(|tool| tool.name == name) {
-        return Err(Error::invalid(format!("{at}.name"), format!("{name:?} is none of the tools")));
+        return Err(Error::invalid(format!("{at}.name"), format!("{name:?} is not one of the tools")));
     }
     Ok(name)
 }
@@ -239,10 +241,10 @@ fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String,
 /// Reads `tools`.
 ///
 /// # Errors
-/// One of them is none, or there are too many, or two have one name.
+/// A tool is malformed, there are too many, or two have the same name.
 pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     if tools.len() > TOOLS_MAX {
-        let problem = format!("has {} tools, more than {TOOLS_MAX}", tools.len());
+        let problem = format!("has {} tools (limit: {TOOLS_MAX})", tools.len());
         return Err(Error::coded("array_above_max_length", "tools", problem));
     }
     let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
@@ -256,10 +258,10 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     Ok(read)
 }
 
-/// What is wrong if another tool has the name of `tool`.
+/// Returns the problem if another tool has the name of `tool`.
 pub(crate) fn duplicate(read: &[Tool], tool: &Tool) -> Option<String> {
     let is_taken = read.iter().any(|other| other.name == tool.name);
-    is_taken.then(|| format!("{:?} is the name of another tool, too", tool.name))
+    is_taken.then(|| format!("another tool already has the name {:?}", tool.name))
 }
 
 fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
@@ -269,12 +271,12 @@ fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
             let problem = format!("{kind:?} is not supported, only \"function\"");
             Err(Error::invalid(format!("{at}.type"), problem))
         }
-        Some(_) => Err(Error::coded("invalid_type", format!("{at}.type"), "is no string")),
+        Some(_) => Err(Error::coded("invalid_type", format!("{at}.type"), "must be a string")),
         None => Err(Error::missing(format!("{at}.type"))),
     }
 }
 
-/// Reads a tool of type `function`, in either shape.
+/// Reads a tool of type `function`, in either form.
 ///
 /// # Errors
 /// A member is missing or has the wrong type.
@@ -282,7 +284,7 @@ pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<To
     let (mut function, at) = match tool.remove("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
         Some(_) => {
-            return Err(Error::coded("invalid_type", format!("{at}.function"), "is no object"));
+            return Err(Error::coded("invalid_type", format!("{at}.function"), "must be an object"));
         }
         None => (tool, at.to_owned()),
     };
@@ -295,29 +297,29 @@ pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<To
     let parameters = match take("parameters") {
         None => None,
         Some(schema @ Value::Object(_)) => Some(schema),
-        Some(_) => return wrong("parameters", "is no object: a JSON schema is expected"),
+        Some(_) => return wrong("parameters", "must be an object: a JSON schema is expected"),
     };
     let strict = match take("strict") {
         None => false,
         Some(Value::Bool(strict)) => strict,
-        Some(_) => return wrong("strict", "is no boolean"),
+        Some(_) => return wrong("strict", "must be a boolean"),
     };
     Ok(Tool { strict, ..Tool::function(name, description, parameters) })
 }
 
-/// Takes the member `name` of a tool.
+/// Removes the member `name` of a tool and returns it.
 pub(crate) fn read_name(tool: &mut Map<String, Value>, at: &str) -> Result<String, Error> {
     let at = format!("{at}.name");
     let name = match tool.remove("name") {
         Some(Value::String(name)) => name,
         None | Some(Value::Null) => return Err(Error::missing(at)),
-        Some(_) => return Err(Error::coded("invalid_type", at, "is no string")),
+        Some(_) => return Err(Error::coded("invalid_type", at, "must be a string")),
     };
     check_name(&name, &at)?;
     Ok(name)
 }
 
-/// Takes a member of a tool that is text if it is there.
+/// Removes an optional member of a tool and returns its text.
 pub(crate) fn optional_text(
     tool: &mut Map<String, Value>,
     member: &str,
@@ -326,7 +328,7 @@ pub(crate) fn optional_text(
     match tool.remove(member) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(Error::coded("invalid_type", format!("{at}.{member}"), "is no string")),
+        Some(_) => Err(Error::coded("invalid_type", format!("{at}.{member}"), "must be a string")),
     }
 }
 
@@ -334,7 +336,7 @@ pub(crate) fn check_name(name: &str, at: &str) -> Result<(), Error> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.:/".contains(letter);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fits) {
         let problem = format!(
-            "{name:?} is not 1 to {NAME_BYTES_MAX} letters, digits, underscores, dashes, dots, colons and slashes"
+            "{name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, underscores, dashes, dots, colons or slashes"
         );
         return Err(Error::invalid(at, problem));
     }

@@ -1,54 +1,10 @@
-//! The deltas of an answer, of which only the best choices of each prompt may be wanted: then all have to be there
-//! before any is passed on.
+//! Selects the best choices of each prompt (`best_of`).
 
-use std::sync::Arc;
+use super::delta::Delta;
 
-use server_engine::ScoredToken;
-use server_openai::Usage;
-
-use super::{Answer, Delta};
-use crate::error::Error;
-
-/// The deltas of the choices that are wanted.
-#[derive(Debug)]
-pub(crate) struct Deltas {
-    answer: Answer,
-    /// How many are generated for each prompt, and how many are wanted, where these differ.
-    best_of: Option<(u32, u32)>,
-}
-
-impl Deltas {
-    pub(crate) fn new(answer: Answer, candidates: u32, wanted: u32) -> Self {
-        Self { answer, best_of: (candidates > wanted).then_some((candidates, wanted)) }
-    }
-
-    /// As [`Answer::next`].
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, Error>> {
-        let Some((candidates, wanted)) = self.best_of else { return self.answer.next().await };
-        let mut all = Vec::new();
-        while let Some(deltas) = self.answer.next().await {
-            match deltas {
-                Ok(deltas) => all.extend(deltas),
-                Err(error) => return Some(Err(error)),
-            }
-        }
-        self.best_of = None;
-        Some(Ok(best(all, candidates, wanted)))
-    }
-
-    /// As [`Answer::scores`].
-    pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
-        self.answer.scores()
-    }
-
-    /// The tokens used so far.
-    pub(crate) fn usage(&self) -> Usage {
-        self.answer.usage()
-    }
-}
-
-/// Of the choices of each prompt those with the greatest log probability per token, numbered by that, best first.
-fn best(deltas: Vec<Delta>, candidates: u32, wanted: u32) -> Vec<Delta> {
+/// Returns, of `candidates` choices of each prompt, the deltas of the `returned` choices with the greatest mean log
+/// probability per token, renumbered from the best on.
+pub(super) fn best(deltas: Vec<Delta>, candidates: u32, returned: u32) -> Vec<Delta> {
     let choices = deltas.iter().map(|delta| delta.choice() + 1).max().unwrap_or(0);
     let mut scores = vec![(0.0, 0_usize); choices as usize];
     for delta in &deltas {
@@ -67,31 +23,19 @@ fn best(deltas: Vec<Delta>, candidates: u32, wanted: u32) -> Vec<Delta> {
         sum / count.max(1) as f64
     };
     let mut order: Vec<u32> = (0..choices).collect();
-    // Prompt by prompt. Stable: the first of equals.
+    // The sort is stable: of equal choices the first wins.
     order.sort_by(|&a, &b| (a / candidates).cmp(&(b / candidates)).then(mean(b).total_cmp(&mean(a))));
     let mut numbers = vec![None; choices as usize];
     for (place, choice) in (0..).zip(order) {
         let (prompt, rank) = (place / candidates, place % candidates);
-        numbers[choice as usize] = (rank < wanted).then_some(prompt * wanted + rank);
+        numbers[choice as usize] = (rank < returned).then_some(prompt * returned + rank);
     }
-    let mut kept: Vec<Delta> = deltas
+    let mut best: Vec<Delta> = deltas
         .into_iter()
-        .filter_map(|delta| numbers[delta.choice() as usize].map(|number| numbered(delta, number)))
+        .filter_map(|delta| numbers[delta.choice() as usize].map(|number| delta.with_choice(number)))
         .collect();
-    kept.sort_by_key(Delta::choice);
-    kept
-}
-
-fn numbered(mut delta: Delta, number: u32) -> Delta {
-    match &mut delta {
-        Delta::Text { choice, .. }
-        | Delta::Reasoning { choice, .. }
-        | Delta::CallBegin { choice, .. }
-        | Delta::CallArguments { choice, .. }
-        | Delta::CallEnd { choice, .. }
-        | Delta::End { choice, .. } => *choice = number,
-    }
-    delta
+    best.sort_by_key(Delta::choice);
+    best
 }
 
 #[cfg(test)]
@@ -102,7 +46,7 @@ mod tests {
     use crate::respond::TokenText;
 
     #[test]
-    fn the_most_probable_per_token_are_kept_in_that_order() {
+    fn the_most_probable_choices_per_token_are_returned_in_order() {
         let text = |choice, text: &str, logprobs: &[f32]| Delta::Text {
             choice,
             text: text.to_owned(),

@@ -1,5 +1,5 @@
-//! Responses that are made in the background: a client gets one as it is at the moment, or its events from any of them
-//! on.
+//! Responses that are generated in the background: a client retrieves the current state of one, or follows its events from
+//! any of them on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::assembly::{Assembly, Sink, sent};
+use super::assembly::{Assembly, Sink, encode};
 use super::retained::RetainedInput;
 use crate::store::ResponseRecord;
 use crate::tenant::Tenant;
@@ -23,34 +23,34 @@ const EVENTS_BYTES_MAX: usize = 8 << 20;
 ///
 /// Beyond it: the events of the response that exceeds it cannot be read again.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
-/// Bytes of the events that a follower gets at a time, unless a single one is larger.
+/// Size in bytes of the events that a follower gets at a time, unless a single event is larger.
 const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
-/// All responses that are being made. Clones share them.
+/// All responses that are generated in the background. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    live: Mutex<HashMap<String, Arc<Live>>>,
+    live: Mutex<HashMap<String, Arc<LiveResponse>>>,
     tasks: TaskTracker,
     events_bytes: Arc<AtomicUsize>,
-    /// Responses are to end now, and to be stored as they are.
+    /// Ends all responses, which are then stored as failed.
     stop: CancellationToken,
-    /// There is no more time for that.
+    /// Drops all responses without storing them.
     cut_off: CancellationToken,
 }
 
 impl Background {
-    /// A response that is about to be made.
-    pub(crate) fn live(&self, begun: LiveResponse) -> Arc<Live> {
-        let LiveResponse { assembly, input, tenant, keeps_events } = begun;
-        let events = keeps_events.then(|| KeptEvents {
+    /// Creates a response that is not generated yet.
+    pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
+        let BackgroundResponse { assembly, input, tenant, stores_events } = response;
+        let events = stores_events.then(|| EventLog {
             list: Vec::new(),
             bytes: 0,
             all_bytes: Arc::clone(&self.0.events_bytes),
         });
-        Arc::new(Live {
+        Arc::new(LiveResponse {
             state: Mutex::new(State { assembly, events, is_done: false }),
             changes: watch::Sender::new(0),
             cancel: CancellationToken::new(),
@@ -60,70 +60,70 @@ impl Background {
         })
     }
 
-    /// Lets `work` make a response, which can be found until the work is done.
-    pub(crate) fn begin(&self, live: Arc<Live>, work: impl Future<Output = ()> + Send + 'static) {
-        let name = live.state().assembly.response().id.clone();
-        self.lock().insert(name.clone(), live);
-        let listed = Listed { background: self.clone(), name };
+    /// Lets `work` generate a response, which [`Background::find`] returns until the work is done.
+    pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
+        let id = live.state().assembly.response().id.clone();
+        self.lock().insert(id.clone(), live);
+        let registration = Registration { background: self.clone(), id };
         let cut_off = self.0.cut_off.clone();
         self.0.tasks.spawn(async move {
-            let _listed = listed;
+            let _registration = registration;
             cut_off.run_until_cancelled(work).await;
         });
     }
 
-    /// The response of this name, if it is being made for this tenant.
-    pub(crate) fn find(&self, name: &str, tenant: Tenant) -> Option<Arc<Live>> {
-        self.lock().get(name).filter(|live| live.tenant == tenant).cloned()
+    /// Returns the response with this ID if it is being generated for this tenant.
+    pub(crate) fn find(&self, id: &str, tenant: Tenant) -> Option<Arc<LiveResponse>> {
+        self.lock().get(id).filter(|live| live.tenant == tenant).cloned()
     }
 
-    /// Waits until all responses have ended. None may be begun any more.
+    /// Waits until all responses have ended. No other may begin after this call.
     pub(crate) async fn finished(&self) {
         self.0.tasks.close();
         self.0.tasks.wait().await;
     }
 
-    /// Ends all responses, those that begin later at once, and lets them be stored as failed.
+    /// Ends all responses, and those that begin later at once. They are stored as failed.
     pub(crate) fn stop(&self) {
         self.0.stop.cancel();
     }
 
-    /// Drops whatever is still being done.
+    /// Drops all responses that have not ended.
     pub(crate) fn cut_off(&self) {
         self.0.cut_off.cancel();
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Live>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<LiveResponse>>> {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A response that can be found. Dropping it ends that, however its work ended.
-struct Listed {
+/// The registration of a response. Dropping it removes the response, however its work ended.
+struct Registration {
     background: Background,
-    name: String,
+    id: String,
 }
 
-impl Drop for Listed {
+impl Drop for Registration {
     fn drop(&mut self) {
-        let live = self.background.lock().remove(&self.name);
+        let live = self.background.lock().remove(&self.id);
         if let Some(live) = live {
             live.end();
         }
     }
 }
 
-/// What a response in the background begins with.
-pub(crate) struct LiveResponse {
+/// A new response in the background.
+pub(crate) struct BackgroundResponse {
     pub(crate) assembly: Assembly,
     pub(crate) input: RetainedInput,
     pub(crate) tenant: Tenant,
-    /// Its events may be read again.
-    pub(crate) keeps_events: bool,
+    /// Whether its events can be replayed.
+    pub(crate) stores_events: bool,
 }
 
-/// A response that is being made.
-pub(crate) struct Live {
+/// A response that is being generated.
+pub(crate) struct LiveResponse {
     state: Mutex<State>,
     changes: watch::Sender<u64>,
     cancel: CancellationToken,
@@ -134,21 +134,21 @@ pub(crate) struct Live {
 
 struct State {
     assembly: Assembly,
-    /// `None` if they are not kept.
-    events: Option<KeptEvents>,
+    /// The events, unless they are not stored or were discarded.
+    events: Option<EventLog>,
     is_done: bool,
 }
 
-/// Events as they are sent. The place in the list is the sequence number.
-struct KeptEvents {
+/// Encoded events. The index in the list is the sequence number.
+struct EventLog {
     list: Vec<Arc<str>>,
     bytes: usize,
-    /// Of all responses.
+    /// The bytes of the events of all responses.
     all_bytes: Arc<AtomicUsize>,
 }
 
-impl KeptEvents {
-    /// Adds an event. Returns whether there was room.
+impl EventLog {
+    /// Adds an event. Returns whether the limits allow it.
     fn push(&mut self, event: String) -> bool {
         let bytes = event.len();
         self.bytes += bytes;
@@ -158,48 +158,48 @@ impl KeptEvents {
     }
 }
 
-impl Drop for KeptEvents {
+impl Drop for EventLog {
     fn drop(&mut self) {
         self.all_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// Why a response is to end before it is complete.
+/// Why a response ends before it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// A client cancelled it.
+    /// A client canceled the response.
     Cancelled,
-    /// The process ends.
+    /// The process is shutting down.
     Stopping,
 }
 
-impl std::fmt::Debug for Live {
+impl std::fmt::Debug for LiveResponse {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
-            .debug_struct("Live")
+            .debug_struct("LiveResponse")
             .field("response", &self.state().assembly.response().id)
             .finish_non_exhaustive()
     }
 }
 
-/// Events from somewhere on.
-pub(crate) enum Followed {
-    /// These are there.
-    Events(Vec<Arc<str>>),
-    /// These are there, and are the last.
+/// The next events for a follower.
+pub(crate) enum FollowedEvents {
+    /// New events, after which more follow.
+    New(Vec<Arc<str>>),
+    /// The last events.
     Last(Vec<Arc<str>>),
-    /// They are not kept.
-    NotKept,
+    /// The events were discarded.
+    Discarded,
 }
 
-impl Live {
-    /// Changes the response, and tells who follows.
+impl LiveResponse {
+    /// Changes the response and wakes its followers.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Assembly, Sink<'_>)) {
         {
             let mut state = self.state();
             let State { assembly, events, .. } = &mut *state;
             change(assembly, &mut |event| {
-                if events.as_mut().is_some_and(|events| !events.push(sent(event))) {
+                if events.as_mut().is_some_and(|events| !events.push(encode(event))) {
                     *events = None;
                 }
             });
@@ -207,32 +207,32 @@ impl Live {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// As it is now.
+    /// Returns the current state of the response.
     pub(crate) fn response(&self) -> Response {
         self.state().assembly.response().clone()
     }
 
-    /// Whether it stays as it is.
+    /// Whether the response has its final status.
     pub(crate) fn is_final(&self) -> bool {
         self.state().assembly.response().status.is_final()
     }
 
-    /// Whether its events can be followed.
-    pub(crate) fn keeps_events(&self) -> bool {
+    /// Whether clients can follow its events.
+    pub(crate) fn stores_events(&self) -> bool {
         self.state().events.is_some()
     }
 
-    /// The items that its request added to the conversation.
+    /// Returns the items that its request added to the conversation.
     pub(crate) fn input(&self) -> &[Arc<Item>] {
         self.input.items()
     }
 
-    /// Whose it is.
+    /// Returns the owner of the response.
     pub(crate) fn tenant(&self) -> Tenant {
         self.tenant
     }
 
-    /// As it is stored.
+    /// Returns the current state of the response for the store.
     pub(crate) fn record(&self) -> ResponseRecord {
         let state = self.state();
         ResponseRecord {
@@ -242,12 +242,12 @@ impl Live {
         }
     }
 
-    /// Asks for its end.
+    /// Cancels the response. Its end is asynchronous.
     pub(crate) fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// Waits until it is to end.
+    /// Waits until the response must end.
     pub(crate) async fn interrupted(&self) -> Interruption {
         tokio::select! {
             () = self.cancel.cancelled() => Interruption::Cancelled,
@@ -255,7 +255,7 @@ impl Live {
         }
     }
 
-    /// Waits for its end.
+    /// Waits until the work on the response is done.
     pub(crate) async fn done(&self) {
         let mut changes = self.changes.subscribe();
         while !self.state().is_done {
@@ -265,27 +265,27 @@ impl Live {
         }
     }
 
-    /// Waits until there are events from the `from`th on, or there will be none.
+    /// Waits for events from number `from` on, or for the end.
     ///
     /// # Cancel safety
-    /// Dropped, it has taken nothing.
-    pub(crate) async fn follow(&self, from: usize) -> Followed {
+    /// Dropping the future loses no events.
+    pub(crate) async fn follow(&self, from: usize) -> FollowedEvents {
         let mut changes = self.changes.subscribe();
         loop {
             {
                 let state = self.state();
-                let Some(events) = &state.events else { return Followed::NotKept };
+                let Some(events) = &state.events else { return FollowedEvents::Discarded };
                 let rest = events.list.get(from..).unwrap_or_default();
-                let new = beginning(rest);
+                let new = limited(rest);
                 if state.is_done && new.len() == rest.len() {
-                    return Followed::Last(new);
+                    return FollowedEvents::Last(new);
                 }
                 if !new.is_empty() {
-                    return Followed::Events(new);
+                    return FollowedEvents::New(new);
                 }
             }
             if changes.changed().await.is_err() {
-                return Followed::Last(Vec::new());
+                return FollowedEvents::Last(Vec::new());
             }
         }
     }
@@ -300,8 +300,8 @@ impl Live {
     }
 }
 
-/// As many of these events as are sent at a time.
-fn beginning(events: &[Arc<str>]) -> Vec<Arc<str>> {
+/// Returns as many of the events as are sent at a time.
+fn limited(events: &[Arc<str>]) -> Vec<Arc<str>> {
     let mut bytes = 0;
     let fits = |event: &&Arc<str>| {
         let is_first = bytes == 0;
@@ -316,10 +316,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn followers_get_a_bounded_part_of_the_events_at_a_time() {
+    fn followers_get_a_limited_number_of_bytes_at_a_time() {
         let event = |bytes: usize| Arc::from("x".repeat(bytes));
         let count =
-            |sizes: &[usize]| beginning(&sizes.iter().map(|&bytes| event(bytes)).collect::<Vec<_>>()).len();
+            |sizes: &[usize]| limited(&sizes.iter().map(|&bytes| event(bytes)).collect::<Vec<_>>()).len();
         assert_eq!(count(&[]), 0);
         assert_eq!(count(&[FOLLOWED_BYTES_MAX + 1, 1]), 1);
         assert_eq!(count(&[1, FOLLOWED_BYTES_MAX, 1]), 1);
@@ -327,9 +327,9 @@ mod tests {
     }
 
     #[test]
-    fn events_are_bounded_over_all_responses_and_give_their_room_back() {
+    fn the_events_of_all_responses_together_are_limited_and_return_their_room() {
         let all_bytes = Arc::new(AtomicUsize::new(ALL_EVENTS_BYTES_MAX - 2));
-        let events = || KeptEvents { list: Vec::new(), bytes: 0, all_bytes: Arc::clone(&all_bytes) };
+        let events = || EventLog { list: Vec::new(), bytes: 0, all_bytes: Arc::clone(&all_bytes) };
         let (mut one, mut two) = (events(), events());
         assert!(one.push("ab".to_owned()) && !two.push("c".to_owned()));
         drop((one, two));

@@ -1,4 +1,4 @@
-//! The items of a request while its response is made: they are stored with it at the end.
+//! The input items of a response while it is generated, which are stored with it at the end.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use server_openai::responses::Item;
 
 use crate::limits::{BudgetExhausted, ByteBudget, ByteClaim};
 
-/// What a request adds to the conversation, in memory until the response is stored. Its bytes are claimed from a budget,
-/// because the model's length does not limit them: the prompt does not show all parts of an item.
+/// The items that a request adds to the conversation, in memory until the response is stored. Their bytes are claimed from
+/// a budget, because the context length does not limit them: the prompt does not contain all parts of an item.
 #[derive(Debug)]
 pub(crate) struct RetainedInput {
     items: Vec<Arc<Item>>,
@@ -30,14 +30,14 @@ impl RetainedInput {
     }
 }
 
-/// The size of an item as JSON.
+/// Returns the size of an item as JSON.
 pub(crate) fn json_bytes(item: &Item) -> u64 {
     let mut count = Count(0);
     serde_json::to_writer(&mut count, item).expect("invariant: an item is JSON");
     count.0
 }
 
-/// Counts what is written.
+/// Counts the bytes that are written.
 struct Count(u64);
 
 impl Write for Count {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_claims_its_bytes_for_as_long_as_it_exists() {
+    fn an_input_claims_its_bytes_as_long_as_it_exists() {
         let item =
             json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x".repeat(1000)});
         let bytes = serde_json::to_string(&item).unwrap().len();

@@ -1,5 +1,5 @@
-//! The body of a request: no larger and no slower than the limits allow, and only as long as the bodies of all requests
-//! together fit their budget.
+//! Reads the body of a request within the limits for its size and time, and within the budget for the bodies of all
+//! requests.
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::Request;
@@ -16,39 +16,40 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 /// Beyond it: the server answers without reading the rest and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
-/// The whole body. Its bytes count towards the budget until the last clone of it is dropped.
+/// Reads the whole body. Its bytes count towards the budget until the last clone of it is dropped.
 ///
 /// # Errors
-/// It is too large, did not arrive in time, or the budget is exhausted.
+/// The body is too large, did not arrive in time, or the budget is exhausted.
 pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     let limits = app.limits();
-    let bytes_max = limits.body_bytes_max;
+    let bytes_max = limits.max_body_bytes;
     let announced = announced(request.headers());
     if is_hopeless(request.headers(), announced, bytes_max) {
         return Err(Error::BodyTooLarge(bytes_max));
     }
     let buffer = Buffer { claim: app.body_bytes().claim(), bytes: Vec::new(), bytes_max, announced };
     let read = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), buffer)).await;
-    let read = read.map_err(|_| Error::Body(format!("it took longer than {:?}", limits.read_timeout)))?;
+    let read =
+        read.map_err(|_| Error::BodyIncomplete(format!("it took longer than {:?}", limits.read_timeout)))?;
     read.map_err(|refusal| match refusal {
         Refusal::TooLarge => Error::BodyTooLarge(bytes_max),
         Refusal::Exhausted => app.overloaded(Resource::BodyBytes),
-        Refusal::Broken => Error::Body("the connection broke".to_owned()),
+        Refusal::Broken => Error::BodyIncomplete("the connection broke".to_owned()),
     })
 }
 
-/// The length of the body that the head announces.
+/// Returns the length of the body in the head of the request.
 fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Whether a body that is announced need not be waited for: it is larger than can be dropped, or has not been sent yet.
+/// Whether the server can reject a body without reading it: it is too large to be discarded, or not sent yet.
 fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) -> bool {
     let waits = headers.contains_key(header::EXPECT);
     announced.is_some_and(|length| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))
 }
 
-/// Why a body is not read to its end and kept.
+/// Why a body is rejected.
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
     TooLarge,
@@ -71,16 +72,16 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Appends a piece, with memory that was claimed before.
+    /// Appends a piece after claiming the memory for it.
     fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
         let length = self.bytes.len() + piece.len();
         if length > self.bytes_max {
             return Err(Refusal::TooLarge);
         }
         if length > self.bytes.capacity() {
-            // What was announced need not arrive, so the buffer grows with what does.
-            let most = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
-            let capacity = (self.bytes.capacity() * 2).min(most).max(length);
+            // The announced body need not arrive, so the buffer grows with the received bytes.
+            let expected = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
+            let capacity = (self.bytes.capacity() * 2).min(expected).max(length);
             self.claim.grow_to(capacity)?;
             self.bytes.reserve_exact(capacity - self.bytes.len());
         }
@@ -89,17 +90,17 @@ impl Buffer {
     }
 
     fn finish(self) -> Bytes {
-        Bytes::from_owner(Claimed { bytes: self.bytes, _claim: self.claim })
+        Bytes::from_owner(ClaimedBytes { bytes: self.bytes, _claim: self.claim })
     }
 }
 
 /// Bytes that count towards the budget as long as they exist.
-struct Claimed<T> {
+struct ClaimedBytes<T> {
     bytes: T,
     _claim: ByteClaim,
 }
 
-impl<T: AsRef<[u8]>> AsRef<[u8]> for Claimed<T> {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for ClaimedBytes<T> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
@@ -111,7 +112,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     let mut second = next(&mut pieces).await?;
     if second.is_none() && first.len() <= buffer.bytes_max {
         buffer.claim.grow_to(first.len())?;
-        return Ok(Bytes::from_owner(Claimed { bytes: first, _claim: buffer.claim }));
+        return Ok(Bytes::from_owner(ClaimedBytes { bytes: first, _claim: buffer.claim }));
     }
     let (mut size, mut pushed) = (first.len(), buffer.push(&first));
     drop(first);
@@ -122,7 +123,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     }
     let Err(refusal) = pushed else { return Ok(buffer.finish()) };
     let readable = buffer.bytes_max + DROPPED_BYTES_MAX;
-    // What has arrived of it is of no use any more.
+    // Frees the bytes that have arrived.
     drop(buffer);
     while let Some(piece) = second {
         size += piece.len();

@@ -7,31 +7,31 @@ use server_openai::{
     FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta, Usage,
 };
 
-use super::generate::{CallPiece, Head, Shape, WholeCall, WholeChoice, generate};
+use super::generate::{Head, TextEndpoint, WholeCall, WholeChoice, generate};
 use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
-use crate::prepare::{self, Prepared, Target};
-use crate::respond::TokenText;
+use crate::prepare::{self, PreparedRequest, Target};
+use crate::respond::{Delta, TokenText};
 use crate::sse::Events;
 
 pub(super) async fn chat(State(app): State<App>, request: Request) -> Response {
     generate::<Chat>(app, request).await
 }
 
-/// The shape of the chat endpoint.
+/// The chat endpoint.
 enum Chat {}
 
-impl Shape for Chat {
-    const ENDPOINT: &'static str = "chat_completions";
-    const ID: &'static str = "chatcmpl";
+impl TextEndpoint for Chat {
+    const NAME: &'static str = "chat_completions";
+    const ID_PREFIX: &'static str = "chatcmpl";
     type Whole = ChatCompletion;
 
-    fn prepare(body: &[u8], target: Target<'_>) -> Result<Prepared, Error> {
+    fn prepare(body: &[u8], target: Target<'_>) -> Result<PreparedRequest, Error> {
         prepare::chat(ChatRequest::read(&prepare::checked(prepare::Endpoint::Chat, body)?)?, target)
     }
 
-    fn begin(head: &Head, index: u32, events: &mut Events) {
+    fn start(head: &Head, choice: u32, events: &mut Events) {
         let delta = ChatDelta {
             role: Some("assistant"),
             content: Some(String::new()),
@@ -39,53 +39,46 @@ impl Shape for Chat {
             ..ChatDelta::default()
         };
         events.push(&ChatChunk {
-            prompt_token_ids: probabilities::prompt_token_ids(head, index),
-            ..part(head, index, delta, Vec::new())
+            prompt_token_ids: probabilities::prompt_token_ids(head, choice),
+            ..chunk(head, choice, delta, Vec::new())
         });
     }
 
-    fn text(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
-        let content = (!text.is_empty()).then_some(text);
-        let delta = ChatDelta { content, ..ChatDelta::default() };
-        events.push(&part(head, index, delta, tokens));
-    }
-
-    fn reasoning(head: &Head, index: u32, (text, tokens): (String, Vec<TokenText>), events: &mut Events) {
-        let both = (!text.is_empty()).then_some(text);
-        let delta = ChatDelta { reasoning_content: both.clone(), reasoning: both, ..ChatDelta::default() };
-        events.push(&part(head, index, delta, tokens));
-    }
-
-    fn call(head: &Head, index: u32, piece: CallPiece, events: &mut Events) {
-        if head.reply.calls_functions {
-            let (delta, tokens) = function(piece);
-            let delta = ChatDelta { function_call: Some(delta), ..ChatDelta::default() };
-            events.push(&part(head, index, delta, tokens));
-            return;
-        }
-        let (delta, tokens) = match piece {
-            CallPiece::Begin { call, id, name } => {
-                let function = FunctionDelta { name: Some(name), arguments: String::new() };
-                (ToolCallDelta { index: call, id: Some(id), r#type: Some("function"), function }, Vec::new())
+    fn delta(head: &Head, delta: Delta, events: &mut Events) {
+        let index = delta.choice();
+        let (delta, tokens) = match delta {
+            Delta::Text { text, tokens, .. } => {
+                let content = (!text.is_empty()).then_some(text);
+                (ChatDelta { content, ..ChatDelta::default() }, tokens)
             }
-            CallPiece::Arguments { call, text, tokens } => {
+            Delta::Reasoning { text, tokens, .. } => {
+                let text = (!text.is_empty()).then_some(text);
+                let delta =
+                    ChatDelta { reasoning_content: text.clone(), reasoning: text, ..ChatDelta::default() };
+                (delta, tokens)
+            }
+            Delta::CallBegin { call, id, name, .. } => {
+                let function = FunctionDelta { name: Some(name), arguments: String::new() };
+                (call_delta(head, call, Some(id), function), Vec::new())
+            }
+            Delta::CallArguments { call, text, tokens, .. } => {
                 let function = FunctionDelta { name: None, arguments: text };
-                (ToolCallDelta { index: call, id: None, r#type: None, function }, tokens)
+                (call_delta(head, call, None, function), tokens)
+            }
+            // The next chunk shows that the call is complete.
+            Delta::CallEnd { .. } => return,
+            Delta::End { reason, .. } => {
+                let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(head, reason)));
+                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None };
+                events.push(&ChatChunk { choices: vec![choice], ..empty_chunk(head) });
+                return;
             }
         };
-        let delta = ChatDelta { tool_calls: Some(vec![delta]), ..ChatDelta::default() };
-        events.push(&part(head, index, delta, tokens));
-    }
-
-    fn end(head: &Head, index: u32, reason: FinishReason, events: &mut Events) {
-        let delta = ChatDelta::default();
-        let finish_reason = Some(told(head, reason));
-        let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None };
-        events.push(&ChatChunk { choices: vec![choice], ..blank(head) });
+        events.push(&chunk(head, index, delta, tokens));
     }
 
     fn usage(head: &Head, usage: Usage, events: &mut Events) {
-        events.push(&ChatChunk { choices: Vec::new(), usage: Some(Some(usage)), ..blank(head) });
+        events.push(&ChatChunk { choices: Vec::new(), usage: Some(Some(usage)), ..empty_chunk(head) });
     }
 
     fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> ChatCompletion {
@@ -97,7 +90,7 @@ impl Shape for Chat {
                 index,
                 token_ids: probabilities::token_ids(&head, &choice.tokens),
                 logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
-                finish_reason: told(&head, choice.reason.unwrap_or(FinishReason::Stop)),
+                finish_reason: finish_reason(&head, choice.reason.unwrap_or(FinishReason::Stop)),
                 message: message(choice, head.reply.calls_functions),
             })
             .collect();
@@ -115,21 +108,23 @@ impl Shape for Chat {
     }
 }
 
-/// Why a choice ended, as the request has it.
-fn told(head: &Head, reason: FinishReason) -> FinishReason {
+/// Returns the reason in the form of the request: `function_call` if it has functions instead of tools.
+fn finish_reason(head: &Head, reason: FinishReason) -> FinishReason {
     match reason {
         FinishReason::ToolCalls if head.reply.calls_functions => FinishReason::FunctionCall,
         reason => reason,
     }
 }
 
-/// A piece of the only call, and the tokens that it is of.
-fn function(piece: CallPiece) -> (FunctionDelta, Vec<TokenText>) {
-    match piece {
-        CallPiece::Begin { name, .. } => {
-            (FunctionDelta { name: Some(name), arguments: String::new() }, Vec::new())
-        }
-        CallPiece::Arguments { text, tokens, .. } => (FunctionDelta { name: None, arguments: text }, tokens),
+/// Returns a part of the call with this number, in the form of the request. The first part has an ID.
+fn call_delta(head: &Head, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
+    if head.reply.calls_functions {
+        return ChatDelta { function_call: Some(function), ..ChatDelta::default() };
+    }
+    let r#type = id.as_ref().map(|_| "function");
+    ChatDelta {
+        tool_calls: Some(vec![ToolCallDelta { index, id, r#type, function }]),
+        ..ChatDelta::default()
     }
 }
 
@@ -146,7 +141,7 @@ fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
     };
     ChatMessage {
         role: "assistant",
-        // As with OpenAI: calls alone have no content, and an empty answer has an empty one.
+        // As in OpenAI's API, calls alone have no content, and an empty answer has empty content.
         content: (!is_call || !text.is_empty()).then_some(text),
         refusal: None,
         reasoning_content: reasoning.clone(),
@@ -156,7 +151,7 @@ fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
     }
 }
 
-fn blank(head: &Head) -> ChatChunk {
+fn empty_chunk(head: &Head) -> ChatChunk {
     ChatChunk {
         id: head.id.clone(),
         object: "chat.completion.chunk",
@@ -169,10 +164,10 @@ fn blank(head: &Head) -> ChatChunk {
     }
 }
 
-/// A chunk with what is new in a choice, and the tokens that it is of.
-fn part(head: &Head, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
+/// Returns a chunk with a delta of a choice and its tokens.
+fn chunk(head: &Head, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
     let token_ids = probabilities::token_ids(head, &tokens).filter(|tokens| !tokens.is_empty());
     let logprobs = probabilities::chat(head, tokens);
     let choice = ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids };
-    ChatChunk { choices: vec![choice], ..blank(head) }
+    ChatChunk { choices: vec![choice], ..empty_chunk(head) }
 }

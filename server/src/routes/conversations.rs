@@ -1,4 +1,4 @@
-//! `/conversations`: what responses are said in, one after the other, without the client naming each.
+//! `/conversations`: a conversation collects the items of successive responses.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use server_openai::responses::{
     Conversation, ConversationRequest, DeletedObject, InputItem, Item, ItemsRequest, Object,
 };
 
-use super::body;
 use super::responses::{
-    Lookup, Offer, Page, Selection, conversation, damaged, list, no_conversation, told, unreadable,
+    Lookup, Offer, Page, Selection, conversation, damaged, list, no_conversation, unreadable,
 };
 use super::stored_objects::answered;
+use super::{body, counted};
 use crate::app::App;
 use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::prepare::responses::{check_metadata, item_references, read_items, with_referenced};
-use crate::store::{ConversationRecord, Id, ItemIds, Kind, NewItems, Stored};
+use crate::store::{ConversationRecord, Id, ItemIds, Kind, NewItems, StoredRecord};
 use crate::tenant::Tenant;
 
-/// In metrics and logs.
+/// The name of the endpoint in metrics and logs.
 const ENDPOINT: &str = "conversations";
-/// Number of items that one request adds to a conversation, as with OpenAI.
+/// Number of items that one request adds to a conversation, as in OpenAI's API.
 ///
 /// Beyond it: 400, `array_above_max_length`.
 const ADDED_MAX: usize = 20;
@@ -40,22 +40,23 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
     answered(&app, ENDPOINT, &headers, async |tenant| {
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata)?;
-        if !app.store().is_on() {
-            return Err(Error::invalid("conversation", "nothing is kept here"));
+        if !app.store().is_enabled() {
+            let problem = "this server stores no conversations (--max-stored-responses 0)";
+            return Err(Error::invalid("conversation", problem));
         }
         let given = check_count(request.items.unwrap_or_default())?;
-        let id = app.store().name(Kind::Conversation);
+        let id = app.store().new_id(Kind::Conversation);
         let conversation = Conversation {
             id: id.to_string(),
             object: Object::Conversation,
             created_at: unix_time(),
             metadata,
         };
-        let whole = app.clone();
+        let owned = app.clone();
         let stored = app.store().run(move |store| {
-            let referenced = referenced(&whole, tenant, &given)?;
-            let NewItems { items, named } = new_items(given, referenced, id.items())?;
-            let record = ConversationRecord { conversation, items, named };
+            let referenced = referenced(&owned, tenant, &given)?;
+            let NewItems { items, generated_ids } = new_items(given, referenced, id.items())?;
+            let record = ConversationRecord { conversation, items, generated_ids };
             store.put_conversation(&record, tenant).map_err(Failure::from)?;
             Ok::<_, Failure>(record.conversation)
         });
@@ -73,7 +74,7 @@ pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
     .await
 }
 
-/// `POST /conversations/{id}`: other metadata.
+/// `POST /conversations/{id}` replaces the metadata.
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let (headers, read) = read_body(&app, request, ConversationRequest::parse).await;
     let request = match read {
@@ -83,7 +84,7 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
     answered(&app, ENDPOINT, &headers, async |tenant| {
         let metadata = request.metadata.ok_or_else(|| Error::missing("metadata"))?;
         check_metadata(&metadata)?;
-        let parsed = named(&id)?;
+        let parsed = parse_id(&id)?;
         let updated = app.store().run(move |store| {
             store.set_head(parsed, tenant, |stored| {
                 let head: Conversation = stored.head().map_err(damaged)?;
@@ -98,7 +99,7 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
 /// `DELETE /conversations/{id}`.
 pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
-        let parsed = named(&id)?;
+        let parsed = parse_id(&id)?;
         if !app.store().run(move |store| store.remove(parsed, tenant)).await {
             return Err(no_conversation(&id));
         }
@@ -128,12 +129,12 @@ pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request:
     };
     answered(&app, ENDPOINT, &headers, async |tenant| {
         let given = check_count(request.items.ok_or_else(|| Error::missing("items"))?)?;
-        let parsed = named(&id)?;
-        let whole = app.clone();
+        let parsed = parse_id(&id)?;
+        let owned = app.clone();
         let added = app.store().run(move |store| {
-            let referenced = referenced(&whole, tenant, &given)?;
+            let referenced = referenced(&owned, tenant, &given)?;
             store.append(parsed, tenant, |tally| {
-                Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.named))?)
+                Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.generated_ids))?)
             })
         });
         let added = added.await?.ok_or_else(|| no_conversation(&id))?;
@@ -163,14 +164,14 @@ pub(super) async fn item(
     .await
 }
 
-/// `DELETE /conversations/{id}/items/{item}`: the answer is the conversation.
+/// `DELETE /conversations/{id}/items/{item}` returns the conversation.
 pub(super) async fn remove(
     State(app): State<App>,
     Path((id, item)): Path<(String, String)>,
     request: Request,
 ) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
-        let parsed = named(&id)?;
+        let parsed = parse_id(&id)?;
         let removed = app.store().run(move |store| {
             store.remove_item(parsed, tenant, |stored| {
                 for (number, stored_item) in stored.input().enumerate() {
@@ -187,7 +188,7 @@ pub(super) async fn remove(
     .await
 }
 
-/// Why an operation on the store failed: by the store or by the request.
+/// Why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -212,8 +213,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// The headers of a request, and its body, read with `parse`. The body arrives before the request counts, so that slow
-/// clients do not keep others out.
+/// Returns the headers of a request, and its body, read with `parse`. The body arrives before the request is admitted, so
+/// that slow clients do not exclude others.
 async fn read_body<T, E: Into<Error>>(
     app: &App,
     request: Request,
@@ -225,30 +226,30 @@ async fn read_body<T, E: Into<Error>>(
 }
 
 fn refused(app: &App, headers: &HeaderMap, error: Error) -> Response {
-    told(app, ENDPOINT, Dispatch::of(headers), Err(error))
+    counted::answered(app, ENDPOINT, Dispatch::of(headers), Err(error))
 }
 
 fn check_count(given: Vec<InputItem>) -> Result<Vec<InputItem>, Error> {
     if given.len() > ADDED_MAX {
-        let problem = format!("has {} items, and {ADDED_MAX} may be added at a time", given.len());
+        let problem = format!("has {} items (limit: {ADDED_MAX} in one request)", given.len());
         return Err(Error::coded("array_above_max_length", "items", problem));
     }
     Ok(given)
 }
 
-/// The stored items that these refer to.
+/// Returns the stored items that the elements refer to.
 fn referenced(app: &App, tenant: Tenant, given: &[InputItem]) -> Result<Vec<Arc<Item>>, Error> {
     Lookup::new(app, tenant).referenced(&item_references(given, "items")?)
 }
 
-/// The items to be stored, with those that they refer to in their places.
+/// Returns the items to store, with the referenced items in their places.
 fn new_items(given: Vec<InputItem>, referenced: Vec<Arc<Item>>, mut ids: ItemIds) -> Result<NewItems, Error> {
     let items = with_referenced(read_items(given, "items", &mut ids)?, referenced)?;
-    Ok(NewItems { items, named: ids.count() })
+    Ok(NewItems { items, generated_ids: ids.count() })
 }
 
-/// A page of a conversation's items.
-fn page_of(stored: &Stored, page: &Page) -> Result<(Vec<Item>, bool), Error> {
+/// Returns a page of a conversation's items.
+fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Error> {
     let mut items = stored.input().collect::<Result<Vec<_>, _>>().map_err(damaged)?;
     if page.is_descending() {
         items.reverse();
@@ -264,25 +265,25 @@ fn page_of(stored: &Stored, page: &Page) -> Result<(Vec<Item>, bool), Error> {
     Ok((data, selection.finish()?))
 }
 
-/// Reads something of a conversation.
+/// Reads a part of a conversation.
 async fn read<T: Send + 'static>(
     app: &App,
     tenant: Tenant,
     id: String,
-    of: impl FnOnce(&Stored) -> Result<T, Error> + Send + 'static,
+    of: impl FnOnce(&StoredRecord) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let whole = app.clone();
-    app.store().run(move |_| of(&conversation(&whole, tenant, &id)?)).await
+    let owned = app.clone();
+    app.store().run(move |_| of(&conversation(&owned, tenant, &id)?)).await
 }
 
-fn named(id: &str) -> Result<Id, Error> {
+fn parse_id(id: &str) -> Result<Id, Error> {
     Id::parse(id).filter(|id| id.kind() == Kind::Conversation).ok_or_else(|| no_conversation(id))
 }
 
 fn no_item(id: &str) -> Error {
-    Error::NotKept {
+    Error::NotStored {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
-        message: format!("the item {id:?} is not kept here, or no more"),
+        message: format!("the item {id:?} is not stored, or no longer"),
     }
 }

@@ -1,7 +1,6 @@
-//! `/openapi.json`: what there is, what it takes and what it answers. What it takes is written from the table that
-//! requests are checked against ([`Endpoint::parameters`]), so it cannot differ from it; the elements of arrays that the
-//! table does not look into are in `requests.json`; what it answers is in `answers.json`, and tests hold requests and
-//! answers against these.
+//! `/openapi.json`: the description of the API. Requests are described by the table that they are checked against
+//! ([`Endpoint::parameters`]), so the description is always correct. The elements of arrays that the table does not check
+//! are in `requests.json`, and the answers in `answers.json`; tests check requests and answers against these files.
 
 mod operations;
 
@@ -10,12 +9,12 @@ use std::sync::LazyLock;
 use axum::Json;
 use serde_json::{Map, Value, json};
 
-use crate::prepare::{Endpoint, Here, Kind, Parameter, Peer};
+use crate::prepare::{Endpoint, Kind, Parameter, Peer, Support};
 use operations::{API, BARE, Body, Operation, Query};
 
-/// Schemas of answers.
+/// The schemas of answers.
 const ANSWERS: &str = include_str!("openapi/answers.json");
-/// Schemas of bodies that are not in the table, and of elements that it does not look into.
+/// The schemas of bodies that are not in the table, and of elements that it does not check.
 const REQUESTS: &str = include_str!("openapi/requests.json");
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
@@ -43,7 +42,7 @@ fn document() -> Value {
         "info": {
             "title": "ovfleet",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI's API. In a request, null is the same as absent, and what is not known is ignored.",
+            "description": "OpenAI's API. In a request, null is the same as absent, and unknown members are ignored.",
         },
         "paths": paths,
         "components": {"schemas": schemas},
@@ -99,15 +98,15 @@ fn reference(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
-/// An answer with the status of an error. Probes have no body.
+/// Describes an answer with the status of an error. Probes have no body.
 fn problem(status: u16, has_body: bool) -> Value {
     let description = match status {
         400 => "A value is missing, malformed or out of range; `param` names it.",
-        404 => "The model, or what a name refers to, is not here.",
+        404 => "The model or the object does not exist.",
         408 => "The body did not arrive in time.",
-        409 => "Requests are in work.",
+        409 => "Requests are in progress.",
         413 => "The body is too large.",
-        429 => "Too many requests are in work or wait. `Retry-After` says when to come back.",
+        429 => "Too many requests are in progress or waiting. `Retry-After` says when to retry.",
         503 => "The model is being loaded, or the server is shutting down.",
         _ => "The server failed.",
     };
@@ -139,7 +138,7 @@ fn request(endpoint: Endpoint) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
-/// The schema of a parameter's elements, where the table does not look into them.
+/// Returns the schema of a parameter's elements if the table does not check them.
 fn elements(endpoint: Endpoint, parameter: &Parameter) -> Option<&'static str> {
     match (endpoint, parameter.name) {
         (_, "messages") => Some("ChatMessage"),
@@ -169,10 +168,10 @@ fn property(parameter: &Parameter, elements: Option<&str>) -> Value {
     property["x-ovms"] = json!(peer(parameter.peers.ovms));
     property["x-openai"] = json!(peer(parameter.peers.openai));
     property["x-vllm"] = json!(peer(parameter.peers.vllm));
-    property["x-ovfleet"] = json!(match parameter.here {
-        Here::Works => "works",
-        Here::Accepted => "accepted",
-        Here::Refused => "refused",
+    property["x-ovfleet"] = json!(match parameter.support {
+        Support::Works => "works",
+        Support::Accepted => "accepted",
+        Support::Refused => "refused",
     });
     property
 }
@@ -192,7 +191,7 @@ fn schema(kind: Kind) -> Value {
         }
         Kind::Number(min, max) => json!({"type": "number", "minimum": min, "maximum": max}),
         Kind::Text(usize::MAX) => json!({"type": "string"}),
-        // In bytes, which are no fewer than the characters that this counts.
+        // The limit is in bytes. A text has at least as many bytes as characters, which `maxLength` counts.
         Kind::Text(bytes_max) => json!({"type": "string", "maxLength": bytes_max}),
         Kind::OneOf(words) => json!({"type": "string", "enum": words}),
         Kind::Object => json!({"type": "object"}),

@@ -1,4 +1,4 @@
-//! Log probabilities and tokens in answers: how they are named and where their texts begin.
+//! Log probabilities and token IDs in answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,23 +8,22 @@ use server_engine::{ScoredToken, TokenId, TokenLogprob};
 use server_openai::{
     ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs, TopLogprob,
 };
-use server_text::Tokenizer;
-use server_text::{DetokenizeOptions, Detokenizer};
+use server_text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
 use super::generate::Head;
 use crate::respond::TokenText;
 
-/// The numbers of `tokens`, if they are asked for.
+/// Returns the IDs of `tokens` if they are requested.
 pub(super) fn token_ids(head: &Head, tokens: &[TokenText]) -> Option<Vec<TokenId>> {
     head.reply.token_ids.then(|| tokens.iter().map(|token| token.token).collect())
 }
 
-/// The tokens of a choice's prompt, if they are asked for.
+/// Returns the token IDs of a choice's prompt if they are requested.
 pub(super) fn prompt_token_ids(head: &Head, choice: u32) -> Option<Vec<TokenId>> {
     if head.reply.token_ids { prompt(head, choice).map(<[TokenId]>::to_vec) } else { None }
 }
 
-/// The log probabilities of a choice's prompt, if they are asked for.
+/// Returns the log probabilities of a choice's prompt if they are requested.
 pub(super) fn prompt_logprobs(head: &Head, choice: u32) -> Option<PromptLogprobs> {
     let count = head.reply.prompt_logprobs? as usize;
     let entry = |TokenLogprob { token, logprob }: TokenLogprob, rank| {
@@ -39,15 +38,15 @@ pub(super) fn prompt_logprobs(head: &Head, choice: u32) -> Option<PromptLogprobs
     Some(std::iter::once(None).chain(scores(head, choice)?.iter().map(position)).collect())
 }
 
-/// Those of a part of a chat choice.
+/// Returns the log probabilities of a chat choice, or of a part of it.
 pub(super) fn chat(head: &Head, tokens: Vec<TokenText>) -> Option<ChatLogprobs> {
     head.reply.logprobs?;
-    let content = shown(&head.tokenizer, tokens, head.reply.names_by_id);
+    let content = entries(&head.tokenizer, tokens, head.reply.names_by_id);
     Some(ChatLogprobs { content, refusal: None })
 }
 
-/// As chats and responses have them.
-pub(super) fn shown(
+/// Returns log probabilities in the form of the chat and the responses endpoint.
+pub(super) fn entries(
     tokenizer: &Tokenizer,
     tokens: Vec<TokenText>,
     names_by_id: bool,
@@ -56,27 +55,27 @@ pub(super) fn shown(
     let bytes = |token| tokenizer.token_bytes(token).to_vec();
     let top =
         |TokenLogprob { token, logprob }| TopLogprob { token: named(token), logprob, bytes: bytes(token) };
-    let shown = tokens.into_iter().map(|text| ChatTokenLogprob {
+    let entries = tokens.into_iter().map(|text| ChatTokenLogprob {
         token: named(text.token),
         logprob: text.logprob,
         bytes: bytes(text.token),
         top_logprobs: text.top.into_iter().map(top).collect(),
     });
-    shown.collect()
+    entries.collect()
 }
 
-/// Those of a part of a completion.
+/// Returns the log probabilities of a completion, or of a part of it.
 pub(super) fn completion(head: &Head, choice: u32, tokens: Vec<TokenText>) -> Option<CompletionLogprobs> {
     head.reply.logprobs?;
     let before = head.echo(choice).chars().count();
     let mut logprobs = CompletionLogprobs::default();
     for TokenText { token, start, logprob, top } in tokens {
-        put(head, (token, before + start), Some((logprob, &top)), &mut logprobs);
+        push(head, token, before + start, Some(Score { logprob, top: &top }), &mut logprobs);
     }
     Some(logprobs)
 }
 
-/// Those of an echoed prompt.
+/// Returns the log probabilities of an echoed prompt.
 pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
     let count = head.reply.logprobs? as usize;
     let (echo, tokens) = (head.echo(choice), prompt(head, choice)?);
@@ -85,17 +84,17 @@ pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
     }
     let scores = scores(head, choice)?.iter().map(|scored| {
         let TokenLogprob { logprob, .. } = scored.logprobs.chosen;
-        Some((logprob, &scored.logprobs.top[..count.min(scored.logprobs.top.len())]))
+        Some(Score { logprob, top: &scored.logprobs.top[..count.min(scored.logprobs.top.len())] })
     });
     let mut logprobs = CompletionLogprobs::default();
-    let places = tokens.iter().copied().zip(offsets(head, echo, tokens));
-    for (place, score) in places.zip(std::iter::once(None).chain(scores)) {
-        put(head, place, score, &mut logprobs);
+    let positions = tokens.iter().copied().zip(offsets(head, echo, tokens));
+    for ((token, start), score) in positions.zip(std::iter::once(None).chain(scores)) {
+        push(head, token, start, score, &mut logprobs);
     }
     Some(logprobs)
 }
 
-/// Adds what follows to what came before.
+/// Concatenates the log probabilities of two texts.
 pub(super) fn joined(
     before: Option<CompletionLogprobs>,
     after: Option<CompletionLogprobs>,
@@ -113,15 +112,23 @@ pub(super) fn joined(
     }
 }
 
-fn put(
+/// The log probability of a token and of the most probable tokens at its position.
+#[derive(Clone, Copy)]
+struct Score<'a> {
+    logprob: f32,
+    top: &'a [TokenLogprob],
+}
+
+fn push(
     head: &Head,
-    (token, start): (TokenId, usize),
-    score: Option<(f32, &[TokenLogprob])>,
+    token: TokenId,
+    start: usize,
+    score: Option<Score<'_>>,
     logprobs: &mut CompletionLogprobs,
 ) {
     let name = name(head, token);
-    // The token itself is among them, whether or not it is one of the most probable.
-    let tops = score.map(|(logprob, top)| {
+    // The entries include the token itself, whether or not it is one of the most probable.
+    let tops = score.map(|Score { logprob, top }| {
         let mut tops = Map::new();
         for top in top {
             tops.insert(self::name(head, top.token), number(top.logprob));
@@ -130,13 +137,13 @@ fn put(
         tops
     });
     logprobs.tokens.push(name);
-    logprobs.token_logprobs.push(score.map(|score| score.0));
+    logprobs.token_logprobs.push(score.map(|score| score.logprob));
     logprobs.top_logprobs.push(tops);
     logprobs.text_offset.push(start);
 }
 
-/// Where each token's text begins within the echo, in characters. Special tokens have text in the echo of a prompt
-/// in tokens, but not in that of a text, to which they were added.
+/// Returns the position of each token's text within the echo, in characters. Special tokens have text in the echo of a
+/// prompt of token IDs, but not in the echo of a text, to which they were added.
 fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     let length = echo.chars().count();
     let offsets = |skip_special| {
@@ -162,7 +169,7 @@ fn prompt(head: &Head, choice: u32) -> Option<&[TokenId]> {
     head.reply.prompts.get(head.prompt_of(choice)).map(Vec::as_slice)
 }
 
-/// The token's text; of bytes that are no text by themselves, their values, which keeps tokens apart.
+/// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain distinct.
 fn name(head: &Head, token: TokenId) -> String {
     if head.reply.names_by_id {
         return id(token);
@@ -178,7 +185,7 @@ fn id(token: TokenId) -> String {
     format!("token_id:{token}")
 }
 
-/// As an f32 is written, in its shortest form: a `Value` holds an f64, whose digits would be those of the widened
+/// Converts an `f32` with its shortest decimal form: a `Value` holds an `f64`, which would have the digits of the widened
 /// number.
 fn number(logprob: f32) -> Value {
     let shortest = logprob.to_string().parse().ok();

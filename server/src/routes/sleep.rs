@@ -1,5 +1,5 @@
-//! Sleep and waking by hand, as vLLM has them. They are there only if the server was told so: whoever can ask for an
-//! answer could else make all others wait for theirs.
+//! vLLM's paths for sleep and wake-up. They exist only with `--enable-sleep-mode`, because any client could use them to
+//! delay all others.
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
@@ -15,17 +15,17 @@ use crate::sleep::level;
 
 /// Whether requests may put the server to sleep and wake it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sleep {
-    /// Nothing is there to ask for it.
-    ByItself,
-    /// As vLLM has it in its mode for development.
-    OnRequest,
+pub enum SleepApi {
+    /// The paths do not exist.
+    Disabled,
+    /// The paths exist, as in vLLM's development mode.
+    Enabled,
 }
 
-pub(super) fn routes(who: Sleep) -> Router<App> {
-    match who {
-        Sleep::ByItself => Router::new(),
-        Sleep::OnRequest => Router::new()
+pub(super) fn routes(api: SleepApi) -> Router<App> {
+    match api {
+        SleepApi::Disabled => Router::new(),
+        SleepApi::Enabled => Router::new()
             .route("/sleep", post(sleep))
             .route("/wake_up", post(wake_up))
             .route("/is_sleeping", get(is_sleeping)),
@@ -35,24 +35,25 @@ pub(super) fn routes(who: Sleep) -> Router<App> {
 async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode, Error> {
     let pairs = Query::<Vec<(String, String)>>::try_from_uri(&uri);
     let Query(pairs) = pairs.map_err(|error| Error::invalid("query", error))?;
-    let mut wanted = SleepLevel::Cache;
+    let mut sleep_level = SleepLevel::Cache;
     for (name, value) in pairs {
         if name == "level" {
             let known = value.parse().ok().and_then(level);
-            wanted = known.ok_or_else(|| Error::invalid("level", format!("{value:?} is neither 1 nor 2")))?;
+            sleep_level =
+                known.ok_or_else(|| Error::invalid("level", format!("{value:?} must be 1 or 2")))?;
         }
     }
-    app.serving()?.engine.sleep(wanted).await?;
+    app.served()?.engine.sleep(sleep_level).await?;
     Ok(StatusCode::OK)
 }
 
-/// All of it: parts, as vLLM's `tags` name them, are not woken one by one.
+/// Wakes the whole engine: vLLM's `tags`, which name parts, are ignored.
 async fn wake_up(State(app): State<App>) -> Result<StatusCode, Error> {
-    app.serving()?.engine.wake().await?;
+    app.served()?.engine.wake().await?;
     Ok(StatusCode::OK)
 }
 
 async fn is_sleeping(State(app): State<App>) -> Result<impl IntoResponse, Error> {
-    let is_sleeping = app.serving()?.engine.sleep_level().is_some();
+    let is_sleeping = app.served()?.engine.sleep_level().is_some();
     Ok(Json(json!({"is_sleeping": is_sleeping})))
 }

@@ -1,5 +1,5 @@
-//! Requests about stored objects. They have a limit of their own, so that they neither take the place of generations nor
-//! are refused because of them: whoever polls for a response is answered while the server is full.
+//! Requests about stored objects. They have their own limit, so that they neither displace requests that generate nor are
+//! rejected because of them: a client that polls for a response gets it while the server is full.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,17 +9,18 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
-use super::responses::told;
+use super::counted;
 use crate::app::App;
 use crate::dispatches::Dispatch;
 use crate::error::Error;
-use crate::limits::Admitted;
+use crate::limits::AdmittedRequest;
 use crate::tenant::Tenant;
 
-/// Bytes of an answer that does not count any longer once it is complete: smaller ones fit into buffers anyway.
+/// Size in bytes up to which an answer counts only until it is complete, because it fits into the buffers of the
+/// connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 
-/// Answers a request that has no body, or whose body has been read. A large answer counts until it has been sent.
+/// Answers a request without a body, or whose body was read. A large answer counts until it was sent.
 pub(super) async fn answered(
     app: &App,
     endpoint: &'static str,
@@ -30,25 +31,29 @@ pub(super) async fn answered(
     let answer = async {
         let tenant = Tenant::of(headers)?;
         let admitted = app.stored_objects().admit()?;
-        Ok(counted(work(tenant).await?, admitted))
+        Ok(with_admission(work(tenant).await?, admitted))
     };
     let answer = answer.await;
-    told(app, endpoint, dispatch, answer)
+    counted::answered(app, endpoint, dispatch, answer)
 }
 
-fn counted(response: Response, admitted: Admitted) -> Response {
-    // A stream of events has no size: it sends what it has and waits.
+fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
+    // A stream of events has no size. It sends the available events and waits for more.
     let is_large = response.body().size_hint().exact().is_some_and(|bytes| bytes > UNCOUNTED_BYTES_MAX);
-    if is_large { response.map(|body| Body::new(Counted { body, _admitted: admitted })) } else { response }
+    if is_large {
+        response.map(|body| Body::new(AdmittedBody { body, _admitted: admitted }))
+    } else {
+        response
+    }
 }
 
-/// The body of an answer that counts until it has been sent.
-struct Counted {
+/// The body of an answer that counts until it was sent.
+struct AdmittedBody {
     body: Body,
-    _admitted: Admitted,
+    _admitted: AdmittedRequest,
 }
 
-impl HttpBody for Counted {
+impl HttpBody for AdmittedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -76,11 +81,11 @@ mod tests {
     use crate::limits::Admission;
 
     #[test]
-    fn a_large_answer_counts_until_it_has_been_sent_and_a_small_one_does_not() {
+    fn a_large_answer_counts_until_it_was_sent_and_a_small_one_does_not() {
         let admission = Admission::new(2);
         let large = "x".repeat(UNCOUNTED_BYTES_MAX as usize + 1).into_response();
-        let large = counted(large, admission.admit().unwrap());
-        let small = counted("x".into_response(), admission.admit().unwrap());
+        let large = with_admission(large, admission.admit().unwrap());
+        let small = with_admission("x".into_response(), admission.admit().unwrap());
         assert_eq!(admission.requests(), 1);
         assert_eq!(large.body().size_hint().exact(), Some(UNCOUNTED_BYTES_MAX + 1));
         drop((large, small));

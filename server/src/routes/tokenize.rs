@@ -1,63 +1,44 @@
-//! `/tokenize` and `/detokenize`: no engine takes part.
+//! `/tokenize` and `/detokenize`, which do not use the engine.
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::body;
-use super::generate::{self, Counted};
-use crate::app::{App, Serving};
+use super::{body, counted, preparation};
+use crate::app::{App, ServedModel};
 use crate::error::Error;
 use crate::prepare::{self, Endpoint, Target};
 use crate::tenant::Tenant;
 
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Response {
-    answer(&app, request, ("tokenize", Endpoint::Tokenize), prepare::tokenize).await
+    let response = answer(&app, request, Endpoint::Tokenize, prepare::tokenize).await;
+    counted::answered(&app, "tokenize", None, response)
 }
 
 pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Response {
-    answer(&app, request, ("detokenize", Endpoint::Detokenize), prepare::detokenize).await
+    let response = answer(&app, request, Endpoint::Detokenize, prepare::detokenize).await;
+    counted::answered(&app, "detokenize", None, response)
 }
 
 async fn answer<T: Serialize + Send + 'static>(
     app: &App,
     request: Request,
-    (name, endpoint): (&'static str, Endpoint),
-    work: fn(&Value, Target<'_>) -> Result<T, Error>,
-) -> Response {
-    let mut response = match compute(app, request, endpoint, work).await {
-        Ok(answer) => {
-            app.metrics().count(name, "ok", axum::http::StatusCode::OK);
-            Json(answer).into_response()
-        }
-        Err(error) => {
-            app.metrics().count(name, error.label(), error.status());
-            error.into_response()
-        }
-    };
-    response.extensions_mut().insert(Counted);
-    response
-}
-
-async fn compute<T: Send + 'static>(
-    app: &App,
-    request: Request,
     endpoint: Endpoint,
     work: fn(&Value, Target<'_>) -> Result<T, Error>,
-) -> Result<T, Error> {
-    app.serving()?;
+) -> Result<Response, Error> {
+    app.served()?;
     let tenant = Tenant::of(request.headers())?;
     let body = body::read(app, request).await?;
     let admitted = app.admission().admit()?;
-    let (is_light, seed) = (generate::is_light(&body), app.next_id().seed());
+    let (is_light, seed) = (preparation::is_light(&body), app.next_id().seed());
     let work = move |app: &App| {
         let _admitted = admitted;
-        let Serving { model, engine, .. } = app.serving()?;
+        let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
         work(&request, Target { model, limits: engine.limits(), seed })
     };
-    // Others' tokens do not wait for long texts.
-    if is_light { work(app) } else { generate::apart(app, tenant, work).await }
+    let result = if is_light { work(app) } else { preparation::on_thread(app, tenant, work).await };
+    result.map(|result| Json(result).into_response())
 }

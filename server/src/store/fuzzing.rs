@@ -16,7 +16,7 @@ use server_openai::responses::{Conversation, Item};
 use tempfile::TempDir;
 
 use crate::store::{
-    CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, Stored, StoredItem, Tally,
+    CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, StoredItem, StoredRecord, Tally,
 };
 use crate::tenant::Tenant;
 
@@ -55,7 +55,7 @@ struct Contents {
     bytes: u64,
 }
 
-/// Panics if a promise is broken.
+/// Panics if the server violates its contract.
 pub(crate) fn check(input: &[u8]) {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
@@ -75,11 +75,14 @@ pub(crate) fn check(input: &[u8]) {
 }
 
 fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
-    let config =
-        StoreConfig { entries_max: ENTRIES_MAX, bytes_max: BYTES_MAX, folder: Some(folder.to_owned()) };
+    let config = StoreConfig {
+        max_stored_responses: ENTRIES_MAX,
+        max_stored_bytes: BYTES_MAX,
+        response_store_dir: Some(folder.to_owned()),
+    };
     let open = || Store::open(&config).expect("damaged files do not keep a server from starting");
     let store = open();
-    let number = store.keeper();
+    let number = store.store_id();
     assert_ne!(number, 0);
     assert!(records(folder) <= ENTRIES_MAX);
     for file in files {
@@ -90,12 +93,12 @@ fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
     let before = everything(&store, files);
     drop(store);
     let store = open();
-    assert_eq!(store.keeper(), number, "the names that the server has given stay its own");
+    assert_eq!(store.store_id(), number, "the names that the server has given stay its own");
     assert_eq!(everything(&store, files), before, "a restart changes nothing");
     assert!(records(folder) <= ENTRIES_MAX);
 }
 
-/// What `tenant` sees of a file, and what it can do with it.
+/// Checks what `tenant` can read and change in a file.
 fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, tenant: Tenant) {
     let id = file.id;
     let found = store.get(id, tenant).expect("the file can be read");
@@ -130,8 +133,8 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     let item = item();
     let add = |tally: Tally| {
         assert_eq!(tally.items, before.items.len());
-        let named = tally.named.saturating_add(1);
-        Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], named })
+        let generated_ids = tally.generated_ids.saturating_add(1);
+        Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], generated_ids })
     };
     let added = store.append(id, tenant, add).expect("it has room").expect("it is stored");
     assert_eq!(added.len(), 1);
@@ -140,7 +143,7 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     let after = read();
     assert_eq!((&after.head, &after.items), (&before.head, &expected));
 
-    let head = |stored: &Stored| match stored.head::<Conversation>() {
+    let head = |stored: &StoredRecord| match stored.head::<Conversation>() {
         Ok(mut head) => {
             head.created_at = 7;
             Ok(head)
@@ -160,7 +163,7 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
 }
 
 /// Stores a response again as it was read.
-fn replace(store: &Store, id: Id, tenant: Tenant, stored: &Stored) {
+fn replace(store: &Store, id: Id, tenant: Tenant, stored: &StoredRecord) {
     let Ok(mut response) = stored.response() else { return };
     response.id = id.to_string();
     let record = ResponseRecord { response, input: vec![item()], events: None };
@@ -193,7 +196,7 @@ fn owner(content: &[u8]) -> Option<Tenant> {
     }
 }
 
-/// The default tenant, one that owns files of the seeds, and whoever else owns one of these files.
+/// Returns the default tenant, a tenant that owns files of the seeds, and all other owners of these files.
 fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
     let mut tenants = vec![Tenant::default(), Tenant::parse(TENANT).expect("a tenant"), Tenant::NOBODY];
     for owner in files.iter().filter_map(|file| file.owner) {
@@ -205,7 +208,7 @@ fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
 }
 
 impl Contents {
-    fn of(stored: &Stored) -> Self {
+    fn of(stored: &StoredRecord) -> Self {
         let item = |item: StoredItem<'_>| (item.id.clone(), item.parse().ok());
         let items: Vec<_> = stored.input().map(|read| read.ok().map(item)).collect();
         assert_eq!(stored.tally().items, items.len());
@@ -240,7 +243,7 @@ mod tests {
     const CASES: u64 = 2_000;
 
     #[test]
-    fn any_bytes_in_the_files_of_the_store_do_no_harm() {
+    fn any_bytes_in_the_files_of_the_store_are_harmless() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/store");
         let mut paths: Vec<_> =
             std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

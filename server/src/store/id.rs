@@ -1,43 +1,43 @@
-//! Names of responses, conversations and items, such as `resp_` and 48 hexadecimal digits: 16 that say which server
-//! keeps it, 24 at random, and 8 that number the items of one response or conversation (0 is itself).
+//! The IDs of responses, conversations and items, such as `resp_` and 48 hexadecimal digits: 16 for the store, 24 random
+//! digits, and 8 that number the items of a response or conversation (0 is the object itself).
 //!
-//! So a router knows from the name alone where to send a request, and the server from an item's name what it
-//! belongs to. Nothing has to be looked up, and nothing has to be remembered.
+//! A router finds the replica of an object in its ID, and the server finds the owner of an item in the item's ID, without
+//! any shared state.
 
 use std::fmt;
 
-/// What has a name.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Response,
     Conversation,
-    /// Anything in them.
+    /// An item of a response or conversation.
     Item,
 }
 
-/// A name.
+/// The ID of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Id {
     kind: Kind,
-    keeper: u64,
+    store_id: u64,
     /// The lower 96 bits.
     random: u128,
     number: u32,
 }
 
-/// Digits of a name, behind its prefix.
+/// Number of digits of an ID after its prefix.
 const DIGITS: usize = 48;
-/// How what is kept begins, by its kind.
+/// The prefixes of stored objects.
 const PREFIXES: [(&str, Kind); 2] = [("resp", Kind::Response), ("conv", Kind::Conversation)];
-/// Of the lower 96 bits.
+/// The mask of the lower 96 bits.
 const RANDOM: u128 = (1 << 96) - 1;
 
 impl Id {
-    pub(super) fn new(kind: Kind, keeper: u64, random: u128) -> Self {
-        Self { kind, keeper, random: random & RANDOM, number: 0 }
+    pub(super) fn new(kind: Kind, store_id: u64, random: u128) -> Self {
+        Self { kind, store_id, random: random & RANDOM, number: 0 }
     }
 
-    /// Reads a name; `None` if it is none that a server gives.
+    /// Reads an ID; `None` if no server generates such an ID.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (prefix, digits) = text.split_once('_')?;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -52,7 +52,7 @@ impl Id {
         }
         Some(Self {
             kind,
-            keeper: u64::from_str_radix(&digits[..16], 16).ok()?,
+            store_id: u64::from_str_radix(&digits[..16], 16).ok()?,
             random: u128::from_str_radix(&digits[16..40], 16).ok()?,
             number,
         })
@@ -62,22 +62,22 @@ impl Id {
         self.kind
     }
 
-    /// What an item belongs to, if it is of this kind.
+    /// Returns the ID of the item's owner if the owner is of this kind.
     pub(crate) fn owner(self, kind: Kind) -> Self {
         Self { kind, number: 0, ..self }
     }
 
-    /// Under what it is kept: the whole, not the item.
+    /// Returns the key of the record: that of the object itself, or of the item's owner.
     pub(super) fn key(self) -> Key {
-        Key { kind: self.kind, keeper: self.keeper, random: self.random }
+        Key { kind: self.kind, store_id: self.store_id, random: self.random }
     }
 
-    /// Names for its items.
+    /// Returns the IDs for its items.
     pub(crate) fn items(self) -> ItemIds {
         self.items_after(0)
     }
 
-    /// Names for its items but for the first so many.
+    /// Returns the IDs for its items after the first `count`.
     pub(crate) fn items_after(self, count: u32) -> ItemIds {
         ItemIds(Self { number: count, ..self })
     }
@@ -95,41 +95,41 @@ struct Digits<'a>(&'a Id);
 
 impl fmt::Display for Digits<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Id { keeper, random, number, .. } = self.0;
-        write!(formatter, "{keeper:016x}{random:024x}{number:08x}")
+        let Id { store_id, random, number, .. } = self.0;
+        write!(formatter, "{store_id:016x}{random:024x}{number:08x}")
     }
 }
 
-/// Names items, one after the other.
+/// Generates the IDs of items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ItemIds(Id);
 
 impl ItemIds {
-    /// The next name; `prefix` says what the item is.
+    /// Returns the next ID; `prefix` is the kind of the item.
     pub(crate) fn next(&mut self, prefix: &str) -> String {
         self.0.number = self.0.number.saturating_add(1);
         format!("{prefix}_{}", Digits(&self.0))
     }
 
-    /// Names given so far.
+    /// Returns the number of IDs that were generated.
     pub(crate) fn count(&self) -> u32 {
         self.0.number
     }
 }
 
-/// Under what a thing is kept.
+/// The key of a stored record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key {
     kind: Kind,
-    keeper: u64,
+    store_id: u64,
     random: u128,
 }
 
 impl Key {
-    /// The name of what is stored under this key.
+    /// Returns the ID of the object that is stored under this key.
     pub(super) fn id(self) -> Id {
-        let Self { kind, keeper, random } = self;
-        Id { kind, keeper, random, number: 0 }
+        let Self { kind, store_id, random } = self;
+        Id { kind, store_id, random, number: 0 }
     }
 
     /// Reads what [`fmt::Display`] writes.
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_were_written_and_items_know_their_owner() {
+    fn ids_are_read_as_written_and_items_contain_their_owner() {
         let id = Id::new(Kind::Response, 0xabc, u128::MAX);
         assert_eq!(id.to_string(), "resp_0000000000000abcffffffffffffffffffffffff00000000");
         assert_eq!(Id::parse(&id.to_string()), Some(id));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_has_named_is_no_name() {
+    fn ids_that_no_server_generates_are_rejected() {
         let good = Id::new(Kind::Conversation, 1, 2).to_string();
         assert!(Id::parse(&good).is_some());
         let wrong = [

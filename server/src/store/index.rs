@@ -1,22 +1,24 @@
-//! The stored records in the order in which they are evicted, within the store's bounds. Pure: it reads no clock and no
+//! The stored records in the order of their eviction, within the store's limits. Pure: it reads neither a clock nor a
 //! disk.
 //!
-//! A response is of no use without the responses that it follows. So only *leaves*, records that no other record
-//! follows, can be evicted, least recently used first; a record that becomes a leaf counts as used when its last
-//! follower was. Every operation takes logarithmic time, however long a chain is.
+//! A response is useless without the responses that it follows. So only *leaves*, records that no other record follows,
+//! can be evicted, least recently used first. A record that becomes a leaf counts as used when its last follower was.
+//! Every operation takes logarithmic time, however long a chain is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::CHAIN_MAX;
-use super::id::Key;
-use super::record::Tally;
+use super::id::{Id, Key};
 use crate::tenant::Tenant;
 
-/// The content of a record in memory: what was written at once is one chunk.
+/// Number of responses in a chain of `previous_response_id`.
+///
+/// Beyond it: 400, `invalid_value`.
+pub(crate) const CHAIN_MAX: usize = 1024;
+/// The content of a record in memory, with a chunk for each write.
 pub(super) type Chunks = Arc<Vec<Arc<[u8]>>>;
 
-/// How much may be stored.
+/// The limits of the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) entries_max: usize,
@@ -30,45 +32,53 @@ pub(super) struct Entry {
     /// The record that this one follows.
     pub(super) previous: Option<Key>,
     pub(super) bytes: u64,
-    /// The content, unless it is on the disk.
+    /// The content, unless the record is on the disk.
     pub(super) data: Option<Chunks>,
     /// `None` until the record is read for the first time after a restart.
     pub(super) tally: Option<Tally>,
 }
 
-/// How large a record is.
+/// The number of items and IDs of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) items: usize,
+    /// Number of item IDs that were generated.
+    pub(crate) generated_ids: u32,
+}
+
+/// The size of a record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) bytes: u64,
     pub(super) tally: Tally,
 }
 
-/// Why the records that one follows cannot be listed.
+/// Why the chain of a record cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainError {
-    /// This one is not stored, or no longer.
-    Lost(super::Id),
-    /// There are more than [`CHAIN_MAX`].
+    /// This record is not stored, or no longer.
+    Lost(Id),
+    /// The chain has more than [`CHAIN_MAX`] records.
     TooLong,
 }
 
-/// All records and the order in which they are evicted.
+/// All records and the order of their eviction.
 #[derive(Debug)]
 pub(super) struct Index {
     bounds: Bounds,
     records: HashMap<Key, Record>,
-    /// The records that no other follows, by when they were used.
+    /// The records that no other record follows, by their last use.
     leaves: BTreeMap<u64, Key>,
-    /// How many records follow each, whether or not that is stored itself.
+    /// Number of records that follow each record, whether or not that is stored itself.
     followers: HashMap<Key, usize>,
-    /// Counts uses: the clock of this index.
+    /// Number of uses, which is the clock of this index.
     uses: u64,
     bytes: u64,
 }
 
 #[derive(Debug)]
 struct Record {
-    /// Unique among leaves.
+    /// The last use, which is unique among leaves.
     used: u64,
     entry: Entry,
 }
@@ -89,14 +99,15 @@ impl Index {
         self.bounds
     }
 
-    /// The record of this tenant under `key`. It counts as used.
+    /// Returns the record of this tenant under `key`. It counts as used.
     pub(super) fn get(&mut self, key: Key, tenant: Tenant) -> Option<&mut Entry> {
         self.find(key, tenant)?;
         self.touch(key);
         self.records.get_mut(&key).map(|record| &mut record.entry)
     }
 
-    /// The record of this tenant under `key` and those that it follows, latest first. It counts as used.
+    /// Returns the keys of the record of this tenant under `key` and of those that it follows, latest first. It counts as
+    /// used.
     pub(super) fn chain(&mut self, key: Key, tenant: Tenant) -> Result<Vec<Key>, ChainError> {
         let (mut chain, mut next) = (Vec::new(), Some(key));
         while let Some(key) = next {
@@ -110,7 +121,7 @@ impl Index {
         Ok(chain)
     }
 
-    /// Stores a record, in place of the one under `key`. Returns the evicted records.
+    /// Stores a record and replaces the one under `key`. Returns the evicted records.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Vec<Key> {
         self.take(key);
         self.uses += 1;
@@ -129,8 +140,8 @@ impl Index {
         self.evict()
     }
 
-    /// Adds a chunk to a record; `data`: the chunk, unless it is on the disk. Returns the evicted records, or `None` if
-    /// the record has been evicted itself.
+    /// Adds a chunk to a record; `data` is the chunk, unless it is on the disk. Returns the evicted records, or `None` if
+    /// the record itself has been evicted.
     pub(super) fn append(&mut self, key: Key, size: Size, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
         self.bytes = self.bytes - entry.bytes + size.bytes;
@@ -155,7 +166,7 @@ impl Index {
     fn evict(&mut self) -> Vec<Key> {
         let mut evicted = Vec::new();
         while self.records.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
-            // Files that were tampered with may follow each other in a circle, which has no leaf.
+            // Files that were tampered with may follow each other in a cycle, which has no leaf.
             let oldest = self.leaves.first_key_value().map(|(_, key)| key);
             let Some(&oldest) = oldest.or_else(|| self.records.keys().next()) else { break };
             self.take(oldest);
@@ -178,7 +189,7 @@ impl Index {
             self.followers.remove(&previous);
         }
         if let Some(followed) = self.records.get_mut(&previous) {
-            // No other leaf has this number: its owner has just been removed.
+            // No other leaf has this number, because its owner has just been removed.
             followed.used = followed.used.max(used);
             if is_leaf {
                 self.leaves.insert(followed.used, previous);

@@ -1,16 +1,16 @@
 //! The stored form of responses and conversations: lines, each of a letter, a space and JSON.
 //!
-//! A line can be appended without rewriting those before it, and read without parsing those beside it. The letters:
+//! A line can be appended without rewriting the lines before it, and read without parsing the others. The letters:
 //!
 //! | letter | JSON |
 //! |---|---|
 //! | `h` | the response without its output, or the conversation |
-//! | `i` | the ID of an item, and after a space the item: what was given |
-//! | `o` | the same of an item that was generated |
+//! | `i` | the ID of an input item, a space, and the item |
+//! | `o` | the same for an output item |
 //! | `e` | an event of the response's stream, a string |
-//! | `n` | how many IDs of items were generated; ends what was written at once |
+//! | `n` | the number of item IDs that were generated; the last line of each write |
 //!
-//! What follows the last `n` was not written to its end and does not count.
+//! The lines after the last `n` belong to an incomplete write and are ignored.
 
 use std::sync::Arc;
 
@@ -18,22 +18,22 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use server_openai::responses::{Conversation, Item, Response};
 
-use super::index::Chunks;
-use super::{DEPTH_MAX, Error};
+use super::error::{DEPTH_MAX, Error};
+use super::index::{Chunks, Tally};
 
 const HEAD: u8 = b'h';
 const INPUT: u8 = b'i';
 const OUTPUT: u8 = b'o';
 const EVENT: u8 = b'e';
-const NAMED: u8 = b'n';
+const GENERATED_IDS: u8 = b'n';
 
-/// A response, with what it was made from.
+/// A response and the input that it answers.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResponseRecord {
     pub(crate) response: Response,
     /// The items that its request added to the conversation.
     pub(crate) input: Vec<Arc<Item>>,
-    /// The events of its stream, as they were sent, if they may be read again.
+    /// The encoded events of its stream, if they can be replayed.
     pub(crate) events: Option<Vec<Arc<str>>>,
 }
 
@@ -42,32 +42,24 @@ pub(crate) struct ResponseRecord {
 pub(crate) struct ConversationRecord {
     pub(crate) conversation: Conversation,
     pub(crate) items: Vec<Arc<Item>>,
-    /// IDs of items that were generated.
-    pub(crate) named: u32,
+    /// Number of item IDs that were generated.
+    pub(crate) generated_ids: u32,
 }
 
-/// Items to be added to a conversation.
+/// New items of a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NewItems {
     pub(crate) items: Vec<Arc<Item>>,
-    /// IDs of items that were generated, those of earlier items included.
-    pub(crate) named: u32,
+    /// Number of item IDs that were generated, including those of earlier items.
+    pub(crate) generated_ids: u32,
 }
 
-/// How much is in a conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) items: usize,
-    /// IDs of items that were generated.
-    pub(crate) named: u32,
-}
-
-/// Lines to be stored.
+/// The lines of a record, or of an addition to it.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// The lines of a response.
+    /// Encodes a response.
     ///
     /// # Errors
     /// [`Error::TooDeep`]
@@ -88,37 +80,37 @@ impl Lines {
         lines.finish(0)
     }
 
-    /// The lines of a conversation.
+    /// Encodes a conversation.
     ///
     /// # Errors
     /// [`Error::TooDeep`]
     pub(super) fn of_conversation(record: &ConversationRecord) -> Result<Self, Error> {
         let mut lines = Self::default();
         lines.push(HEAD, &record.conversation)?;
-        lines.extend(&record.items, record.named)
+        lines.extend(&record.items, record.generated_ids)
     }
 
-    /// The lines that add items to a conversation.
+    /// Encodes new items of a conversation.
     ///
     /// # Errors
     /// [`Error::TooDeep`]
-    pub(super) fn of_items(items: &[Arc<Item>], named: u32) -> Result<Self, Error> {
-        Self::default().extend(items, named)
+    pub(super) fn of_items(items: &[Arc<Item>], generated_ids: u32) -> Result<Self, Error> {
+        Self::default().extend(items, generated_ids)
     }
 
-    /// The lines of a conversation with another head.
+    /// Encodes a conversation with another head.
     ///
     /// # Errors
     /// [`Error::TooDeep`]
-    pub(super) fn with_head(stored: &Stored, conversation: &Conversation) -> Result<Self, Error> {
+    pub(super) fn with_head(stored: &StoredRecord, conversation: &Conversation) -> Result<Self, Error> {
         let mut lines = Self::default();
         lines.push(HEAD, conversation)?;
         lines.copy(stored, |line| line.tag != HEAD);
         Ok(lines)
     }
 
-    /// The lines of a conversation without its item number `removed`.
-    pub(super) fn without(stored: &Stored, removed: usize) -> Self {
+    /// Encodes a conversation without its item number `removed`.
+    pub(super) fn without(stored: &StoredRecord, removed: usize) -> Self {
         let (mut lines, mut items) = (Self::default(), 0);
         lines.copy(stored, |line| {
             items += usize::from(line.tag == INPUT);
@@ -131,15 +123,15 @@ impl Lines {
         self.0
     }
 
-    fn extend(mut self, items: &[Arc<Item>], named: u32) -> Result<Self, Error> {
+    fn extend(mut self, items: &[Arc<Item>], generated_ids: u32) -> Result<Self, Error> {
         for item in items {
             self.item(INPUT, item)?;
         }
-        self.finish(named)
+        self.finish(generated_ids)
     }
 
-    fn finish(mut self, named: u32) -> Result<Self, Error> {
-        self.push(NAMED, &named)?;
+    fn finish(mut self, generated_ids: u32) -> Result<Self, Error> {
+        self.push(GENERATED_IDS, &generated_ids)?;
         Ok(self)
     }
 
@@ -165,8 +157,8 @@ impl Lines {
         Ok(())
     }
 
-    fn copy(&mut self, stored: &Stored, keeps: impl FnMut(&Line<'_>) -> bool) {
-        for line in stored.lines().filter(keeps) {
+    fn copy(&mut self, stored: &StoredRecord, is_copied: impl FnMut(&Line<'_>) -> bool) {
+        for line in stored.lines().filter(is_copied) {
             self.0.extend_from_slice(&[line.tag, b' ']);
             self.0.extend_from_slice(line.json);
             self.0.push(b'\n');
@@ -178,7 +170,7 @@ fn write(bytes: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
     serde_json::to_writer(bytes, value).expect("invariant: records are JSON");
 }
 
-/// How deep this JSON is nested.
+/// Returns the nesting depth of this JSON.
 fn depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest, mut in_string, mut is_escaped) = (0_usize, 0, false, false);
     for byte in json {
@@ -199,7 +191,7 @@ fn depth(json: &[u8]) -> usize {
 
 /// A stored record.
 #[derive(Clone, Debug)]
-pub(crate) struct Stored(Chunks);
+pub(crate) struct StoredRecord(Chunks);
 
 /// A line of a record.
 #[derive(Clone, Copy, Debug)]
@@ -208,7 +200,7 @@ struct Line<'a> {
     json: &'a [u8],
 }
 
-/// An item of a record, not parsed yet.
+/// An item of a record that is not parsed yet.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredItem<'a> {
     pub(crate) id: String,
@@ -216,7 +208,7 @@ pub(crate) struct StoredItem<'a> {
 }
 
 impl StoredItem<'_> {
-    /// The size of its JSON.
+    /// Returns the size of its JSON.
     pub(crate) fn bytes(&self) -> u64 {
         self.json.len() as u64
     }
@@ -228,18 +220,18 @@ impl StoredItem<'_> {
     }
 }
 
-impl Stored {
+impl StoredRecord {
     pub(super) fn new(chunks: Chunks) -> Self {
         Self(chunks)
     }
 
-    /// The record in a file: as far as it was written to its end.
+    /// Returns the record in a file, without an incomplete write at its end.
     pub(super) fn of_file(mut bytes: Vec<u8>) -> Self {
         bytes.truncate(finished(&bytes));
         Self(Arc::new(vec![bytes.into()]))
     }
 
-    /// The response, with its output.
+    /// Returns the response with its output.
     ///
     /// # Errors
     /// The record is damaged.
@@ -251,7 +243,7 @@ impl Stored {
         Ok(response)
     }
 
-    /// The response without its output, or the conversation.
+    /// Returns the response without its output, or the conversation.
     ///
     /// # Errors
     /// The record is damaged.
@@ -261,17 +253,17 @@ impl Stored {
         serde_json::from_slice(head)
     }
 
-    /// The items that were given: those of a conversation, and those that a response's request added.
+    /// Returns the input items: those of a conversation, or those that the request of a response added.
     pub(crate) fn input(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
         self.tagged(INPUT).map(item)
     }
 
-    /// The items that were generated.
+    /// Returns the output items of a response.
     pub(crate) fn output(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
         self.tagged(OUTPUT).map(item)
     }
 
-    /// The events of a response's stream; there are none unless they may be read again.
+    /// Returns the events of a response's stream, if they can be replayed.
     pub(crate) fn events(&self) -> impl Iterator<Item = Result<String, serde_json::Error>> {
         self.tagged(EVENT).map(serde_json::from_slice)
     }
@@ -281,14 +273,16 @@ impl Stored {
         for line in self.lines() {
             match line.tag {
                 INPUT => tally.items += 1,
-                NAMED => tally.named = serde_json::from_slice(line.json).unwrap_or(tally.named),
+                GENERATED_IDS => {
+                    tally.generated_ids = serde_json::from_slice(line.json).unwrap_or(tally.generated_ids)
+                }
                 _ => {}
             }
         }
         tally
     }
 
-    /// The size of the record.
+    /// Returns the size of the record.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|chunk| chunk.len() as u64).sum()
     }
@@ -302,7 +296,7 @@ impl Stored {
     }
 }
 
-/// The lines of a chunk, each with where it ends. A line that is not one is as if it were not there.
+/// Returns the lines of a chunk with their ends. Malformed lines are skipped.
 fn lines(chunk: &[u8]) -> impl Iterator<Item = (usize, Line<'_>)> {
     let mut begin = 0;
     memchr::memchr_iter(b'\n', chunk).filter_map(move |end| {
@@ -312,9 +306,9 @@ fn lines(chunk: &[u8]) -> impl Iterator<Item = (usize, Line<'_>)> {
     })
 }
 
-/// Bytes up to the end of the last line that ends what was written at once.
+/// Returns the number of bytes up to the end of the last complete write.
 pub(super) fn finished(bytes: &[u8]) -> usize {
-    lines(bytes).filter(|(_, line)| line.tag == NAMED).last().map_or(0, |(end, _)| end)
+    lines(bytes).filter(|(_, line)| line.tag == GENERATED_IDS).last().map_or(0, |(end, _)| end)
 }
 
 fn item(line: &[u8]) -> Result<StoredItem<'_>, serde_json::Error> {
@@ -343,12 +337,12 @@ mod tests {
         .unwrap()
     }
 
-    fn stored(lines: &[Lines]) -> Stored {
+    fn stored(lines: &[Lines]) -> StoredRecord {
         let chunk = |lines: &Lines| lines.0.clone().into();
-        Stored::new(Arc::new(lines.iter().map(chunk).collect()))
+        StoredRecord::new(Arc::new(lines.iter().map(chunk).collect()))
     }
 
-    fn texts(stored: &Stored) -> Vec<String> {
+    fn texts(stored: &StoredRecord) -> Vec<String> {
         let text = |item: StoredItem<'_>| match item.parse().unwrap() {
             Item::Message(message) => format!("{} {}", item.id, message.content[0].text()),
             other => panic!("{other:?}"),
@@ -357,20 +351,20 @@ mod tests {
     }
 
     #[test]
-    fn items_are_appended_removed_and_read_whatever_their_ids_and_texts_hold() {
+    fn items_with_any_ids_and_texts_are_appended_removed_and_read() {
         let (first, second) = (said("a \"b\"\n", "one\nn 9\n"), said("b", "two"));
         let head = conversation(&json!({}));
         let items = vec![Arc::clone(&first)];
-        let record = ConversationRecord { conversation: head.clone(), items, named: 1 };
+        let record = ConversationRecord { conversation: head.clone(), items, generated_ids: 1 };
         let whole = Lines::of_conversation(&record).unwrap();
         let added = Lines::of_items(&[second, Arc::clone(&first)], 3).unwrap();
         let both = stored(&[whole, added]);
         assert_eq!(texts(&both), ["a \"b\"\n one\nn 9\n", "b two", "a \"b\"\n one\nn 9\n"]);
-        assert_eq!(both.tally(), Tally { items: 3, named: 3 });
+        assert_eq!(both.tally(), Tally { items: 3, generated_ids: 3 });
         assert_eq!(both.head::<Conversation>().unwrap(), head);
         let without = stored(&[Lines::without(&both, 1)]);
         assert_eq!(texts(&without).len(), 2);
-        assert_eq!(without.tally(), Tally { items: 2, named: 3 }, "no ID is generated twice");
+        assert_eq!(without.tally(), Tally { items: 2, generated_ids: 3 }, "no ID is generated twice");
         let changed = conversation(&json!({"a": "b"}));
         let changed_head = stored(&[Lines::with_head(&both, &changed).unwrap()]);
         assert_eq!(changed_head.head::<Conversation>().unwrap(), changed);
@@ -378,14 +372,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_written_to_its_end_does_not_count_wherever_it_breaks_off() {
+    fn an_incomplete_write_is_ignored_wherever_it_ends() {
         let items = vec![said("a", "one")];
-        let record = ConversationRecord { conversation: conversation(&json!({})), items, named: 1 };
+        let record = ConversationRecord { conversation: conversation(&json!({})), items, generated_ids: 1 };
         let whole = Lines::of_conversation(&record).unwrap();
         let added = Lines::of_items(&[said("b", "two"), said("c", "three")], 3).unwrap();
         let file = [whole.0.as_slice(), &added.0].concat();
         for end in whole.0.len()..=file.len() {
-            let read = Stored::of_file(file[..end].to_vec());
+            let read = StoredRecord::of_file(file[..end].to_vec());
             let items = if end == file.len() { 3 } else { 1 };
             assert_eq!(read.tally().items, items, "{end} of {}", file.len());
         }
@@ -398,14 +392,15 @@ mod tests {
             assert!(read.head::<Conversation>().is_err() && read.response().is_err(), "{text:?}");
             let is_damaged = |item: Result<StoredItem<'_>, _>| item.and_then(|item| item.parse()).is_err();
             assert!(read.input().all(is_damaged), "{text:?}");
-            assert_eq!(read.tally().named, 0);
+            assert_eq!(read.tally().generated_ids, 0);
         }
     }
 
     #[test]
-    fn whatever_happens_to_a_file_it_is_read_without_a_panic() {
+    fn any_damaged_file_is_read_without_a_panic() {
         let items = vec![said("a", "one"), said("b \" \\", "two")];
-        let record = ConversationRecord { conversation: conversation(&json!({"k": "v"})), items, named: 1 };
+        let record =
+            ConversationRecord { conversation: conversation(&json!({"k": "v"})), items, generated_ids: 1 };
         let whole = Lines::of_conversation(&record).unwrap().into_bytes();
         let mut state = 7_u64;
         let mut random = |below: usize| {
@@ -423,7 +418,7 @@ mod tests {
                     _ => bytes.extend_from_within(at..),
                 }
             }
-            let read = Stored::of_file(bytes.clone());
+            let read = StoredRecord::of_file(bytes.clone());
             assert!(read.bytes() <= bytes.len() as u64);
             let parsed = read.input().chain(read.output()).filter_map(|item| item.ok()?.parse().ok()).count();
             assert!(parsed <= lines(&bytes).count());

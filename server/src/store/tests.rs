@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Barrier;
 
 use serde_json::{Map, json};
@@ -23,17 +24,19 @@ fn conversation(id: Id) -> Conversation {
 }
 
 fn record(id: Id, items: Vec<Arc<Item>>) -> ConversationRecord {
-    ConversationRecord { conversation: conversation(id), items, named: 0 }
+    ConversationRecord { conversation: conversation(id), items, generated_ids: 0 }
 }
 
 fn put(store: &Store, text: &str) -> Id {
-    let id = store.name(Kind::Conversation);
+    let id = store.new_id(Kind::Conversation);
     store.put_conversation(&record(id, vec![item(text)]), tenant()).unwrap();
     id
 }
 
 fn add(store: &Store, id: Id, text: &str) -> Result<bool, Error> {
-    let items = |tally: Tally| Ok::<_, Error>(NewItems { items: vec![item(text)], named: tally.named + 1 });
+    let items = |tally: Tally| {
+        Ok::<_, Error>(NewItems { items: vec![item(text)], generated_ids: tally.generated_ids + 1 })
+    };
     let added = store.append(id, tenant(), items);
     added.map(|added| added.is_some())
 }
@@ -48,7 +51,11 @@ fn texts(store: &Store, id: Id) -> Option<Vec<String>> {
 }
 
 fn config(folder: Option<&Path>) -> StoreConfig {
-    StoreConfig { entries_max: 3, bytes_max: 10_000, folder: folder.map(Path::to_owned) }
+    StoreConfig {
+        max_stored_responses: 3,
+        max_stored_bytes: 10_000,
+        response_store_dir: folder.map(Path::to_owned),
+    }
 }
 
 #[test]
@@ -68,7 +75,7 @@ fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
         assert_eq!(texts(&store, id).unwrap(), ["a", "c", "d"]);
         let stored = store.get(id, tenant()).unwrap().unwrap();
         assert_eq!(stored.head::<Conversation>().unwrap(), changed);
-        assert_eq!(stored.tally(), Tally { items: 3, named: 3 });
+        assert_eq!(stored.tally(), Tally { items: 3, generated_ids: 3 });
         assert!(store.get(id.owner(Kind::Response), tenant()).unwrap().is_none());
         assert!(store.remove(id, tenant()) && !store.remove(id, tenant()));
         assert!(texts(&store, id).is_none() && !add(&store, id, "e").unwrap());
@@ -81,7 +88,7 @@ fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
     let owner = Tenant::parse("0123456789abcdef0123456789abcdef").unwrap();
     for folder in [None, Some(folder.path())] {
         let store = Store::open(&config(folder)).unwrap();
-        let id = store.name(Kind::Conversation);
+        let id = store.new_id(Kind::Conversation);
         store.put_conversation(&record(id, vec![item("a")]), owner).unwrap();
         let store = if folder.is_some() {
             drop(store);
@@ -92,7 +99,7 @@ fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
         for other in [Tenant::default(), NOBODY] {
             assert!(store.get(id, other).unwrap().is_none() && !store.remove(id, other));
             assert_eq!(store.chain(id, other), Err(ChainError::Lost(id)));
-            let added = |_| Ok::<_, Error>(NewItems { items: vec![item("b")], named: 0 });
+            let added = |_| Ok::<_, Error>(NewItems { items: vec![item("b")], generated_ids: 0 });
             assert!(store.append(id, other, added).unwrap().is_none());
             let changed = store.set_head(id, other, |_| Ok::<_, Error>(conversation(id))).unwrap();
             assert!(changed.is_none());
@@ -102,27 +109,27 @@ fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
 }
 
 #[test]
-fn names_are_the_servers_own_and_unique() {
+fn ids_contain_the_store_id_and_are_unique() {
     let store = Store::open(&config(None)).unwrap();
-    let names: BTreeSet<String> = (0..1000).map(|_| store.name(Kind::Response).to_string()).collect();
+    let names: BTreeSet<String> = (0..1000).map(|_| store.new_id(Kind::Response).to_string()).collect();
     assert_eq!(names.len(), 1000);
-    let keeper = format!("resp_{:016x}", store.keeper());
-    assert!(names.iter().all(|name| name.starts_with(&keeper)));
-    assert_ne!(Store::open(&config(None)).unwrap().keeper(), store.keeper());
+    let store_id = format!("resp_{:016x}", store.store_id());
+    assert!(names.iter().all(|name| name.starts_with(&store_id)));
+    assert_ne!(Store::open(&config(None)).unwrap().store_id(), store.store_id());
 }
 
 #[test]
-fn a_directory_outlives_the_process_with_its_number_and_its_bounds() {
+fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
-    let keeper = store.keeper();
+    let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
     // What a server leaves that dies while it writes, and a file of somebody else.
     std::fs::write(folder.path().join("unfinished-x"), "half").unwrap();
     std::fs::write(folder.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
-    assert_eq!(store.keeper(), keeper);
+    assert_eq!(store.store_id(), store_id);
     let exist: Vec<bool> = stored.iter().map(|&id| texts(&store, id).is_some()).collect();
     assert_eq!(exist, [false, false, true, true, true]);
     assert_eq!(
@@ -131,14 +138,14 @@ fn a_directory_outlives_the_process_with_its_number_and_its_bounds() {
         "three, the number, and somebody else's"
     );
     drop(store);
-    let fewer = StoreConfig { entries_max: 1, ..config(Some(folder.path())) };
+    let fewer = StoreConfig { max_stored_responses: 1, ..config(Some(folder.path())) };
     let store = Store::open(&fewer).unwrap();
     assert!(texts(&store, stored[3]).is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
 }
 
 #[test]
-fn a_directory_has_one_server_at_a_time() {
+fn only_one_server_can_use_a_directory_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     assert!(matches!(Store::open(&config(Some(folder.path()))), Err(Error::Taken(_))));
@@ -147,7 +154,7 @@ fn a_directory_has_one_server_at_a_time() {
 }
 
 #[test]
-fn an_append_that_was_not_written_to_its_end_is_overwritten_by_the_next() {
+fn an_interrupted_append_is_overwritten_by_the_next() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     let id = put(&store, "a");
@@ -174,24 +181,27 @@ fn an_append_that_was_not_written_to_its_end_is_overwritten_by_the_next() {
 }
 
 #[test]
-fn a_conversation_takes_no_more_items_than_its_limits() {
-    let large = StoreConfig { bytes_max: 1 << 30, ..StoreConfig::default() };
+fn a_full_conversation_rejects_more_items() {
+    let large = StoreConfig { max_stored_bytes: 1 << 30, ..StoreConfig::default() };
     let store = Store::open(&large).unwrap();
     let id = put(&store, "a");
     let many: Vec<_> = (0..CONVERSATION_ITEMS_MAX).map(|_| item("x")).collect();
-    store.append(id, tenant(), |_| Ok::<_, Error>(NewItems { items: many, named: 0 })).unwrap().unwrap();
+    store
+        .append(id, tenant(), |_| Ok::<_, Error>(NewItems { items: many, generated_ids: 0 }))
+        .unwrap()
+        .unwrap();
     assert!(matches!(add(&store, id, "b"), Err(Error::Full { .. })));
     let id = put(&store, &"x".repeat(9 << 20));
     assert!(add(&store, id, &"x".repeat(9 << 20)).unwrap());
     assert!(matches!(add(&store, id, "b"), Err(Error::Full { .. })));
-    let id = store.name(Kind::Conversation);
+    let id = store.new_id(Kind::Conversation);
     let larger = store.put_conversation(&record(id, vec![item(&"x".repeat(33 << 20))]), tenant());
     assert!(matches!(larger, Err(Error::TooLarge { .. })));
 }
 
 #[test]
-fn the_size_of_the_store_counts_what_was_appended() {
-    let store = Store::open(&StoreConfig { bytes_max: 3000, ..StoreConfig::default() }).unwrap();
+fn the_size_of_the_store_includes_appended_items() {
+    let store = Store::open(&StoreConfig { max_stored_bytes: 3000, ..StoreConfig::default() }).unwrap();
     let first = put(&store, &"x".repeat(1000));
     let second = put(&store, "y");
     assert!(add(&store, second, &"y".repeat(1800)).unwrap());
@@ -201,11 +211,13 @@ fn the_size_of_the_store_counts_what_was_appended() {
 }
 
 #[test]
-fn appends_at_once_lose_nothing() {
+fn concurrent_appends_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
     for folder in [None, Some(folder.path())] {
-        let store =
-            Store::open(&StoreConfig { folder: folder.map(Path::to_owned), ..StoreConfig::default() });
+        let store = Store::open(&StoreConfig {
+            response_store_dir: folder.map(Path::to_owned),
+            ..StoreConfig::default()
+        });
         let store = store.unwrap();
         let id = put(&store, "a");
         let barrier = Barrier::new(4);
@@ -223,15 +235,15 @@ fn appends_at_once_lose_nothing() {
         });
         let all = texts(&store, id).unwrap();
         assert_eq!((all.len(), all.iter().collect::<BTreeSet<_>>().len()), (41, 41));
-        assert_eq!(store.get(id, tenant()).unwrap().unwrap().tally().named, 40);
+        assert_eq!(store.get(id, tenant()).unwrap().unwrap().tally().generated_ids, 40);
     }
 }
 
 #[test]
-fn a_record_that_is_larger_than_the_store_is_refused_and_a_damaged_one_is_an_error() {
+fn a_record_larger_than_the_store_is_rejected_and_a_damaged_one_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
-    let id = store.name(Kind::Conversation);
+    let id = store.new_id(Kind::Conversation);
     let put_large = store.put_conversation(&record(id, vec![item(&"x".repeat(20_000))]), tenant());
     assert!(matches!(put_large, Err(Error::TooLarge { .. })));
     assert!(texts(&store, id).is_none());
@@ -242,16 +254,16 @@ fn a_record_that_is_larger_than_the_store_is_refused_and_a_damaged_one_is_an_err
 }
 
 #[test]
-fn a_damaged_file_of_the_servers_number_does_not_keep_it_from_starting() {
+fn a_server_starts_with_a_damaged_store_id_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keeper");
     for damaged in
         [&b"\xff\x80\n"[..], b"", b"\n00", b"\n+000000000000001\n", b"\n0000000000000000\n", &[0; 5000]]
     {
         std::fs::write(&path, damaged).unwrap();
-        let given = Store::open(&config(Some(folder.path()))).unwrap().keeper();
+        let given = Store::open(&config(Some(folder.path()))).unwrap().store_id();
         assert!(given > 0xff, "{damaged:?} is no number: {given}");
-        let again = Store::open(&config(Some(folder.path()))).unwrap().keeper();
+        let again = Store::open(&config(Some(folder.path()))).unwrap().store_id();
         assert_eq!(again, given, "{damaged:?}");
     }
 }
@@ -308,17 +320,17 @@ fn only_files_are_records() {
 }
 
 #[test]
-fn json_that_could_not_be_read_again_is_refused() {
+fn json_that_could_not_be_read_again_is_rejected() {
     let store = Store::open(&StoreConfig::default()).unwrap();
     for (nested, is_stored) in [(120, true), (200, false)] {
-        let id = store.name(Kind::Conversation);
+        let id = store.new_id(Kind::Conversation);
         let mut value = json!(1);
         for _ in 0..nested {
             value = json!([value]);
         }
         let metadata = [("text \\\"[[[".to_owned(), json!("[".repeat(500))), ("deep".to_owned(), value)];
         let head = Conversation { metadata: Map::from_iter(metadata), ..conversation(id) };
-        let whole = ConversationRecord { conversation: head.clone(), items: Vec::new(), named: 0 };
+        let whole = ConversationRecord { conversation: head.clone(), items: Vec::new(), generated_ids: 0 };
         let put = store.put_conversation(&whole, tenant());
         assert_eq!(put.is_ok(), is_stored, "{nested}");
         let read = store.get(id, tenant()).unwrap().map(|stored| stored.head::<Conversation>().unwrap());

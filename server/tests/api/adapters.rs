@@ -1,4 +1,4 @@
-//! Adapters: asked for by their names, listed with their model, computed beside each other.
+//! Adapters: requests use their names, `/models` lists them, and the engine computes them in one step.
 
 use serde_json::{Value, json};
 use server::{Model, NamedAdapter, built_in_text};
@@ -26,7 +26,7 @@ fn adapted() -> Server {
     Setup { model, ..Setup::new(SimRunner::new(config, Clock::simulated()).with_adapters(2)) }.start()
 }
 
-/// A request for these tokens whatever they are.
+/// A request that generates all of these tokens.
 fn asked(model: &str, more: Value) -> String {
     let mut parameters = json!({
         "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
@@ -83,7 +83,7 @@ async fn beams_and_guides_follow_the_adapter() {
 }
 
 #[tokio::test]
-async fn chats_streams_and_responses_take_adapters_too() {
+async fn chat_streams_and_responses_accept_adapters_too() {
     let server = adapted();
     let whole = server.post("/v1/chat/completions", chat(json!({"model": "sql"}))).await;
     let streamed = server.post("/v1/chat/completions", chat(json!({"model": "sql", "stream": true}))).await;
@@ -100,7 +100,7 @@ async fn chats_streams_and_responses_take_adapters_too() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_not_shared_between_adapters() {
+async fn cached_prompts_are_not_shared_between_adapters() {
     let server = adapted();
     let cached = async |model: &str| {
         let answer = server.post(PATH, asked(model, json!({}))).await.json();

@@ -1,4 +1,4 @@
-//! The replica token: without it nothing of the API is served, whatever else a request says.
+//! The replica token: without it no request to the API is served.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::harness::{Answer, Server, chat, completion};
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// A file of tokens. The folder must outlive it.
+/// Creates a token file. The folder must outlive it.
 fn token_file(text: &str) -> (tempfile::TempDir, PathBuf, ReplicaTokenFile) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
@@ -89,7 +89,7 @@ async fn only_requests_with_the_token_are_served() {
 }
 
 #[tokio::test]
-async fn a_tenant_is_believed_only_with_the_token() {
+async fn the_tenant_header_is_trusted_only_with_the_token() {
     let (_folder, _, file) = token_file(OLD);
     let server = guarded(&file);
     let claim = |token: Option<&str>| {
@@ -106,7 +106,7 @@ async fn a_tenant_is_believed_only_with_the_token() {
 }
 
 #[tokio::test]
-async fn tokens_are_replaced_while_requests_are_served() {
+async fn tokens_can_be_replaced_while_requests_are_served() {
     let (_folder, path, file) = token_file(OLD);
     let server = guarded(&file);
     let statuses = async || {

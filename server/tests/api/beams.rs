@@ -1,4 +1,4 @@
-//! Beam search over HTTP: a model whose logits are as good as random, and that knows the letters from a to z.
+//! Beam search over HTTP, with a model of pseudorandom logits over the letters from a to z.
 
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn with(mut all: Value, parameters: Value) -> Value {
     all
 }
 
-/// The texts of an answer and the sums of their log probabilities.
+/// Returns the texts of an answer and the sums of their log probabilities.
 async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
     let answer = server.post(PATH, body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -42,9 +42,9 @@ async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
 }
 
 #[tokio::test]
-async fn the_best_texts_come_best_first_and_a_wider_search_finds_no_worse() {
+async fn the_best_texts_come_first_and_a_wider_search_is_no_worse() {
     let server = random();
-    // Of all tokens, since it is by those that log probabilities are told. Few of them are text.
+    // Over all tokens, to which the log probabilities refer. Few of them are text.
     let of_all = |mut parameters: Value| {
         parameters["allowed_token_ids"] = Value::Null;
         parameters["return_token_ids"] = json!(true);
@@ -57,14 +57,14 @@ async fn the_best_texts_come_best_first_and_a_wider_search_finds_no_worse() {
     assert!(four.is_sorted_by(|a, b| a.1 >= b.1), "{four:?}");
     assert!(four.iter().all(|one| four.iter().filter(|other| other.0 == one.0).count() == 1), "{four:?}");
     assert!(four[0].1 > greedy[0].1, "{four:?} {greedy:?}");
-    // Whatever is drawn elsewhere, nothing is drawn here.
+    // Beam search ignores the parameters of random sampling.
     let hot = json!({"n": 2, "best_of": 4, "temperature": 2.0, "top_k": 3, "seed": 7});
     assert_eq!(found(&server, search(of_all(hot))).await, four[..2]);
     server.idle().await;
 }
 
 #[tokio::test]
-async fn several_prompts_are_searched_each_by_itself() {
+async fn several_prompts_are_searched_independently() {
     let server = random();
     let two = found(&server, search(json!({"prompt": ["Hello", "Well"], "best_of": 3, "n": 2}))).await;
     let mut each = found(&server, search(json!({"prompt": "Hello", "best_of": 3, "n": 2}))).await;
@@ -73,7 +73,7 @@ async fn several_prompts_are_searched_each_by_itself() {
 }
 
 #[tokio::test]
-async fn what_is_said_of_beams_has_its_effect() {
+async fn the_parameters_of_beam_search_have_their_effects() {
     let server = random();
     let plain = found(&server, search(json!({"n": 4}))).await;
     let groups = json!({"n": 4, "num_beam_groups": 4, "diversity_penalty": 100.0});
@@ -83,7 +83,7 @@ async fn what_is_said_of_beams_has_its_effect() {
     firsts.dedup();
     assert_eq!(firsts.len(), 4, "each group begins with another token: {diverse:?}");
 
-    // Half of the letters end a text: short ones are found at once.
+    // Half of the letters end a text, so short texts are found at once.
     let stops: Vec<u8> = (b'a'..=b'z').step_by(2).collect();
     let ending = async |parameters: Value| {
         let mut all = json!({"n": 4, "stop_token_ids": stops, "max_tokens": 12});
@@ -101,7 +101,7 @@ async fn what_is_said_of_beams_has_its_effect() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_a_beam_and_is_left_out() {
+async fn a_stop_string_ends_a_beam_and_is_omitted() {
     let server = random();
     let whole = &found(&server, search(json!({}))).await[0].0;
     let letter = whole.chars().nth(2).unwrap().to_string();
@@ -115,7 +115,7 @@ async fn a_stop_string_ends_a_beam_and_is_left_out() {
 }
 
 #[tokio::test]
-async fn chats_and_responses_are_searched_too_and_keep_to_a_schema() {
+async fn beam_search_works_for_chat_and_responses_and_with_a_schema() {
     let server = random();
     let schema = json!({
         "type": "object",
@@ -146,7 +146,7 @@ async fn chats_and_responses_are_searched_too_and_keep_to_a_schema() {
 }
 
 #[tokio::test]
-async fn beams_that_the_cache_can_never_hold_are_refused_by_name() {
+async fn beams_that_cannot_fit_the_cache_are_rejected_with_the_parameter() {
     let server = random();
     let wide = server.post(PATH, search(json!({"best_of": 100, "max_tokens": 100_000}))).await;
     assert_eq!(wide.status, 400, "{}", wide.body);

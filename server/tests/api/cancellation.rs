@@ -1,15 +1,15 @@
-//! A client that goes away.
+//! Clients that disconnect.
 
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
-use crate::harness::{Answer, Gated, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
 #[tokio::test]
 async fn a_dropped_stream_frees_its_blocks() {
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let server = Setup::new(runner).start();
     permits.send(()).unwrap();
     let mut response = server.open(PATH, chat(json!({"stream": true, "max_tokens": 400}))).await;
@@ -28,12 +28,12 @@ async fn a_dropped_stream_frees_its_blocks() {
 
 #[tokio::test]
 async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let server = Setup::new(runner).start();
     {
         let request = server.open(PATH, chat(json!({"max_tokens": 400})));
         tokio::pin!(request);
-        // Polled as far as it goes, then dropped.
+        // The request is polled until it waits, and then dropped.
         assert!(futures_util::poll!(&mut request).is_pending());
         assert_eq!(server.app.requests(), 1);
     }
@@ -43,10 +43,10 @@ async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_hundred_streams_half_go_and_the_others_are_as_they_would_be() {
+async fn cancelling_half_of_two_hundred_streams_does_not_change_the_others() {
     let mut setup =
         Setup::new(crate::harness::Parrot::new("some text that goes on and on, ".bytes().map(u32::from)));
-    setup.limits.requests_max = 200;
+    setup.limits.max_concurrent_requests = 200;
     let server = std::sync::Arc::new(setup.start());
     let body = |client: usize| {
         let content = "y".repeat(1 + client % 40);
@@ -63,7 +63,7 @@ async fn of_two_hundred_streams_half_go_and_the_others_are_as_they_would_be() {
         clients.spawn(async move {
             let mut response = server.open(PATH, body(client)).await;
             if client % 2 == 0 {
-                // Some at once, some after a few chunks.
+                // Some streams are dropped at once, some after a few chunks.
                 for _ in 0..client % 7 {
                     response.body_mut().frame().await;
                 }

@@ -1,11 +1,11 @@
-//! Answers of `/chat/completions`, as they are on the wire.
+//! Answers of `/chat/completions` on the wire.
 
 use expect_test::expect;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{Gated, IM_END, Parrot, Server, Setup, chat, faulty};
+use crate::harness::{GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -77,7 +77,7 @@ async fn a_streamed_answer_with_usage_has_a_null_in_all_chunks_but_the_last() {
 }
 
 #[tokio::test]
-async fn log_probabilities_come_with_their_text_streamed_or_not() {
+async fn log_probabilities_are_returned_with_their_text_streamed_or_not() {
     let server = Server::parrot(TEXT);
     let parameters = json!({"max_tokens": 1, "logprobs": true, "top_logprobs": 2});
     let whole = server.post(PATH, chat(parameters)).await.json();
@@ -119,7 +119,7 @@ async fn a_stop_string_ends_a_choice_before_its_text_and_counts_the_tokens_up_to
 }
 
 #[tokio::test]
-async fn log_probabilities_end_where_the_text_does() {
+async fn log_probabilities_end_with_the_text() {
     let server = Server::parrot(TEXT);
     let parameters = json!({"max_tokens": 60, "stop": "jumps", "logprobs": true});
     let answer = server.post(PATH, chat(parameters)).await;
@@ -129,7 +129,7 @@ async fn log_probabilities_end_where_the_text_does() {
 }
 
 #[tokio::test]
-async fn the_models_end_token_ends_a_choice_unless_it_is_to_be_ignored() {
+async fn the_end_token_ends_a_choice_unless_it_is_ignored() {
     let script = "hello".bytes().map(u32::from).chain([IM_END]);
     let server = Setup::new(Parrot::new(script)).start();
     let answer = server.post(PATH, chat(json!({"max_tokens": 20}))).await;
@@ -148,7 +148,7 @@ async fn the_models_end_token_ends_a_choice_unless_it_is_to_be_ignored() {
 }
 
 #[tokio::test]
-async fn stop_tokens_end_a_choice_and_are_no_text() {
+async fn stop_tokens_end_a_choice_and_have_no_text() {
     let server = Server::parrot(TEXT);
     let answer =
         server.post(PATH, chat(json!({"max_tokens": 60, "stop_token_ids": [u32::from(b'z')]}))).await;
@@ -157,7 +157,7 @@ async fn stop_tokens_end_a_choice_and_are_no_text() {
 }
 
 #[tokio::test]
-async fn several_choices_are_told_apart_and_each_ends() {
+async fn the_chunks_of_several_choices_have_their_numbers_and_each_choice_ends() {
     let server = Server::parrot(TEXT);
     let whole = server.post(PATH, chat(json!({"n": 3}))).await.json();
     let choices = whole["choices"].as_array().unwrap();
@@ -183,7 +183,7 @@ async fn several_choices_are_told_apart_and_each_ends() {
 }
 
 #[tokio::test]
-async fn the_same_seed_gives_the_same_answer_and_another_another() {
+async fn equal_seeds_give_equal_answers_and_different_seeds_different_ones() {
     let server = Setup::new(faulty(Vec::new())).start();
     let sampled = async |seed: i64| {
         let parameters = json!({"temperature": 1.5, "max_tokens": 30, "seed": seed, "ignore_eos": true});
@@ -209,7 +209,7 @@ async fn the_same_seed_gives_the_same_answer_and_another_another() {
 }
 
 #[tokio::test]
-async fn a_choice_that_a_stop_string_ended_is_computed_no_further() {
+async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
     let letters: serde_json::Map<_, _> =
         (b'a'..=b'w').map(|letter| (letter.to_string(), json!(100))).collect();
     let sampled = |more: serde_json::Value| {
@@ -224,7 +224,7 @@ async fn a_choice_that_a_stop_string_ended_is_computed_no_further() {
     let stop = &one[4..7];
     assert!(!other.contains(stop), "{stop} in {other}");
 
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let server = Setup::new(runner).start();
     for _ in 0..7 {
         permits.send(()).unwrap();
@@ -235,7 +235,7 @@ async fn a_choice_that_a_stop_string_ended_is_computed_no_further() {
         let frame = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
         seen += std::str::from_utf8(&frame).unwrap();
     }
-    // The step that is held may have been begun before; the one after it is the other's alone.
+    // The held step may have started before; the next step has only the other sequence.
     permits.send(()).unwrap();
     server.engine.handle().load().wait_for(|load| load.load.running == 1).await.unwrap();
     drop(permits);
@@ -254,7 +254,7 @@ async fn a_bias_and_a_penalty_reach_the_sampler() {
 }
 
 #[tokio::test]
-async fn cached_prompt_tokens_are_told() {
+async fn cached_prompt_tokens_are_reported() {
     let server = Server::parrot(TEXT);
     let messages = json!([{"role": "user", "content": "x".repeat(100)}]);
     let cached = async || {
@@ -274,7 +274,7 @@ async fn without_a_limit_an_answer_fills_the_context() {
 }
 
 #[tokio::test]
-async fn what_the_assistant_refused_was_said_too() {
+async fn a_refusal_of_the_assistant_is_part_of_the_prompt() {
     let server = Server::parrot("x");
     let tokens = async |said: Value| {
         let messages = json!([{"role": "user", "content": "Hi"}, said, {"role": "user", "content": "Hm"}]);
@@ -293,7 +293,7 @@ async fn what_the_assistant_refused_was_said_too() {
 }
 
 #[tokio::test]
-async fn the_last_message_is_gone_on_with_if_that_is_asked_for() {
+async fn the_last_message_is_continued_if_requested() {
     let server = Server::parrot("x");
     let messages =
         json!([{"role": "user", "content": "Tell"}, {"role": "assistant", "content": "Once upon "}]);
@@ -362,7 +362,7 @@ async fn a_step_that_fails_before_the_first_token_has_a_status() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_later_is_the_last_event_and_nothing_says_done() {
+async fn a_later_failure_is_the_last_event_and_there_is_no_done() {
     let server = Setup::new(faulty(vec![SimFault { step: 2, kind: SimFaultKind::Step }])).start();
     let answer = server.post(PATH, chat(json!({"stream": true, "ignore_eos": true}))).await;
     let events = answer.events();
@@ -373,7 +373,7 @@ async fn a_step_that_fails_later_is_the_last_event_and_nothing_says_done() {
 }
 
 #[tokio::test]
-async fn a_dead_engine_is_told_and_readiness_is_gone() {
+async fn a_dead_engine_is_reported_and_the_server_is_not_ready() {
     let server = Setup::new(faulty(vec![SimFault { step: 0, kind: SimFaultKind::Fatal }])).start();
     assert_eq!(server.get("/v2/health/ready").await.status, 200);
     let answer = server.post(PATH, chat(json!({}))).await;

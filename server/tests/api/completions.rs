@@ -1,4 +1,4 @@
-//! Answers of `/completions`, as they are on the wire.
+//! Answers of `/completions` on the wire.
 
 use expect_test::expect;
 use serde_json::json;
@@ -78,7 +78,7 @@ async fn streamed_choices_joined_are_the_whole_ones() {
 }
 
 #[tokio::test]
-async fn sixteen_tokens_unless_asked_for_more() {
+async fn a_completion_has_sixteen_tokens_by_default() {
     let server = Server::parrot(TEXT);
     let answer = server.post(PATH, completion(json!({"max_tokens": null}))).await.json();
     assert_eq!(answer["usage"]["completion_tokens"], 16);
@@ -143,7 +143,7 @@ async fn a_prompt_in_each_of_its_four_forms() {
     let both = [one.clone(), other.clone()].concat();
     assert_eq!(texts(json!(["ab", "abcd"]), 1).await, both);
     assert_eq!(texts(json!([[97, 98], [97, 98, 99, 100]]), 1).await, both);
-    // All choices of a prompt come before those of the next.
+    // All choices of a prompt come before those of the next prompt.
     assert_eq!(texts(json!(["ab", "abcd"]), 2).await, [one.clone(), one, other.clone(), other].concat());
 }
 
@@ -162,7 +162,7 @@ async fn an_echo_comes_before_the_text_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn an_echo_without_generation_ends_for_its_length_whatever_the_next_token_is() {
+async fn an_echo_without_generated_tokens_has_the_finish_reason_length() {
     let server = Setup::new(Parrot::new([IM_END])).start();
     let answer = server.post(PATH, completion(json!({"echo": true, "max_tokens": 0}))).await.json();
     let choice = &answer["choices"][0];

@@ -1,4 +1,4 @@
-//! What the parameters do that have no file of their own.
+//! The effects of parameters without their own test file.
 
 use serde_json::{Value, json};
 use server::Model;
@@ -9,7 +9,7 @@ use crate::harness::{Parrot, Server, Setup, VOCABULARY, chat, completion, faulty
 
 const PATH: &str = "/v3/completions";
 
-/// The text at position `p` is `TEXT[p]`, over and over; the prompt is `Hi`.
+/// The model repeats this text: the token at position `p` is `TEXT[p]`, modulo its length. The prompt is `Hi`.
 const TEXT: &str = "abcdefgh";
 
 async fn answer(server: &Server, parameters: Value) -> Value {
@@ -22,16 +22,16 @@ async fn text(server: &Server, parameters: Value) -> String {
     answer(server, parameters).await["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// A server whose answers differ from each other.
+/// A server whose answers differ with the seed.
 fn gibberish() -> Server {
     Setup::new(faulty(Vec::new())).start()
 }
 
 #[tokio::test]
-async fn bad_words_do_not_come_and_their_parts_do() {
+async fn bad_words_are_excluded_and_their_parts_are_not() {
     let server = Server::parrot(TEXT);
     assert_eq!(text(&server, json!({})).await, "cdefghab");
-    // What comes in place is the most probable token left: all are equal, so the first.
+    // The most probable remaining token comes instead: all are equally probable, so it is the first.
     assert_eq!(text(&server, json!({"bad_words": ["e"]})).await, "cd\0fghab");
     assert_eq!(text(&server, json!({"bad_words": ["fg", "ha"]})).await, "cdef\0h\0b");
     assert_eq!(text(&server, json!({"bad_words": ["xg"]})).await, "cdefghab");
@@ -44,7 +44,7 @@ async fn only_allowed_tokens_come() {
 }
 
 #[tokio::test]
-async fn top_k_is_forty_where_nobody_says_otherwise() {
+async fn top_k_is_forty_by_default() {
     let server = gibberish();
     let sampled = json!({"temperature": 2, "seed": 5, "max_tokens": 40});
     let with = async |top_k: Value| {
@@ -58,7 +58,7 @@ async fn top_k_is_forty_where_nobody_says_otherwise() {
 }
 
 #[tokio::test]
-async fn truncation_keeps_the_end_of_the_prompt() {
+async fn truncation_retains_the_end_of_the_prompt() {
     let server = Server::parrot(TEXT);
     let whole = answer(&server, json!({"prompt": "xyzHi", "truncate_prompt_tokens": 2, "echo": true})).await;
     assert_eq!(whole["usage"]["prompt_tokens"], 2);
@@ -73,7 +73,7 @@ async fn truncation_keeps_the_end_of_the_prompt() {
 }
 
 #[tokio::test]
-async fn tokens_are_told_and_need_no_text() {
+async fn token_ids_are_returned_with_and_without_text() {
     let server = Server::parrot(TEXT);
     let plain = answer(&server, json!({"return_token_ids": true})).await["choices"][0].clone();
     assert_eq!(plain["token_ids"], json!([99, 100, 101, 102, 103, 104, 97, 98]));
@@ -98,7 +98,7 @@ async fn tokens_are_told_and_need_no_text() {
 }
 
 #[tokio::test]
-async fn log_probabilities_name_tokens_by_number_if_asked_to() {
+async fn log_probabilities_name_tokens_by_id_if_requested() {
     let server = Server::parrot(TEXT);
     let by_number = json!({"logprobs": 1, "return_tokens_as_token_ids": true, "max_tokens": 1});
     let logprobs = answer(&server, by_number).await["choices"][0]["logprobs"].clone();
@@ -110,7 +110,7 @@ async fn log_probabilities_name_tokens_by_number_if_asked_to() {
 }
 
 #[tokio::test]
-async fn of_more_choices_the_best_are_kept() {
+async fn best_of_returns_the_best_choices() {
     let server = gibberish();
     let parameters = |n: u32, best_of: u32| json!({"n": n, "best_of": best_of, "temperature": 2, "top_k": 0, "seed": 3, "logprobs": 0, "ignore_eos": true});
     let all = answer(&server, parameters(6, 6)).await["choices"].as_array().unwrap().clone();
@@ -126,12 +126,12 @@ async fn of_more_choices_the_best_are_kept() {
     assert_eq!(kept, means[..2]);
     assert_eq!(best["choices"][1]["index"], 1);
     assert_eq!(best["usage"]["completion_tokens"], 48, "all that were generated count");
-    // Each prompt has its own.
+    // Each prompt has its own best choice.
     let mut two = parameters(1, 3);
     two["prompt"] = json!(["Hi", "Ho"]);
     let two = answer(&server, two).await["choices"].as_array().unwrap().clone();
     assert_eq!(two.len(), 2);
-    // Without log probabilities in the answer too.
+    // Also without log probabilities in the answer.
     let mut plain = parameters(2, 6);
     plain["logprobs"] = Value::Null;
     let plain = answer(&server, plain).await;
@@ -156,7 +156,7 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
     let generated =
         answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
     let tokens = generated["choices"][0]["logprobs"].clone();
-    // What was generated is the prompt now.
+    // The generated text is now the prompt.
     let ids =
         answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true}))
             .await;
@@ -206,7 +206,7 @@ async fn an_echo_with_log_probabilities_is_the_same_streamed() {
         }
         assert_eq!(text, choice["text"].as_str().unwrap());
         assert_eq!(joined, choice["logprobs"]);
-        // Offsets are of the whole text.
+        // Offsets refer to the whole text.
         let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
         assert!(offsets.is_sorted_by_key(|offset| offset.as_u64()) && offsets[0] == 0, "{offsets:?}");
     }
@@ -220,7 +220,7 @@ async fn a_prompt_is_scored_on_both_endpoints() {
     let scores = scored["choices"][0]["prompt_logprobs"].clone();
     assert_eq!((scores.as_array().unwrap().len(), &scores[0]), (2, &Value::Null));
     assert_eq!((&scores[1]["98"]["rank"], &scores[1]["98"]["decoded_token"]), (&json!(1), &json!("b")));
-    // All others are equal: the lower number goes first.
+    // All others are equally probable: the lower ID comes first.
     assert_eq!((&scores[1]["105"]["rank"], &scores[1]["105"]["decoded_token"]), (&json!(106), &json!("i")));
     let one = answer(&server, json!({"prompt": "H", "prompt_logprobs": 0})).await;
     assert_eq!(one["choices"][0]["prompt_logprobs"], json!([null]));
@@ -233,7 +233,7 @@ async fn a_prompt_is_scored_on_both_endpoints() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_found_with_the_same_salt_only() {
+async fn cached_prompts_are_shared_only_with_the_same_salt() {
     let server = Server::parrot(TEXT);
     let cached = async |salt: Value| {
         let parameters = json!({"prompt": "x".repeat(40), "cache_salt": salt});
@@ -247,7 +247,7 @@ async fn what_is_cached_is_found_with_the_same_salt_only() {
 }
 
 #[tokio::test]
-async fn the_usage_is_told_in_every_chunk_if_asked_for() {
+async fn every_chunk_has_the_usage_if_requested() {
     let server = Server::parrot(TEXT);
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     for (path, body) in [
@@ -264,7 +264,7 @@ async fn the_usage_is_told_in_every_chunk_if_asked_for() {
 }
 
 #[tokio::test]
-async fn parameters_that_contradict_each_other_are_refused() {
+async fn contradictory_parameters_are_rejected() {
     let server = Server::parrot(TEXT);
     for (parameters, param) in [
         (
@@ -287,7 +287,7 @@ async fn parameters_that_contradict_each_other_are_refused() {
 }
 
 #[tokio::test]
-async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
+async fn no_stop_string_ends_a_choice_before_min_tokens() {
     let server = Server::parrot(TEXT);
     let with = async |parameters: Value| {
         let choice = answer(&server, parameters).await["choices"][0].clone();
@@ -296,11 +296,11 @@ async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
     let told = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
     assert_eq!(with(json!({"stop": "e"})).await, told("cd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, told("cd", "stop"));
-    // The third token completes it, and is text; the next time it comes it counts.
+    // The third token completes the stop string but is text; the next occurrence counts.
     let later = json!({"stop": "e", "min_tokens": 3, "max_tokens": 20});
     assert_eq!(with(later).await, told("cdefghabcd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, told("cdefghab", "length"));
-    // It may begin before.
+    // The stop string may begin before `min_tokens`.
     assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, told("c", "stop"));
     let streamed =
         server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
@@ -311,7 +311,7 @@ async fn no_stop_string_ends_a_choice_before_it_has_the_tokens_that_it_must() {
 }
 
 #[tokio::test]
-async fn the_tokens_around_a_text_are_there_unless_they_are_not_to_be() {
+async fn special_tokens_are_added_unless_disabled() {
     let around =
         json!([{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
     let level =
@@ -355,7 +355,7 @@ async fn the_tokens_around_a_text_are_there_unless_they_are_not_to_be() {
 }
 
 #[tokio::test]
-async fn errors_are_strings_to_clients_that_need_them_so() {
+async fn errors_are_strings_with_ovms_rules() {
     let server = Setup::new(Parrot::new([120])).start();
     let server = Server { router: server::ovms_api(server.router, server.app.clone()), ..server };
     let refused = server.post(PATH, completion(json!({"temperature": 3}))).await;
@@ -364,10 +364,10 @@ async fn errors_are_strings_to_clients_that_need_them_so() {
     let nowhere = server.get("/v3/nowhere").await;
     assert_eq!(
         (nowhere.status.as_u16(), nowhere.json()),
-        (404, json!({"error": "there is nothing at /v3/nowhere"}))
+        (404, json!({"error": "the path /v3/nowhere does not exist"}))
     );
     assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
-    // In streams too.
+    // Also in streams.
     for (path, body) in [
         (PATH, completion(json!({"stream": true, "ignore_eos": true}))),
         ("/v3/chat/completions", chat(json!({"stream": true, "ignore_eos": true}))),

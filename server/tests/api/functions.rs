@@ -1,4 +1,4 @@
-//! `functions` and `function_call`, the former names of tools.
+//! `functions` and `function_call`, the deprecated form of tools.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn function() -> Value {
 }
 
 #[tokio::test]
-async fn a_call_is_told_in_the_former_shape_and_streams_as_such() {
+async fn a_call_has_the_deprecated_form_streamed_or_not() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let asked = json!({"max_tokens": 400, "functions": [function()]});
     let answer = server.post(PATH, chat(asked.clone())).await.json();
@@ -41,7 +41,7 @@ async fn a_call_is_told_in_the_former_shape_and_streams_as_such() {
 }
 
 #[tokio::test]
-async fn one_that_must_be_called_is_and_none_is_none() {
+async fn a_required_function_is_called_and_none_disables_calls() {
     let server = Setup::scripted(HERMES, &[], &["I do not like functions."]).start();
     let ask = async |choice: Value| {
         let now = json!({"name": "now"});
@@ -76,7 +76,7 @@ async fn a_history_of_functions_is_the_history_of_tools() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_functions_is_told_by_their_names() {
+async fn errors_name_the_parameters_of_functions() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let tool = json!({"type": "function", "function": function()});
     let called = json!([{"role": "assistant", "function_call": {"arguments": "{}"}}]);

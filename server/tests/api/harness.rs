@@ -8,7 +8,9 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
-use server::{App, Limits, Metrics, Model, Serving, StoreConfig, built_in_text, built_in_text_with, router};
+use server::{
+    App, Limits, Metrics, Model, ServedModel, StoreConfig, built_in_text, built_in_text_with, router,
+};
 use server_engine::{
     CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, Logits, ModelRunner, RunError,
     TokenId,
@@ -17,7 +19,7 @@ use server_engine::{
 use server_scheduler::Batch;
 use tower::ServiceExt as _;
 
-/// The tokens of the built-in tokenizer: a byte each, and three special ones.
+/// The size of the built-in vocabulary: a token for each byte, and three special tokens.
 pub(crate) const VOCABULARY: u32 = 259;
 pub(crate) const IM_END: TokenId = 258;
 const BLOCK_TOKENS: u32 = 16;
@@ -30,14 +32,14 @@ pub(crate) struct Server {
     pub(crate) engine: Engine,
 }
 
-/// What may be set.
+/// The configuration of a server under test.
 pub(crate) struct Setup {
     pub(crate) runner: Box<dyn ModelRunner>,
     pub(crate) draft: Option<Box<dyn ModelRunner>>,
     pub(crate) limits: Limits,
-    pub(crate) waiting_max: u32,
-    pub(crate) sequence_tokens_max: u32,
-    /// The built-in one if `None`.
+    pub(crate) max_queue: u32,
+    pub(crate) max_model_len: u32,
+    /// The model, or `None` for the built-in one.
     pub(crate) model: Option<Model>,
     pub(crate) store: StoreConfig,
 }
@@ -48,20 +50,20 @@ impl Setup {
             runner: Box::new(runner),
             draft: None,
             limits: Limits {
-                body_bytes_max: 64 * 1024,
-                requests_max: 64,
-                connections_max: 64,
+                max_body_bytes: 64 * 1024,
+                max_concurrent_requests: 64,
+                max_connections: 64,
                 read_timeout: Duration::from_secs(60),
                 ..Limits::default()
             },
-            waiting_max: 256,
-            sequence_tokens_max: 512,
+            max_queue: 256,
+            max_model_len: 512,
             model: None,
             store: StoreConfig::default(),
         }
     }
 
-    /// A model with this chat template and these special tokens, after the built-in three, that says `answers` in its
+    /// Uses a model with this chat template and these special tokens, after the three built-in ones, that gives `answers` in its
     /// turns.
     pub(crate) fn scripted(template: &str, special_tokens: &[&str], answers: &[&str]) -> Self {
         let text = built_in_text_with(template, special_tokens).unwrap();
@@ -76,7 +78,7 @@ impl Setup {
         let script = server::script(&answers, &text).unwrap();
         let runner = SimRunner::new(config, Clock::simulated()).with_script(script);
         let model = Model::new(names(), text, "test");
-        Self { sequence_tokens_max: 8192, model: Some(model), ..Self::new(runner) }
+        Self { max_model_len: 8192, model: Some(model), ..Self::new(runner) }
     }
 
     pub(crate) fn start(self) -> Server {
@@ -86,8 +88,8 @@ impl Setup {
             max_chunk_tokens: 64,
             max_itl: None,
             max_num_seqs: 32,
-            max_queue: self.waiting_max,
-            max_model_len: self.sequence_tokens_max,
+            max_queue: self.max_queue,
+            max_model_len: self.max_model_len,
             prefix_caching: true,
             kv_eviction_tokens: None,
             clock: Clock::simulated(),
@@ -97,10 +99,10 @@ impl Setup {
         let engine = Engine::start_with_options(config, self.runner, extras, metrics.observer()).unwrap();
         let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
-        app.serve(Serving {
+        app.serve(ServedModel {
             model: self.model.unwrap_or_else(built_in),
             engine: engine.handle(),
-            sequences_max: 32,
+            max_num_seqs: 32,
             block_tokens: BLOCK_TOKENS,
         });
         Server { router: router(app.clone()), app, engine }
@@ -112,7 +114,7 @@ fn names() -> Vec<String> {
 }
 
 impl Server {
-    /// A server whose model says `text` over and over: which byte is next goes by the position.
+    /// A server whose model repeats `text`: the position determines the next byte.
     pub(crate) fn parrot(text: &str) -> Self {
         Setup::new(Parrot::new(text.bytes().map(TokenId::from))).start()
     }
@@ -129,7 +131,7 @@ impl Server {
         Answer::read(self.open(path, body).await).await
     }
 
-    /// As [`Self::post`], with the answer's body still to come.
+    /// Like [`Self::post`], but the body of the answer is not read.
     pub(crate) async fn open(&self, path: &str, body: impl Into<Body>) -> Response {
         let request = Request::post(path).header("content-type", "application/json");
         self.send(request.body(body.into()).unwrap()).await
@@ -139,7 +141,7 @@ impl Server {
         Answer::read(self.send(Request::delete(path).body(Body::empty()).unwrap()).await).await
     }
 
-    /// Waits until no sequence holds a block.
+    /// Waits until no sequence uses a block.
     pub(crate) async fn idle(&self) {
         let mut load = self.engine.handle().load();
         let idle = load.wait_for(|load| (load.load.running, load.load.waiting) == (0, 0)).await.unwrap().load;
@@ -167,13 +169,13 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 
-    /// The data of the events.
+    /// Returns the data of the events.
     pub(crate) fn events(&self) -> Vec<&str> {
         let events = self.body.strip_suffix("\n\n").unwrap().split("\n\n");
         events.map(|event| event.strip_prefix("data: ").unwrap()).collect()
     }
 
-    /// All of it without what differs from run to run.
+    /// Returns the answer without values that differ between runs.
     pub(crate) fn shown(&self) -> String {
         let mut shown = format!("{}\n", self.status.as_u16());
         if self.headers["content-type"].to_str().unwrap().starts_with("text/event-stream") {
@@ -188,7 +190,7 @@ impl Answer {
         shown
     }
 
-    /// The text of a chat answer's first choice, streamed or not.
+    /// Returns the text of the first choice of a chat answer, streamed or not.
     pub(crate) fn text(&self) -> String {
         if let Ok(whole) = serde_json::from_str::<Value>(&self.body) {
             return whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
@@ -220,7 +222,7 @@ fn redacted(answer: Value) -> String {
     redact(answer).to_string()
 }
 
-/// A chat request of one message with these parameters. Greedy unless they say otherwise.
+/// A chat request of one message with these parameters, which is greedy by default.
 pub(crate) fn chat(parameters: Value) -> String {
     with(
         json!({
@@ -244,7 +246,7 @@ fn with(mut request: Value, parameters: Value) -> String {
     request.to_string()
 }
 
-/// Says the tokens of a script: the token after position `p` is script[p], over and over.
+/// A runner that repeats the tokens of a script: the position determines the next token.
 pub(crate) struct Parrot {
     script: Vec<TokenId>,
     logits: Vec<f32>,
@@ -282,32 +284,32 @@ impl ModelRunner for Parrot {
     }
 }
 
-/// Runs a step for each permit, and as many as it likes once the permits' sender is gone.
-pub(crate) struct Gated {
+/// A runner that needs a permit for each step, until the sender of permits is dropped.
+pub(crate) struct GatedRunner {
     runner: Parrot,
     permits: mpsc::Receiver<()>,
 }
 
-impl Gated {
+impl GatedRunner {
     pub(crate) fn new(text: &str) -> (Self, mpsc::Sender<()>) {
         let (sender, permits) = mpsc::channel();
         (Self { runner: Parrot::new(text.bytes().map(TokenId::from)), permits }, sender)
     }
 }
 
-impl ModelRunner for Gated {
+impl ModelRunner for GatedRunner {
     fn layout(&self) -> CacheLayout {
         self.runner.layout()
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
-        // Without a sender the gate is open.
+        // Without a sender, no permits are needed.
         let _ = self.permits.recv();
         self.runner.run(batch)
     }
 }
 
-/// The engine's own simulated model, with faults.
+/// The engine's simulated model, with faults.
 pub(crate) fn faulty(faults: Vec<SimFault>) -> SimRunner {
     let config = SimConfig {
         block_tokens: BLOCK_TOKENS,

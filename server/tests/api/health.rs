@@ -1,4 +1,4 @@
-//! The health service, over gRPC: that of the process, which tells it.
+//! The gRPC health service of the server process.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,12 +11,12 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// A server process, which ends with it.
+/// A server process. Dropping it ends the process.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -28,7 +28,7 @@ async fn next(health: &mut Streaming<HealthCheckResponse>) -> ServingStatus {
 
 #[tokio::test]
 async fn the_health_service_follows_the_replica() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
     command.args(["--backend", "sim", "--port", "0", "--grpc-port", "0"]);
     let mut process = Process(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();

@@ -1,4 +1,4 @@
-//! Over a limit the answer is a refusal, at once.
+//! Requests beyond a limit are rejected at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
-use crate::harness::{Answer, Gated, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -25,7 +25,7 @@ async fn a_body_that_is_too_large_is_413_announced_or_not() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_read_to_its_end_unless_that_is_too_far() {
+async fn a_body_that_is_too_large_is_discarded_up_to_a_limit() {
     let server = Server::parrot("x");
     let sent = async |count: usize, headers: &[(&str, &str)]| {
         let read = Arc::new(AtomicUsize::new(0));
@@ -56,9 +56,9 @@ async fn a_body_that_does_not_arrive_is_408() {
 
 #[tokio::test]
 async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
-    setup.limits.requests_max = 2;
+    setup.limits.max_concurrent_requests = 2;
     let server = setup.start();
     let request = || Request::post(PATH).body(Body::from(chat(json!({})))).unwrap();
     let (first, second, refused) = tokio::join!(biased; server.send(request()), server.send(request()), async {
@@ -76,11 +76,11 @@ async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
 
 #[tokio::test]
 async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
-    setup.waiting_max = 2;
+    setup.max_queue = 2;
     let server = setup.start();
-    // The first has started, and its next step does not begin: whatever comes waits.
+    // The first request has started, and its next step is held, so other requests wait.
     permits.send(()).unwrap();
     let mut first = server.open(PATH, chat(json!({"stream": true}))).await;
     first.body_mut().frame().await.unwrap().unwrap();
@@ -98,7 +98,7 @@ async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_the_context_says_so() {
+async fn requests_beyond_the_context_length_are_rejected() {
     let server = Server::parrot("x");
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(600)}]});
     for (parameters, param) in [
@@ -114,10 +114,10 @@ async fn what_does_not_fit_the_context_says_so() {
 #[tokio::test]
 async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     let mut setup = Setup::new(crate::harness::faulty(Vec::new()));
-    setup.limits.body_bytes_max = 64 * 1024;
-    setup.limits.buffered_body_bytes_max = 80 * 1024;
+    setup.limits.max_body_bytes = 64 * 1024;
+    setup.limits.max_buffered_body_bytes = 80 * 1024;
     let server = setup.start();
-    // A body of which 40 KiB have come and no more will.
+    // A body of which only 40 KiB arrive.
     let begun = Bytes::from(vec![b' '; 40 * 1024]);
     let (sender, sent) = tokio::sync::oneshot::channel::<()>();
     let pieces = futures_util::stream::iter([begun.clone(), Bytes::from_static(b" ")])
@@ -145,7 +145,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_certainly_does_not_fit_is_refused_without_being_tokenized() {
+async fn a_prompt_that_certainly_does_not_fit_is_rejected_without_being_tokenized() {
     let server = Server::parrot("x");
     let digits = "7".repeat(2000);
     for (path, body, param) in [
@@ -157,7 +157,7 @@ async fn a_prompt_that_certainly_does_not_fit_is_refused_without_being_tokenized
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
         assert!(error["message"].as_str().unwrap().contains("at least"), "{error}");
     }
-    // What is cut to fit is no refusal.
+    // A truncated prompt is not rejected.
     let cut = json!({"model": "parrot", "prompt": digits, "truncate_prompt_tokens": 10, "max_tokens": 1});
     assert_eq!(server.post("/v3/completions", cut.to_string()).await.json()["usage"]["prompt_tokens"], 10);
 }

@@ -13,11 +13,11 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Channel, Server as Grpc};
 
-use crate::harness::{Gated, Server, Setup, chat};
+use crate::harness::{GatedRunner, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
-/// The gRPC side of `server`, for as long as the set lives.
+/// Serves gRPC for `server` as long as the set exists.
 async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
     let (sender, reports) = watch::channel(Load::default());
     let mut tasks = JoinSet::new();
@@ -37,7 +37,7 @@ async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
 
 #[tokio::test]
 async fn the_load_follows_a_request_and_reports_are_in_order() {
-    let (runner, permits) = Gated::new("x");
+    let (runner, permits) = GatedRunner::new("x");
     let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
     let adapter = NamedAdapter { name: "sql".to_owned(), path: "sql".into() };
     let model = Model::new(names, built_in_text().unwrap(), "test").with_adapters(vec![adapter]);
@@ -79,7 +79,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
 }
 
 #[tokio::test]
-async fn two_callers_get_the_same_reports() {
+async fn two_routers_get_the_same_reports() {
     let server = Server::parrot("x");
     let (client, _tasks) = serve(&server).await;
     let mut loads = Vec::new();
@@ -93,7 +93,7 @@ async fn two_callers_get_the_same_reports() {
     }
 }
 
-/// A server whose engine has started, its reports, of which the first is there, and what publishes them.
+/// Returns a server whose engine has started, its reports after the first one, and the task that publishes them.
 async fn published() -> (Server, watch::Receiver<Load>, JoinSet<()>) {
     let server = Server::parrot("x");
     server
@@ -111,7 +111,7 @@ async fn published() -> (Server, watch::Receiver<Load>, JoinSet<()>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_new_is_told_once_a_second() {
+async fn an_unchanged_load_is_reported_once_a_second() {
     let (_server, mut reports, _publishing) = published().await;
     let before = tokio::time::Instant::now();
     let first = reports.borrow_and_update().clone();
@@ -135,8 +135,8 @@ async fn changes_within_twenty_milliseconds_are_one_report() {
 }
 
 #[tokio::test]
-async fn draining_is_told_until_nothing_is_left() {
-    let (runner, permits) = Gated::new("x");
+async fn draining_reports_its_progress_until_no_request_is_left() {
+    let (runner, permits) = GatedRunner::new("x");
     let server = Setup::new(runner).start();
     let (mut client, _tasks) = serve(&server).await;
     permits.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! Guesses of what comes next: how they are asked for, and how they are told.
+//! Speculative decoding over HTTP: its parameters and its usage.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn details(answer: &Value) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn what_is_guessed_is_told_in_the_usage_and_changes_nothing_else() {
+async fn prompt_lookup_changes_only_the_usage() {
     let server = Server::parrot("abcdefgh");
     for more in [json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2}), json!({"stop": "b"})]
     {
@@ -38,9 +38,9 @@ async fn what_is_guessed_is_told_in_the_usage_and_changes_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_a_client_predicts_is_guessed() {
+async fn a_prediction_provides_draft_tokens() {
     let server = Server::parrot("abcdefgh");
-    // Nothing of the answer is in the prompt, and it ends before it repeats itself.
+    // The prompt has no part of the answer, which ends before it repeats itself.
     let asked =
         |prediction: Value| chat(json!({"max_tokens": 8, "prediction": prediction, "stream_options": null}));
     let plain = server.post("/v3/chat/completions", chat(json!({"max_tokens": 8}))).await;
@@ -57,7 +57,7 @@ async fn what_a_client_predicts_is_guessed() {
 }
 
 #[tokio::test]
-async fn streams_tell_it_at_their_end_and_metrics_count_it() {
+async fn streams_report_draft_tokens_at_their_end_and_metrics_count_them() {
     let server = Server::parrot("abcdefgh");
     let body = completion(json!({
         "max_tokens": 60, "max_ngram_size": 3, "num_assistant_tokens": 7,
@@ -76,14 +76,14 @@ async fn streams_tell_it_at_their_end_and_metrics_count_it() {
     );
 }
 
-/// A model that says `text` over and over, and a draft model that says `draft`.
+/// A server with a model that repeats `text`, and a draft model that repeats `draft`.
 fn drafted(text: &str, draft: &str) -> Server {
     let parrot = |text: &str| Parrot::new(text.bytes().map(TokenId::from));
     Setup { draft: Some(Box::new(parrot(draft))), ..Setup::new(parrot(text)) }.start()
 }
 
 #[tokio::test]
-async fn a_draft_model_guesses_for_all_requests_and_changes_nothing_else() {
+async fn a_draft_model_serves_all_requests_and_changes_only_the_usage() {
     let plain = Server::parrot("abcdefgh");
     let (right, wrong) = (drafted("abcdefgh", "abcdefgh"), drafted("abcdefgh", "abcdXfgh"));
     for more in [json!({}), json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2})] {
@@ -104,9 +104,9 @@ async fn a_draft_model_guesses_for_all_requests_and_changes_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_request_says_how_many_tokens_or_how_probable_ones_a_draft_model_guesses() {
+async fn a_request_sets_the_number_or_the_confidence_of_draft_tokens() {
     let server = drafted("abcdefgh", "abcdefgh");
-    // What it says has a probability of some 0.92.
+    // Its tokens have a probability of about 0.92.
     let guessed = async |more: Value| {
         let mut body = json!({"max_tokens": 40});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

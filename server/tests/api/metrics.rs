@@ -1,4 +1,4 @@
-//! What Prometheus is told.
+//! The metrics after some requests.
 
 use serde_json::json;
 
@@ -33,7 +33,7 @@ async fn requests_tokens_and_times_are_counted() {
     assert_eq!(named("inter_token_latency_seconds_count"), 14.0);
     assert_eq!(named("request_duration_seconds_count"), 2.0);
     assert_eq!(named("queue_time_seconds_count"), 2.0);
-    assert_eq!(named("batch_rows_sum"), named("step_time_seconds_count"));
+    assert_eq!(named("batch_sequences_sum"), named("step_time_seconds_count"));
     assert_eq!(named("batch_tokens_sum"), 118.0 - 48.0 + 14.0);
     assert_eq!(named("requests_in_work"), 0.0);
     assert_eq!(named("sequences_running"), 0.0);

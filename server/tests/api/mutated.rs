@@ -1,4 +1,4 @@
-//! What `make fuzz` does to bodies for as long as it may, in seconds and the same every time.
+//! The fuzz test of bodies for some seconds with a fixed seed; `make fuzz` runs it for longer.
 
 use crate::bodies::{check, server};
 use crate::harness::completion;
@@ -7,7 +7,7 @@ use crate::mutations::{Random, mutated, words};
 const CASES: u64 = 4_000;
 
 #[tokio::test]
-async fn a_changed_body_is_answered_or_refused() {
+async fn a_mutated_body_is_answered_or_rejected() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/request");
     let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();

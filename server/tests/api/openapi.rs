@@ -1,4 +1,4 @@
-//! `/openapi.json` is true: what it names is there, what is there is in it, and answers are as it says.
+//! `/openapi.json` is correct: it describes exactly the paths that exist, and answers match its schemas.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -8,9 +8,9 @@ use crate::harness::{Answer, Server, Setup, chat, completion};
 use crate::tools::HERMES;
 
 #[tokio::test]
-async fn what_it_names_is_there_and_what_is_there_is_in_it() {
+async fn the_document_describes_exactly_the_paths_that_exist() {
     let server = Server::parrot("x");
-    let router = server::router_with(server.app.clone(), server::Sleep::OnRequest);
+    let router = server::router_with(server.app.clone(), server::SleepApi::Enabled);
     let server = Server { router, ..server };
     let document = server.get("/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
@@ -29,7 +29,7 @@ async fn what_it_names_is_there_and_what_is_there_is_in_it() {
             );
         }
     }
-    // The routes as they are written down.
+    // The routes in the source code.
     let source = [include_str!("../../src/routes.rs"), include_str!("../../src/routes/sleep.rs")].concat();
     let mut count = 0;
     for route in source.split(".route(").skip(1) {
@@ -109,7 +109,7 @@ async fn answers_are_as_it_says() {
 }
 
 #[tokio::test]
-async fn what_is_required_is_refused_without_it_and_what_is_not_is_not() {
+async fn exactly_the_required_parameters_are_required() {
     let server = Server::parrot("abc");
     let document = server.get("/openapi.json").await.json();
     for (path, whole) in [
@@ -132,7 +132,7 @@ async fn what_is_required_is_refused_without_it_and_what_is_not_is_not() {
             without.as_object_mut().unwrap().remove(member);
             let answer = server.post(path, without.to_string()).await;
             let is_required = required.contains(&json!(member));
-            // Of several prompts one has to be there, which the document says in words.
+            // One of several members is required, which the document only describes in text.
             let is_one_of =
                 path == "/tokenize" && member == "text" || path == "/v3/responses" && member == "input";
             assert_eq!(
@@ -148,7 +148,7 @@ async fn what_is_required_is_refused_without_it_and_what_is_not_is_not() {
 }
 
 #[tokio::test]
-async fn elements_that_it_describes_are_accepted() {
+async fn described_elements_are_accepted() {
     let server = Setup::scripted(HERMES, &[], &["Hello."]).start();
     let document = server.get("/openapi.json").await.json();
     let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
@@ -217,7 +217,7 @@ async fn elements_that_it_describes_are_accepted() {
 }
 
 #[test]
-fn the_check_finds_what_does_not_fit() {
+fn the_check_finds_mismatches() {
     let document = json!({"components": {"schemas": {"Text": {"type": "string"}}}});
     let schema = json!({
         "type": "object", "required": ["a"], "additionalProperties": false,
@@ -233,7 +233,7 @@ fn the_check_finds_what_does_not_fit() {
     }
 }
 
-/// Whether a value is as a schema says: the words that ours are written in.
+/// Whether a value matches a schema, for the keywords that our schemas use.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target =

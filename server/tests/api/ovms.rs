@@ -1,4 +1,4 @@
-//! What `--ovms-compat` changes besides the shape of errors, and what it leaves as it is.
+//! What `--ovms-compat` changes besides the form of errors, and what it does not change.
 
 use serde_json::{Value, json};
 use server::{ApiRules, Model, built_in_text};
@@ -11,7 +11,7 @@ fn parrot() -> Parrot {
     Parrot::new(TEXT.bytes().map(u32::from))
 }
 
-/// A server that follows these rules.
+/// A server with these API rules.
 fn server(rules: ApiRules) -> Server {
     let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
     let model = Model::new(names, built_in_text().unwrap(), "test").with_api_rules(rules);
@@ -28,7 +28,7 @@ async fn completion_tokens(rules: ApiRules, parameters: Value) -> u64 {
 }
 
 #[tokio::test]
-async fn completions_run_to_the_end_of_the_room_by_ovms_rules() {
+async fn completions_fill_the_context_with_ovms_rules() {
     let open = || json!({"max_tokens": null, "ignore_eos": true});
     assert_eq!(completion_tokens(ApiRules::OpenAi, open()).await, 16);
     // The prompt has two tokens of 512.
@@ -37,7 +37,7 @@ async fn completions_run_to_the_end_of_the_room_by_ovms_rules() {
 }
 
 #[tokio::test]
-async fn best_of_searches_beams_by_ovms_rules() {
+async fn best_of_enables_beam_search_with_ovms_rules() {
     let parameters = |more: Value| {
         let mut all = json!({"best_of": 4, "n": 2, "temperature": 1, "max_tokens": 4, "ignore_eos": true});
         all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -52,7 +52,7 @@ async fn best_of_searches_beams_by_ovms_rules() {
     let searched = texts(ApiRules::OpenAi, parameters(json!({"use_beam_search": true}))).await;
     assert_eq!(texts(ApiRules::Ovms, parameters(json!({}))).await, searched);
     assert_ne!(searched[0], searched[1], "beams differ");
-    // Whoever says so samples.
+    // An explicit false disables the search.
     let sampled = json!({"use_beam_search": false, "seed": 1, "best_of": 2});
     let answers = [
         texts(ApiRules::Ovms, parameters(sampled.clone())).await,
@@ -66,7 +66,7 @@ async fn best_of_searches_beams_by_ovms_rules() {
 }
 
 #[tokio::test]
-async fn a_message_without_content_is_empty_by_ovms_rules() {
+async fn a_message_without_content_is_empty_with_ovms_rules() {
     let body = || chat(json!({"messages": [{"role": "system"}, {"role": "user"}]}));
     let refused = server(ApiRules::OpenAi).post("/v3/chat/completions", body()).await;
     assert_eq!(refused.json()["error"]["param"], "messages[0].content");
@@ -78,7 +78,7 @@ async fn a_message_without_content_is_empty_by_ovms_rules() {
 }
 
 #[tokio::test]
-async fn other_spellings_of_a_path_answer_by_ovms_rules() {
+async fn alternative_spellings_of_paths_work_with_ovms_rules() {
     let (strict, lenient) = (server(ApiRules::OpenAi), server(ApiRules::Ovms));
     for path in
         ["/v3/v1/models", "/v3/models/", "/v1/models/", "/v3/v1/models/parrot", "/v3/v1/models/group/parrot/"]
@@ -93,12 +93,12 @@ async fn other_spellings_of_a_path_answer_by_ovms_rules() {
     }
     assert_eq!(
         lenient.get("/v3/v1/nowhere").await.json(),
-        json!({"error": "there is nothing at /v3/nowhere"})
+        json!({"error": "the path /v3/nowhere does not exist"})
     );
 }
 
 #[tokio::test]
-async fn the_state_of_models_is_told_by_ovms_rules() {
+async fn the_state_of_models_is_reported_with_ovms_rules() {
     let server = server(ApiRules::Ovms);
     for name in ["parrot", "group/parrot", "group%2Fparrot"] {
         for path in [format!("/v2/models/{name}/ready"), format!("/v2/models/{name}/versions/1/ready")] {

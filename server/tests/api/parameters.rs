@@ -1,20 +1,20 @@
-//! Every row of the table of parameters, as `/openapi.json` tells it: an accepted value, values of every wrong type,
-//! and values beyond each end of its range, down to the members of those that have some. What each does is in `rows`.
+//! Every row of the table of parameters in `/openapi.json`: an accepted value, values of every wrong type,
+//! and values beyond each end of its range, including those of members. `rows` tests the effects.
 
 use serde_json::{Map, Value, json};
 
 use crate::harness::{Answer, Server, chat, completion};
 
-/// Elements of an array that is sent although it is too long.
+/// Number of elements of the longest array that is sent to exceed a limit.
 const ELEMENTS_MAX: u64 = 5_000;
 
-/// A body with some parameters.
+/// A body with several parameters.
 type Body = fn(Value) -> String;
 
-/// What needs a model or something kept that is not there: tests of their own have them.
+/// Parameters that need a special model or a stored object; other tests have them.
 const NEED_MORE: [&str; 3] = ["suffix", "previous_response_id", "conversation"];
 
-/// Where parameters are taken: the path, the schema of the body, and a body with some of them.
+/// The endpoints: the path, the schema of the body, and a body with some parameters.
 pub(crate) const ENDPOINTS: [(&str, &str, Body); 5] = [
     ("/v3/chat/completions", "ChatRequest", chat),
     ("/v3/completions", "CompletionRequest", completion),
@@ -47,7 +47,7 @@ fn merged(mut request: Value, parameters: Value) -> String {
     request.to_string()
 }
 
-/// A value that the parameter may have, with what has to go with it.
+/// Returns a valid value of the parameter, with the other parameters that it requires.
 fn example(schema: &str, name: &str) -> Value {
     let function = json!({"type": "function", "function": {"name": "f"}});
     match name {
@@ -165,7 +165,7 @@ async fn refused(server: &Server, path: &str, body: &str, name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn each_takes_what_it_should() {
+async fn each_parameter_accepts_its_valid_values() {
     let server = Server::parrot("abcdefgh ");
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
@@ -175,7 +175,7 @@ async fn each_takes_what_it_should() {
             let example = example(schema, &name);
             let answer: Answer = server.post(path, body(example.clone())).await;
             assert_eq!(answer.status, 200, "{path} {example}: {}", answer.body);
-            // A null is the same as nothing.
+            // Null is the same as absent.
             if !property_is_required(&server, schema, &name).await {
                 let answer = server.post(path, body(json!({&name: null}))).await;
                 assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
@@ -188,13 +188,13 @@ async fn each_takes_what_it_should() {
 async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool {
     let document = server.get("/openapi.json").await.json();
     let required = document["components"]["schemas"][schema]["required"].as_array().unwrap().clone();
-    // One of several has to be there.
+    // One of several members is required.
     let one_of = [("TokenizeRequest", "text"), ("ResponsesRequest", "input")];
     required.contains(&json!(name)) || one_of.contains(&(schema, name))
 }
 
 #[tokio::test]
-async fn those_that_are_refused_say_why() {
+async fn unsupported_parameters_are_rejected_with_a_reason() {
     let server = Server::parrot("x");
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
@@ -209,7 +209,7 @@ async fn those_that_are_refused_say_why() {
 }
 
 #[tokio::test]
-async fn a_value_of_a_wrong_type_is_told_with_what_is_right() {
+async fn an_error_of_a_wrong_type_names_the_right_type() {
     let server = Server::parrot("x");
     let mut tried = 0;
     for (path, schema, body) in ENDPOINTS {
@@ -236,7 +236,7 @@ async fn a_value_of_a_wrong_type_is_told_with_what_is_right() {
 }
 
 #[tokio::test]
-async fn a_value_beyond_its_range_is_told_with_the_range() {
+async fn an_error_of_a_value_out_of_range_names_the_range() {
     let server = Server::parrot("x");
     let mut tried = 0;
     for (path, schema, body) in ENDPOINTS {
@@ -258,7 +258,7 @@ async fn a_value_beyond_its_range_is_told_with_the_range() {
     assert!(tried > 250, "{tried}");
 }
 
-/// Values of types that the schema has not, in its members too.
+/// Returns values of types that the schema does not allow, including those of members.
 fn wrong(schema: &Value) -> Vec<Value> {
     let values = [json!(true), json!(7), json!(7.5), json!("no-such"), json!([]), json!([[]]), json!({})];
     let mut wrong: Vec<Value> = values.into_iter().filter(|value| !has_type(schema, value)).collect();
@@ -271,7 +271,7 @@ fn wrong(schema: &Value) -> Vec<Value> {
     wrong
 }
 
-/// Whether the value is of a type that the schema has, down to the first element.
+/// Whether the schema allows the type of the value and of its first element.
 fn has_type(schema: &Value, value: &Value) -> bool {
     if let Some(kinds) = schema["anyOf"].as_array() {
         return kinds.iter().any(|kind| has_type(kind, value));
@@ -290,7 +290,7 @@ fn has_type(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// Values of the right type that are not in the schema's range, and the codes they are refused with.
+/// Returns values of the right type outside the schema's range, and the codes of their errors.
 fn beyond(schema: &Value) -> Vec<(Value, &'static str)> {
     if let Some(kinds) = schema["anyOf"].as_array() {
         return kinds.iter().flat_map(beyond).collect();

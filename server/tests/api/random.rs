@@ -1,5 +1,5 @@
-//! Requests made at random from what parameters there are: whatever they say, they are answered or refused, and the
-//! server goes on.
+//! Random requests with all parameters: they are answered or rejected, and the
+//! server continues.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -57,7 +57,7 @@ fn value(rng: &mut StdRng, depth: u32) -> Value {
 }
 
 #[tokio::test]
-async fn whatever_a_request_says_it_is_answered_or_refused() {
+async fn any_request_is_answered_or_rejected() {
     let seed = 11;
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -73,7 +73,7 @@ async fn whatever_a_request_says_it_is_answered_or_refused() {
         let mut given = json!({});
         for _ in 0..rng.random_range(1..4) {
             let name = names[which].choose(&mut rng).unwrap();
-            // Of wrong types there are enough elsewhere.
+            // Other tests have values of wrong types.
             let value = if rng.random_bool(0.5) { number(&mut rng) } else { value(&mut rng, 0) };
             given[name.as_str()] = value;
         }
@@ -89,7 +89,7 @@ async fn whatever_a_request_says_it_is_answered_or_refused() {
                     "{body}: {error}"
                 );
             }
-            // Responses in the background are as many as may be.
+            // The limit of background responses may be reached.
             429 => refused += 1,
             status => panic!("{status} to {path} {body}: {}", answer.body),
         }

@@ -1,14 +1,14 @@
-//! What a model thinks, told apart from what it says.
+//! Reasoning and content of answers.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
-/// As Qwen 3's: the model opens its reasoning itself, unless it is not to think.
+/// A template like Qwen 3's: the model opens its reasoning, unless thinking is disabled.
 const QWEN: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
-/// As DeepSeek R1's: the prompt opens it.
+/// A template like DeepSeek R1's: the prompt opens the reasoning.
 const OPENED: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
 const SAID: &str = "<think>\nFirst this,\nthen that.\n</think>\n\nThe answer.";
@@ -35,7 +35,7 @@ async fn message(server: &Server, mut parameters: Value) -> (Value, Value) {
 }
 
 #[tokio::test]
-async fn reasoning_is_told_under_both_names_and_counted() {
+async fn reasoning_has_both_names_and_is_counted() {
     let server = Setup::scripted(QWEN, &[], &[SAID]).start();
     let (choice, usage) = message(&server, json!({})).await;
     assert_eq!(choice["message"]["reasoning_content"], "First this,\nthen that.\n");
@@ -68,7 +68,7 @@ async fn reasoning_that_is_cut_off_stays_reasoning() {
 }
 
 #[tokio::test]
-async fn special_tokens_that_mark_reasoning_do_so_though_they_are_no_text() {
+async fn special_tokens_mark_reasoning_although_they_have_no_text() {
     let server = Setup::scripted(QWEN, &["<think>", "</think>"], &[SAID]).start();
     let (choice, _) = message(&server, json!({})).await;
     assert_eq!(choice["message"]["reasoning_content"], "First this,\nthen that.\n");
@@ -77,7 +77,7 @@ async fn special_tokens_that_mark_reasoning_do_so_though_they_are_no_text() {
 }
 
 #[tokio::test]
-async fn reasoning_is_left_out_where_it_is_not_wanted() {
+async fn reasoning_is_omitted_if_requested() {
     let server = Setup::scripted(QWEN, &[], &[SAID]).start();
     let (choice, _) = message(&server, json!({"include_reasoning": false, "logprobs": true})).await;
     assert!(
@@ -95,7 +95,7 @@ async fn a_stop_string_does_not_end_reasoning() {
 }
 
 #[tokio::test]
-async fn effort_goes_to_the_template_and_variables_go_over_it() {
+async fn the_effort_reaches_the_template_and_variables_override_it() {
     let server = Setup::scripted(QWEN, &[], &["x"]).start();
     let tokens =
         async |parameters: Value| message(&server, parameters).await.1["prompt_tokens"].as_u64().unwrap();

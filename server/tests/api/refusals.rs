@@ -1,4 +1,4 @@
-//! What is refused, and in which words: every parameter, and everything a body can be instead of a request.
+//! Rejected requests and their messages: every parameter, and every malformed body.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ async fn what_is_no_request() {
             400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
             400 - - | the request body is not valid JSON: number out of range at line 1 column 40
             400 missing_required_parameter model | model: is missing
-            404 model_not_found model | the model "other" is not served here
+            404 model_not_found model | this server does not serve the model "other"
             400 missing_required_parameter messages | messages: is missing
             400 invalid_type model | model: 1 is not a string
         "#]],
@@ -95,19 +95,19 @@ async fn parameters_of_the_chat_endpoint() {
         400 empty_array messages | messages: is empty
         400 invalid_type messages[0].content | messages[0].content: 5 is not a string or an array of content parts
         400 missing_required_parameter messages[0].content | messages[0].content: is missing
-        400 invalid_value messages[0].role | messages[0].role: "oracle" is none of system, developer, user, assistant, tool, function
-        400 invalid_value messages[0].content[0].type | messages[0].content[0].type: a part of type "image_url" is given, but this model takes only text
+        400 invalid_value messages[0].role | messages[0].role: "oracle" must be one of system, developer, user, assistant, tool, function
+        400 invalid_value messages[0].content[0].type | messages[0].content[0].type: parts of type "image_url" are not supported, only text
         400 missing_required_parameter messages[0].content[0].text | messages[0].content[0].text: is missing
-        400 context_length_exceeded messages | messages: the prompt of 619 tokens leaves no room in this model's 512 tokens
+        400 context_length_exceeded messages | messages: the prompt has 619 tokens, which leaves no room in the context length of 512 tokens
         400 invalid_type logprobs | logprobs: 5 is not true or false
-        400 invalid_value top_logprobs | top_logprobs: is given, but logprobs is not true
+        400 invalid_value top_logprobs | top_logprobs: requires logprobs = true
         400 integer_above_max_value top_logprobs | top_logprobs: 21 is not an integer from 0 to 20
         400 invalid_type top_logprobs | top_logprobs: "3" is not an integer from 0 to 20
         400 invalid_type tools | tools: an object is not an array of objects
         400 invalid_type documents | documents: "a" is not an array of objects
         400 missing_required_parameter tools[0].name | tools[0].name: is missing
         400 invalid_type chat_template_kwargs | chat_template_kwargs: an array is not an object
-        400 invalid_value chat_template_kwargs.messages | chat_template_kwargs.messages: is a parameter of its own, or the model's
+        400 invalid_value chat_template_kwargs.messages | chat_template_kwargs.messages: cannot be set here: another parameter or the model sets it
         400 invalid_type add_generation_prompt | add_generation_prompt: "yes" is not true or false
     "#]]).await;
 }
@@ -148,19 +148,19 @@ async fn parameters_of_the_completions_endpoint() {
         400 invalid_type prompt[1] | prompt[1]: "a" is not an integer from 0 to 4294967295
         400 integer_below_min_value prompt[1] | prompt[1]: -1 is not an integer from 0 to 4294967295
         400 invalid_value prompt | prompt: token 100000 is not in the vocabulary of 259 tokens
-        400 array_above_max_length prompt | prompt: has 200 elements, which are more than 128
-        400 context_length_exceeded prompt | prompt: the prompt of 512 tokens leaves no room in this model's 512 tokens
-        400 context_length_exceeded max_tokens | max_tokens: a prompt of 500 tokens and 20 to generate are more than this model's 512 tokens
+        400 array_above_max_length prompt | prompt: has 200 elements (limit: 128)
+        400 context_length_exceeded prompt | prompt: the prompt has 512 tokens, which leaves no room in the context length of 512 tokens
+        400 context_length_exceeded max_tokens | max_tokens: 500 prompt tokens and 20 generated tokens exceed the context length of 512 tokens
         400 invalid_type logprobs | logprobs: true is not an integer from 0 to 20
         400 integer_above_max_value logprobs | logprobs: 21 is not an integer from 0 to 20
         400 invalid_type echo | echo: 1 is not true or false
-        400 unsupported_parameter suffix | suffix: this model was not made to fill in: its vocabulary has no tokens for it
+        400 unsupported_parameter suffix | suffix: this model does not support fill-in-the-middle: its vocabulary has no tokens for it
         400 invalid_type suffix | suffix: 7 is not a string
-        400 integer_above_max_value n | n: 65 prompts with n = 2 are more than 128 choices
+        400 integer_above_max_value n | n: 65 prompts with n = 2 exceed the limit of 128 choices
     "#]]).await;
 }
 
-/// Bodies' parameters that both endpoints have, with values they must not have.
+/// Invalid values of parameters that both endpoints have.
 fn shared_parameters() -> Vec<Value> {
     vec![
         json!({"stream": "true"}),
@@ -231,7 +231,7 @@ async fn parameters_that_both_endpoints_share() {
     let bodies = shared_parameters().into_iter().map(completion).collect();
     refused("/v3/completions", bodies, expect![[r#"
         400 invalid_type stream | stream: "true" is not true or false
-        400 invalid_value stream_options | stream_options: is given, but stream is not true
+        400 invalid_value stream_options | stream_options: requires stream = true
         400 invalid_type stream_options | stream_options: true is not an object
         400 invalid_type max_tokens | max_tokens: "4" is not an integer from 0 to 4294967295
         400 integer_below_min_value max_tokens | max_tokens: must be at least 1
@@ -250,25 +250,25 @@ async fn parameters_that_both_endpoints_share() {
         400 invalid_type response_format | response_format: "json" is not an object
         400 integer_below_min_value max_tokens | max_tokens: -1 is not an integer from 0 to 4294967295
         400 invalid_type max_tokens | max_tokens: 1e+30 is not an integer from 0 to 4294967295
-        400 context_length_exceeded max_tokens | max_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512 tokens
-        400 context_length_exceeded max_completion_tokens | max_completion_tokens: a prompt of 2 tokens and 100000 to generate are more than this model's 512 tokens
-        400 integer_above_max_value min_tokens | min_tokens: 9 is more than the 8 tokens that may be generated
+        400 context_length_exceeded max_tokens | max_tokens: 2 prompt tokens and 100000 generated tokens exceed the context length of 512 tokens
+        400 context_length_exceeded max_completion_tokens | max_completion_tokens: 2 prompt tokens and 100000 generated tokens exceed the context length of 512 tokens
+        400 integer_above_max_value min_tokens | min_tokens: 9 is greater than the 8 tokens that may be generated
         400 integer_below_min_value n | n: 0 is not an integer from 1 to 128
         400 integer_above_max_value n | n: 129 is not an integer from 1 to 128
         400 integer_below_min_value best_of | best_of: 0 is not an integer from 1 to 128
-        400 integer_below_min_value best_of | best_of: 2 is less than n, which is 3
+        400 integer_below_min_value best_of | best_of: 2 is less than n (3)
         400 invalid_type min_tokens | min_tokens: 1e+300 is not an integer from 0 to 4294967295
         400 integer_above_max_value prompt_logprobs | prompt_logprobs: 21 is not an integer from 0 to 20
         400 invalid_type metadata.a | metadata.a: 1 is not a string of at most 512 bytes
         400 invalid_value service_tier | service_tier: "gold" is not "auto", "default", "flex", "scale", "priority" or "fast"
         400 integer_below_min_value truncate_prompt_tokens | truncate_prompt_tokens: -2 is not an integer from -1 to 4294967295
         400 integer_above_max_value priority | priority: 3 is not 0
-        400 unsupported_parameter logits_processors | logits_processors: code that comes with a request is not run
+        400 unsupported_parameter logits_processors | logits_processors: this server does not run code from requests
         400 invalid_type stop | stop: 1 is not a string of at most 1024 bytes or an array of at most 16 strings
-        400 array_above_max_length stop | stop: has 17 elements, which are more than 16
+        400 array_above_max_length stop | stop: has 17 elements (limit: 16)
         400 string_above_max_length stop[1] | stop[1]: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx… (2002 bytes) is not a string of at most 1024 bytes
         400 invalid_value stop_token_ids[1] | stop_token_ids[1]: token 259 is not in the vocabulary of 259 tokens
-        400 array_above_max_length stop_token_ids | stop_token_ids: has 257 elements, which are more than 256
+        400 array_above_max_length stop_token_ids | stop_token_ids: has 257 elements (limit: 256)
         400 invalid_type include_stop_str_in_output | include_stop_str_in_output: 1 is not true or false
         400 invalid_type ignore_eos | ignore_eos: 1 is not true or false
         400 invalid_type skip_special_tokens | skip_special_tokens: "no" is not true or false
@@ -284,17 +284,17 @@ async fn parameters_that_both_endpoints_share() {
         400 decimal_above_max_value repetition_penalty | repetition_penalty: 1e+300 is not a number from 0.001 to 1000
         400 decimal_above_max_value frequency_penalty | frequency_penalty: 2.5 is not a number from -2 to 2
         400 decimal_below_min_value presence_penalty | presence_penalty: -2.5 is not a number from -2 to 2
-        400 invalid_value logit_bias.x | logit_bias.x: the name is no token: an integer from 0 is expected
+        400 invalid_value logit_bias.x | logit_bias.x: the name must be a token ID, an integer of at least 0
         400 invalid_value logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
         400 invalid_type logit_bias.1 | logit_bias.1: "a" is not a number from -100 to 100
         400 decimal_above_max_value logit_bias.1 | logit_bias.1: 101 is not a number from -100 to 100
-        400 invalid_value response_format.type | response_format.type: "no-such" is none of text, json_object, json_schema, structural_tag, and no format of one
+        400 invalid_value response_format.type | response_format.type: "no-such" must be text, json_object, json_schema, structural_tag, or a format of a structural tag
         400 missing_required_parameter response_format.type | response_format.type: is missing
     "#]]).await;
 }
 
 #[tokio::test]
-async fn both_endpoints_refuse_shared_parameters_alike() {
+async fn both_endpoints_reject_shared_parameters_alike() {
     let server = Server::parrot("x");
     let others = [json!({"model": "y"}), json!({"model": ""}), json!({"model": null})];
     for parameters in shared_parameters().into_iter().chain(others) {
@@ -302,7 +302,7 @@ async fn both_endpoints_refuse_shared_parameters_alike() {
             let answer = server.post(path, body).await;
             let mut error = answer.json()["error"].clone();
             if error["code"] == "context_length_exceeded" {
-                // It tells the length of the prompt, which has a template in chats.
+                // The message has the length of the prompt, which includes the template in chat.
                 error["message"] = json!("…");
             }
             (answer.status.as_u16(), error)
@@ -314,7 +314,7 @@ async fn both_endpoints_refuse_shared_parameters_alike() {
 }
 
 #[tokio::test]
-async fn unknown_fields_and_nulls_are_no_reason() {
+async fn unknown_fields_and_nulls_are_ignored() {
     let server = Server::parrot("x");
     let nulls = json!({
         "user": "u", "no_such_field": {"a": [1]}, "temperature": null, "stop": null, "n": null, "seed": null,
@@ -325,7 +325,7 @@ async fn unknown_fields_and_nulls_are_no_reason() {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-/// What is in its range as JSON has it, but not as the engine computes with it.
+/// Values that are in range as JSON numbers, but not as the engine's `f32`.
 #[tokio::test]
 async fn numbers_at_the_end_of_their_ranges_fail_no_step() {
     let server = Setup::new(crate::harness::faulty(Vec::new())).start();

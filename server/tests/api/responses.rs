@@ -1,4 +1,4 @@
-//! Answers of `/responses`, as they are on the wire: whole, and as events.
+//! Answers of `/responses` on the wire: whole, and as events.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::harness::{Answer, Server, Setup};
 pub(crate) const PATH: &str = "/v3/responses";
 pub(crate) const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
-/// Shows tools, calls and reasoning, as Qwen's templates do.
+/// A template that renders tools, calls and reasoning, like Qwen's.
 pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
     {% for message in messages %}<|im_start|>{{ message.role }}\n\
     {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\
@@ -16,7 +16,7 @@ pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in 
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
-/// A request with these parameters. Greedy unless they say otherwise.
+/// A request with these parameters, which is greedy by default.
 pub(crate) fn request(parameters: Value) -> String {
     let mut request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
     let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
@@ -29,7 +29,7 @@ pub(crate) fn weather() -> Value {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}})
 }
 
-/// The events, whose names are those of their types, and whose numbers have no gaps. The last is `[DONE]`.
+/// Returns the events, and checks that their names are their types, that their numbers have no gaps, and that the last is `[DONE]`.
 pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let all = answer.body.strip_suffix("\n\ndata: [DONE]\n\n").unwrap_or_else(|| panic!("{}", answer.body));
@@ -43,7 +43,7 @@ pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     all.split("\n\n").enumerate().map(read).collect()
 }
 
-/// The response that the events add up to, as the official clients add them up.
+/// Folds the events to a response, like the official clients.
 fn folded(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
@@ -99,7 +99,7 @@ fn add(text: &mut Value, more: &str) {
     *text = json!(text.as_str().unwrap().to_owned() + more);
 }
 
-/// A response without what differs from run to run: names become their kind and in which order they came.
+/// Returns a response without values that differ between runs: IDs become their kind and their order.
 pub(crate) fn shown(response: &Value) -> Value {
     let mut shown = response.clone();
     let mut names: Vec<String> = Vec::new();
@@ -133,7 +133,7 @@ fn rename(value: &mut Value, names: &mut Vec<String>) {
     }
 }
 
-/// The types of events, those that come several times in a row once.
+/// Returns the types of events, without successive duplicates.
 fn order(events: &[Value]) -> Vec<&str> {
     let mut order: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     order.dedup();
@@ -218,7 +218,7 @@ async fn a_whole_response() {
 }
 
 #[tokio::test]
-async fn what_the_request_says_is_told_again() {
+async fn a_response_repeats_its_request() {
     let server = Server::parrot(TEXT);
     let told = json!({
         "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25, "user": "u",
@@ -320,7 +320,7 @@ async fn a_response_that_is_cut_off_is_incomplete() {
     let events = events(&streamed);
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
     assert_eq!(folded(&events), events.last().unwrap()["response"]["output"]);
-    // One that ends by itself is not.
+    // A response that ends with an end token is complete.
     let ended = server.post(PATH, request(json!({"stop": ["fox"], "max_output_tokens": 60}))).await.json();
     assert_eq!(ended["status"], "completed");
     assert!(ended["completed_at"].as_u64().unwrap() >= ended["created_at"].as_u64().unwrap());
@@ -328,7 +328,7 @@ async fn a_response_that_is_cut_off_is_incomplete() {
 }
 
 #[tokio::test]
-async fn a_cut_call_keeps_what_it_has() {
+async fn a_call_that_is_cut_off_retains_its_arguments() {
     let server = Setup::scripted(QWEN, &[], &[THOUGHT]).start();
     let cut = THOUGHT.find("Paris").unwrap();
     let parameters = json!({"max_output_tokens": cut, "tools": [weather()], "stream": true});
@@ -361,7 +361,7 @@ async fn several_choices_are_several_messages_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn log_probabilities_come_if_they_are_included() {
+async fn log_probabilities_are_returned_if_included() {
     let server = Server::parrot(TEXT);
     let without = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(without["output"][0]["content"][0]["logprobs"], json!([]));
@@ -385,7 +385,7 @@ async fn log_probabilities_come_if_they_are_included() {
 }
 
 #[tokio::test]
-async fn how_long_a_prompt_is_can_be_asked_without_an_answer() {
+async fn the_length_of_a_prompt_can_be_counted_without_an_answer() {
     let server = Server::parrot(TEXT);
     let counted = server.post(&format!("{PATH}/input_tokens"), request(json!({}))).await.json();
     let whole = server.post(PATH, request(json!({}))).await.json();
@@ -396,7 +396,7 @@ async fn how_long_a_prompt_is_can_be_asked_without_an_answer() {
 }
 
 #[tokio::test]
-async fn effort_goes_to_the_template_and_system_texts_to_the_prompt() {
+async fn the_effort_reaches_the_template_and_system_texts_reach_the_prompt() {
     let server = Setup::scripted(QWEN, &[], &["<think>\nHm.\n</think>\n\nYes."]).start();
     let long = |parameters: Value| {
         let mut all = json!({"max_output_tokens": 100});

@@ -1,4 +1,4 @@
-//! Responses that refer to others, and what may be done with those that are kept: retrieve, delete, cancel, list.
+//! Responses that refer to others, and requests about stored responses: retrieve, delete, cancel, list.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::StoreConfig;
 
-use crate::harness::{Answer, Gated, Server, Setup};
+use crate::harness::{Answer, GatedRunner, Server, Setup};
 use crate::responses::{PATH, QWEN, events, request, shown, weather};
 
 const CONVERSATIONS: &str = "/v3/conversations";
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
-/// Says one thing in its first turn, another in its second, and so on.
+/// A server whose model has one answer for each turn.
 fn scripted(answers: &[&str]) -> Setup {
     Setup::scripted(QWEN, &[], answers)
 }
@@ -44,14 +44,14 @@ fn id(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_response_goes_on_from_another_with_all_that_was_said() {
+async fn a_response_continues_another_with_its_whole_history() {
     let server = scripted(&["One.", "Two.", "Three."]).start();
     let first = ask(&server, json!({"input": "a", "instructions": "Count."})).await;
     let second = ask(&server, json!({"input": "b", "previous_response_id": first["id"]})).await;
     let third = ask(&server, json!({"input": "c", "previous_response_id": second["id"]})).await;
     assert_eq!([&first, &second, &third].map(text), ["One.", "Two.", "Three."]);
     assert_eq!(third["previous_response_id"], second["id"]);
-    // Instructions are of their response only.
+    // Instructions apply only to their own response.
     let items = json!([
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "One."},
         {"role": "user", "content": "b"}, {"role": "assistant", "content": "Two."},
@@ -59,7 +59,7 @@ async fn a_response_goes_on_from_another_with_all_that_was_said() {
     ]);
     let whole = ask(&server, json!({"input": items})).await;
     assert_eq!(whole["usage"]["input_tokens"], third["usage"]["input_tokens"]);
-    // Two may go on from the same one.
+    // Two responses may follow the same one.
     let other = ask(&server, json!({"input": "x", "previous_response_id": first["id"]})).await;
     assert_eq!(text(&other), "Two.");
 }
@@ -80,7 +80,7 @@ async fn tools_are_called_and_answered_over_three_turns() {
         previous = ask(&server, next).await;
     }
     assert_eq!(text(&previous), "It is warm.");
-    // The same without the server's memory: all items are sent again.
+    // The same conversation without stored responses: the client sends all items again.
     let items = server.get(&format!("{PATH}/{}/input_items?order=asc", id(&previous))).await.json();
     let again = ask(&server, json!({"input": items["data"], "tools": [weather()], "store": false})).await;
     assert_eq!(again["usage"]["input_tokens"], previous["usage"]["input_tokens"]);
@@ -88,7 +88,7 @@ async fn tools_are_called_and_answered_over_three_turns() {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_retrieved_listed_and_deleted() {
+async fn stored_responses_are_retrieved_listed_and_deleted() {
     let server = scripted(&["One.", "Two."]).start();
     let first = ask(&server, json!({"input": "a"})).await;
     let second = ask(
@@ -182,7 +182,7 @@ async fn what_is_kept_is_retrieved_listed_and_deleted() {
     ] {
         assert_eq!(code(&answer), (404, "response_not_found".to_owned()));
     }
-    // What followed it is still there, and cannot be gone on from any more.
+    // The response that followed it still exists, but no response can follow it.
     assert_eq!(server.get(&path).await.status, 200);
     for (previous, missing) in [(&first, &first), (&second, &first)] {
         let answer = server.post(PATH, request(json!({"previous_response_id": previous["id"]}))).await;
@@ -193,12 +193,12 @@ async fn what_is_kept_is_retrieved_listed_and_deleted() {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_stored_is_not() {
+async fn responses_without_store_are_not_stored() {
     let server = scripted(&["One."]).start();
     let response = ask(&server, json!({"store": false})).await;
     assert_eq!(response["store"], false);
     assert_eq!(server.get(&format!("{PATH}/{}", id(&response))).await.status, 404);
-    let none = StoreConfig { entries_max: 0, ..StoreConfig::default() };
+    let none = StoreConfig { max_stored_responses: 0, ..StoreConfig::default() };
     let server = Setup { store: none, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
     assert_eq!(response["store"], false, "it says what is so");
@@ -209,21 +209,21 @@ async fn what_is_not_to_be_stored_is_not() {
 }
 
 #[tokio::test]
-async fn a_streamed_response_is_kept_when_its_end_is_told() {
+async fn a_streamed_response_is_stored_before_its_last_event() {
     let server = scripted(&["One.", "Two."]).start();
     let parameters = json!({"stream": true, "max_output_tokens": 200});
     let first = events(&server.post(PATH, request(parameters)).await).pop().unwrap()["response"].take();
     assert_eq!(server.get(&format!("{PATH}/{}", id(&first))).await.json(), first);
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
     assert_eq!(text(&second), "Two.");
-    // Its events are not kept.
+    // Its events are not stored.
     let replay = server.get(&format!("{PATH}/{}?stream=true", id(&first))).await;
     assert_eq!((replay.status.as_u16(), &replay.json()["error"]["param"]), (400, &json!("stream")));
 }
 
 #[tokio::test]
-async fn the_bounds_hold_and_of_a_chain_the_end_goes_first() {
-    let two = StoreConfig { entries_max: 2, ..StoreConfig::default() };
+async fn the_limits_hold_and_the_end_of_a_chain_is_evicted_first() {
+    let two = StoreConfig { max_stored_responses: 2, ..StoreConfig::default() };
     let server = Setup { store: two, ..scripted(&["One.", "Two."]) }.start();
     let first = ask(&server, json!({})).await;
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
@@ -234,16 +234,17 @@ async fn the_bounds_hold_and_of_a_chain_the_end_goes_first() {
         found.push(server.get(&path).await.status.as_u16());
     }
     assert_eq!(found, [200, 404, 200]);
-    let small = StoreConfig { bytes_max: 100, ..StoreConfig::default() };
+    let small = StoreConfig { max_stored_bytes: 100, ..StoreConfig::default() };
     let server = Setup { store: small, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
     assert_eq!(response["store"], false, "it is larger than all that may be kept");
 }
 
 #[tokio::test]
-async fn a_directory_keeps_responses_over_a_restart() {
+async fn a_directory_stores_responses_across_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let store = || StoreConfig { folder: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let store =
+        || StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
     let server = Setup { store: store(), ..scripted(&["One.", "Two."]) }.start();
     let first = ask(&server, json!({"input": "a"})).await;
     let conversation = server.post(CONVERSATIONS, r#"{"metadata":{"a":"b"}}"#).await.json();
@@ -258,7 +259,7 @@ async fn a_directory_keeps_responses_over_a_restart() {
 }
 
 #[tokio::test]
-async fn items_are_found_by_their_names() {
+async fn items_are_found_by_their_ids() {
     let server = scripted(&["One.", "Two."]).start();
     let first = ask(&server, json!({"input": "a"})).await;
     let answered = &first["output"][0]["id"];
@@ -277,7 +278,7 @@ async fn items_are_found_by_their_names() {
 }
 
 #[tokio::test]
-async fn what_is_said_in_a_conversation_stays_in_it() {
+async fn a_conversation_collects_the_items_of_its_responses() {
     let server = scripted(&["One.", "Two.", "Three."]).start();
     let created = json!({"metadata": {"a": "b"}, "items": [{"role": "system", "content": "Count."}]});
     let conversation = server.post(CONVERSATIONS, created.to_string()).await.json();
@@ -329,8 +330,8 @@ async fn what_is_said_in_a_conversation_stays_in_it() {
 }
 
 #[tokio::test]
-async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
-    let (runner, permits) = Gated::new("the quick brown fox ");
+async fn a_background_response_is_polled_until_it_is_complete() {
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup::new(runner).start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
     assert_eq!((&begun["status"], &begun["background"]), (&json!("queued"), &json!(true)));
@@ -348,7 +349,7 @@ async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
         (&json!("incomplete"), 8)
     );
     assert_eq!(done["usage"]["output_tokens"], 8);
-    // It stays as it is, whatever is asked of it.
+    // Its final state does not change.
     assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), done);
     let next = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
     assert_eq!(next.status, 200, "{}", next.body);
@@ -356,8 +357,8 @@ async fn a_response_in_the_background_is_asked_for_until_it_is_there() {
 }
 
 #[tokio::test]
-async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
-    let (runner, permits) = Gated::new("the quick brown fox ");
+async fn a_background_response_is_cancelled_and_frees_its_blocks() {
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup::new(runner).start();
     let begun =
         server.post(PATH, request(json!({"background": true, "max_output_tokens": 300}))).await.json();
@@ -377,7 +378,7 @@ async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
     );
     assert_eq!(server.delete(&path).await.status, 200);
     assert_eq!(server.get(&path).await.status, 404);
-    // Others cannot be cancelled.
+    // Other responses cannot be canceled.
     let whole = server.post(PATH, request(json!({}))).await.json();
     let refused = server.post(&format!("{PATH}/{}/cancel", id(&whole)), "").await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("response_id")));
@@ -385,8 +386,8 @@ async fn a_response_in_the_background_is_cancelled_and_frees_what_it_held() {
 }
 
 #[tokio::test]
-async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
-    let (runner, permits) = Gated::new("the quick brown fox ");
+async fn the_events_of_a_background_response_can_be_replayed_from_any_number_on() {
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup::new(runner).start();
     let response = server.open(PATH, request(json!({"background": true, "stream": true}))).await;
     let mut body = response.into_body();
@@ -398,7 +399,7 @@ async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
     );
     let created: Value =
         serde_json::from_str(first.lines().nth(1).unwrap().strip_prefix("data: ").unwrap()).unwrap();
-    // The client goes away; the response goes on.
+    // The client disconnects; the response continues.
     drop(body);
     let path = format!("{PATH}/{}", id(&created["response"]));
     let follower = server.open_get(&format!("{path}?stream=true")).await;
@@ -408,7 +409,7 @@ async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
     assert_eq!(all.last().unwrap()["type"], "response.incomplete");
     let done = until_final(&server, &path).await;
     assert_eq!(all.last().unwrap()["response"], done);
-    // From what is kept, the whole of it or the rest.
+    // Replays all events, or the rest of them.
     assert_eq!(events(&server.get(&format!("{path}?stream=true")).await), all);
     let rest = server.get(&format!("{path}?stream=true&starting_after=4")).await.body;
     let rest: Vec<&str> = rest.split("\n\n").filter(|event| event.starts_with("event: ")).collect();
@@ -418,13 +419,14 @@ async fn the_events_of_the_background_are_read_from_anywhere_on_and_again() {
 }
 
 #[tokio::test]
-async fn what_was_being_made_when_the_process_ended_has_failed() {
+async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let folder = tempfile::tempdir().unwrap();
-    let store = || StoreConfig { folder: Some(folder.path().to_owned()), ..StoreConfig::default() };
-    let (runner, permits) = Gated::new("x");
+    let store =
+        || StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let (runner, permits) = GatedRunner::new("x");
     let server = Setup { store: store(), ..Setup::new(runner) }.start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
-    // As it is on the disk once it has begun; the process may die at any time.
+    // The content of the disk once the response has begun; the process may die at any time.
     let path = folder.path().join(format!("{}.record", id(&begun)));
     let waited = tokio::time::timeout(Duration::from_secs(30), async {
         while !path.exists() {
@@ -435,13 +437,13 @@ async fn what_was_being_made_when_the_process_ended_has_failed() {
     let copy = tempfile::tempdir().unwrap();
     std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     drop(permits);
-    let copied = StoreConfig { folder: Some(copy.path().to_owned()), ..StoreConfig::default() };
+    let copied = StoreConfig { response_store_dir: Some(copy.path().to_owned()), ..StoreConfig::default() };
     let server = Setup { store: copied, ..scripted(&["One."]) }.start();
     let lost = server.get(&format!("{PATH}/{}", id(&begun))).await.json();
     assert_eq!((&lost["status"], &lost["error"]["code"]), (&json!("failed"), &json!("server_error")));
 }
 
-/// Asks for it until it stays as it is.
+/// Polls a response until it has its final status.
 async fn until_final(server: &Server, path: &str) -> Value {
     let asked = tokio::time::timeout(Duration::from_secs(30), async {
         loop {

@@ -1,4 +1,4 @@
-//! What `/responses` refuses, how it fails, and what it does with conversations that are too long.
+//! Errors of `/responses`, and conversations that are too long.
 
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
@@ -7,7 +7,7 @@ use crate::harness::{Server, Setup, faulty};
 use crate::responses::{PATH, TEXT, events, request};
 
 #[tokio::test]
-async fn a_failure_before_the_first_token_has_a_status_and_after_it_is_told_in_the_stream() {
+async fn a_failure_before_the_first_token_has_a_status_and_a_later_one_is_an_event() {
     let fault = |step| SimFault { step, kind: SimFaultKind::Step };
     let server = Setup::new(faulty(vec![fault(0)])).start();
     for stream in [false, true] {
@@ -31,7 +31,7 @@ async fn a_failure_before_the_first_token_has_a_status_and_after_it_is_told_in_t
 }
 
 #[tokio::test]
-async fn bad_values_are_refused_by_name() {
+async fn invalid_values_are_rejected_with_their_names() {
     let server = Server::parrot(TEXT);
     let cases = [
         (json!({"input": null}), "input", "missing_required_parameter"),
@@ -86,7 +86,7 @@ async fn bad_values_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_large_request_is_answered_and_refused_as_a_small_one_is() {
+async fn large_and_small_requests_are_answered_and_rejected_alike() {
     let server = Server::parrot(TEXT);
     let first = server.post(PATH, request(json!({}))).await.json();
     for parameters in [
@@ -113,7 +113,7 @@ async fn a_large_request_is_answered_and_refused_as_a_small_one_is() {
 }
 
 #[tokio::test]
-async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() {
+async fn a_long_conversation_is_truncated_at_its_beginning_if_requested() {
     let server = Server::parrot(TEXT);
     let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});
     let input = json!([
@@ -130,7 +130,7 @@ async fn a_conversation_that_is_too_long_is_cut_at_its_beginning_if_it_may_be() 
     let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
     let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
     assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
-    // Without a limit there is room for more of an answer than what happens to be left.
+    // Without a limit, more room is left for the answer.
     let turns: Vec<Value> = (0..20).map(|_| said("user", 24)).collect();
     let open = json!({"input": turns, "truncation": "auto", "max_output_tokens": null, "ignore_eos": true});
     let usage = server.post(PATH, request(open)).await.json()["usage"].clone();

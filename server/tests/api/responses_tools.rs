@@ -1,5 +1,5 @@
-//! Tools of other types than functions on `/responses`: what agents such as Codex declare is offered where the model can
-//! call it, ignored with a warning where it cannot, and calls are reported as their tools were declared.
+//! Tools of other types than functions on `/responses`: tools that agents such as Codex declare are offered to the model or
+//! ignored with a warning, and calls are reported in the form of their declaration.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn server(answers: &[&str]) -> Server {
 }
 
 #[tokio::test]
-async fn the_tools_of_an_agent_are_accepted_and_ignored_ones_are_warned_of() {
+async fn the_tools_of_an_agent_are_accepted_and_ignored_ones_cause_warnings() {
     let server = server(&["Hello."]);
     let response = server.post(PATH, asks(json!({}))).await;
     assert_eq!(response.status, 200, "{}", response.body);
@@ -49,7 +49,7 @@ async fn the_tools_of_an_agent_are_accepted_and_ignored_ones_are_warned_of() {
         .collect();
     let code = json!("unsupported_tool");
     assert_eq!(warned, [(&code, &json!("tools[3]")), (&code, &json!("tools[4]"))]);
-    // Without anything to warn of there is no such member.
+    // Without warnings, the member does not exist.
     let plain = server.post(PATH, request(json!({"tools": [weather()]}))).await.json();
     assert!(plain.get("warnings").is_none(), "{plain}");
 }
@@ -63,7 +63,7 @@ async fn a_call_of_a_member_of_a_namespace_names_the_namespace() {
         (&call["type"], &call["namespace"], &call["name"], &call["arguments"]),
         (&json!("function_call"), &json!("mcp__files"), &json!("read"), &json!("{\"path\": \"a.txt\"}"))
     );
-    // By the server's memory and by the client's, the model reads the same.
+    // Stored items and items that the client repeats give the same prompt.
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "text"});
     let kept = asks(json!({"previous_response_id": first["id"], "input": [output]}));
     let kept = server.post(PATH, kept).await.json();
@@ -95,7 +95,7 @@ async fn a_call_of_a_custom_tool_has_text_for_its_input() {
 }
 
 #[tokio::test]
-async fn a_streamed_call_of_a_custom_tool_has_events_of_its_own() {
+async fn a_streamed_call_of_a_custom_tool_has_its_own_events() {
     let answer = server(&[PATCH]).post(PATH, asks(json!({"stream": true}))).await;
     let events = events(&answer);
     let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
@@ -112,8 +112,8 @@ async fn a_streamed_call_of_a_custom_tool_has_events_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_call_of_a_custom_tool_that_is_cut_off_keeps_its_input() {
-    // The arguments hold more than their first word by then.
+async fn a_call_of_a_custom_tool_that_is_cut_off_retains_its_input() {
+    // By then, the arguments have more than their first word.
     let tokens = PATCH.find("+a").unwrap() + 1;
     let answer = server(&[PATCH]).post(PATH, asks(json!({"max_output_tokens": tokens}))).await.json();
     let call = &answer["output"][0];

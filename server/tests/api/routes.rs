@@ -1,4 +1,4 @@
-//! What is where, and what is nowhere.
+//! Paths that exist, and paths that do not.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -30,7 +30,7 @@ async fn models_are_listed_and_found_by_names_with_slashes() {
         404
         {
           "error": {
-            "message": "the model \"other\" is not served here",
+            "message": "this server does not serve the model \"other\"",
             "type": "invalid_request_error",
             "param": "model",
             "code": "model_not_found"
@@ -55,13 +55,13 @@ async fn v3_is_v1_and_answers_have_the_name_that_the_request_has() {
 }
 
 #[tokio::test]
-async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
+async fn unknown_paths_and_methods_are_errors_in_the_same_form() {
     let server = Server::parrot("x");
     expect![[r#"
         404
         {
           "error": {
-            "message": "there is nothing at /v3/nothing",
+            "message": "the path /v3/nothing does not exist",
             "type": "invalid_request_error",
             "param": null,
             "code": "unknown_url"
@@ -73,7 +73,7 @@ async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
         405
         {
           "error": {
-            "message": "/v3/chat/completions does not take GET",
+            "message": "/v3/chat/completions does not support GET",
             "type": "invalid_request_error",
             "param": null,
             "code": "method_not_supported"
@@ -93,11 +93,11 @@ async fn nowhere_and_the_wrong_method_are_errors_in_the_same_shape() {
 }
 
 #[tokio::test]
-async fn until_the_model_is_loaded_only_liveness_is_given() {
+async fn only_the_liveness_probe_succeeds_until_the_model_is_loaded() {
     let limits = Limits {
-        body_bytes_max: 1024,
-        requests_max: 1,
-        connections_max: 1,
+        max_body_bytes: 1024,
+        max_concurrent_requests: 1,
+        max_connections: 1,
         read_timeout: Duration::from_secs(60),
         ..Limits::default()
     };
@@ -126,7 +126,7 @@ async fn until_the_model_is_loaded_only_liveness_is_given() {
 }
 
 #[tokio::test]
-async fn draining_takes_requests_but_is_not_ready_and_stopping_takes_none() {
+async fn a_draining_server_accepts_requests_and_a_stopping_one_rejects_them() {
     let server = Server::parrot("x");
     server.app.lifecycle().advance(Phase::Draining);
     assert_eq!(server.get("/v2/health/ready").await.status, 503);

@@ -1,34 +1,30 @@
-//! What each row of the tables says of itself, whichever there are: one that works changes the answer, one that is only
-//! accepted does not. A row that has no entry here fails.
+//! Every row of the tables of parameters: a parameter that works changes the answer, and one that is only accepted does
+//! not. A row without an entry here fails.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, IM_END, Parrot, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
-/// Rows that take more than two requests to see, with the tests that have them.
+/// Rows whose effect needs more than two requests, with their tests.
 const ELSEWHERE: [(&str, &str, &str); 8] = [
     (
         "previous_response_id",
         include_str!("responses_kept.rs"),
-        "a_response_goes_on_from_another_with_all_that_was_said",
+        "a_response_continues_another_with_its_whole_history",
     ),
-    ("conversation", include_str!("responses_kept.rs"), "what_is_said_in_a_conversation_stays_in_it"),
+    ("conversation", include_str!("responses_kept.rs"), "a_conversation_collects_the_items_of_its_responses"),
     ("model", include_str!("routes.rs"), "v3_is_v1_and_answers_have_the_name_that_the_request_has"),
-    (
-        "add_special_tokens",
-        include_str!("effects.rs"),
-        "the_tokens_around_a_text_are_there_unless_they_are_not_to_be",
-    ),
-    ("length_penalty", BEAMS, "what_is_said_of_beams_has_its_effect"),
-    ("early_stopping", BEAMS, "what_is_said_of_beams_has_its_effect"),
-    ("num_beam_groups", BEAMS, "what_is_said_of_beams_has_its_effect"),
-    ("diversity_penalty", BEAMS, "what_is_said_of_beams_has_its_effect"),
+    ("add_special_tokens", include_str!("effects.rs"), "special_tokens_are_added_unless_disabled"),
+    ("length_penalty", BEAMS, "the_parameters_of_beam_search_have_their_effects"),
+    ("early_stopping", BEAMS, "the_parameters_of_beam_search_have_their_effects"),
+    ("num_beam_groups", BEAMS, "the_parameters_of_beam_search_have_their_effects"),
+    ("diversity_penalty", BEAMS, "the_parameters_of_beam_search_have_their_effects"),
 ];
 const BEAMS: &str = include_str!("beams.rs");
-/// Parameters whose effect is that the response tells them again.
+/// Parameters whose only effect is that the response repeats them.
 const TOLD_AGAIN: [&str; 2] = ["metadata", "store"];
-/// What differs from answer to answer.
+/// Members that differ between answers.
 const NAMES: [&str; 8] = [
     "id",
     "item_id",
@@ -39,7 +35,7 @@ const NAMES: [&str; 8] = [
     "system_fingerprint",
     "sequence_number",
 ];
-/// What goes by how the text was cut into pieces.
+/// Members that depend on the sizes of the chunks.
 const PIECES: [&str; 5] = ["delta", "text", "content", "logprobs", "item"];
 
 const TEMPLATE: &str = "{% for document in documents or [] %}{{ document.text }}{% endfor %}{{ mood or '' }}\
@@ -51,14 +47,14 @@ const TEMPLATE: &str = "{% for document in documents or [] %}{{ document.text }}
 const ANSWER: &str = "<think>\nHm.\n</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
 
-/// Whom a row is tried on.
+/// The model that a row is tested with.
 #[derive(Clone, Copy)]
 enum Model {
-    /// Says the same over and over, and something else with a temperature.
+    /// Repeats a text, and samples other tokens with a temperature.
     Plain,
-    /// The same with an end.
+    /// The same with an end token.
     Ending,
-    /// Thinks, calls two tools, fills in, and has a template for all that a template may be given.
+    /// Reasons, calls two tools, supports fill-in-the-middle, and has a template that renders all variables.
     Able,
 }
 
@@ -88,7 +84,7 @@ impl Models {
     }
 }
 
-/// The model, the other parameters, and the value for a row.
+/// Returns the model, the other parameters, and the value for a row.
 fn entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let sampled = || json!({"temperature": 2, "seed": 1, "max_tokens": 60, "max_output_tokens": 60});
     let (model, base, value) = match name {
@@ -127,7 +123,7 @@ fn entry(schema: &str, name: &str) -> (Model, Value, Value) {
     (model, base, value)
 }
 
-/// As [`entry`], of what answers are and how they are put.
+/// Like [`entry`], for the parameters of the length and the form of answers.
 fn answer_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let logprobs = if schema == "CompletionRequest" { json!(1) } else { json!(true) };
     let (base, value) = match name {
@@ -200,7 +196,7 @@ fn messages() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello"}]})
 }
 
-/// As [`entry`], of what takes a model that is able to do it.
+/// Like [`entry`], for parameters that need a model with an ability.
 fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let mut base = json!({"max_tokens": 400, "max_output_tokens": 400});
     if schema == "TokenizeRequest" {
@@ -229,11 +225,11 @@ fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     (Model::Able, base, value)
 }
 
-/// An answer without what differs from one to the next. Of a stream: which events there are.
+/// Returns an answer without members that differ between answers; for a stream, the set of its events.
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
-        // How fast an answer came is no part of it.
+        // Members that depend on the speed are ignored.
         if let Some(usage) = whole.get_mut("usage").and_then(Value::as_object_mut) {
             usage.remove("completion_tokens_details");
         }
@@ -270,7 +266,7 @@ fn blank(value: &mut Value, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_works_changes_the_answer_and_what_is_accepted_does_not() {
+async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
     let models = Models::start();
     let mut tried = 0;
     for (path, schema, body) in ENDPOINTS {
@@ -286,7 +282,7 @@ async fn what_works_changes_the_answer_and_what_is_accepted_does_not() {
             };
             let server = models.get(model);
             let without = TOLD_AGAIN.iter().all(|told| *told != name).then_some(name.as_str());
-            // The second time what can be found in the cache is there.
+            // The second request finds the prompt in the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
             let mut changed = base.clone();
@@ -306,7 +302,7 @@ async fn what_works_changes_the_answer_and_what_is_accepted_does_not() {
 }
 
 #[test]
-fn what_is_tried_elsewhere_is_there() {
+fn tests_elsewhere_exist() {
     for (name, source, test) in ELSEWHERE {
         assert!(source.contains(&format!("async fn {test}()")), "{name}: there is no {test}");
     }

@@ -1,4 +1,4 @@
-//! Sleep over HTTP, by itself, and as the router sees it.
+//! Sleep on request and after idle time, and the load reports about it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,17 +9,17 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use proto::v1alpha1::{Load, State};
 use serde_json::json;
-use server::{Sleep, publish, router_with, sleep_when_idle};
+use server::{SleepApi, publish, router_with, sleep_when_idle};
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel, TokenId};
 use server_scheduler::Batch;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Gated, Parrot, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
-/// Fails to wake as often as it is told to.
+/// A runner that fails to wake a given number of times.
 struct Drowsy {
     inner: Parrot,
     failures: Arc<AtomicU32>,
@@ -43,11 +43,11 @@ impl ModelRunner for Drowsy {
     }
 }
 
-/// A server that may be put to sleep, and whose waking fails so often.
+/// A server with the paths for sleep, whose wake-up fails this many times.
 fn drowsy(failures: u32) -> Server {
     let inner = Parrot::new("x".bytes().map(TokenId::from));
     let mut server = Setup::new(Drowsy { inner, failures: Arc::new(AtomicU32::new(failures)) }).start();
-    server.router = router_with(server.app.clone(), Sleep::OnRequest);
+    server.router = router_with(server.app.clone(), SleepApi::Enabled);
     server
 }
 
@@ -62,7 +62,7 @@ async fn metric(server: &Server, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn it_sleeps_and_wakes_when_asked_and_stays_ready() {
+async fn the_server_sleeps_and_wakes_on_request_and_remains_ready() {
     let server = drowsy(0);
     server.post(PATH, chat(json!({}))).await;
     server.idle().await;
@@ -96,7 +96,7 @@ async fn it_sleeps_and_wakes_when_asked_and_stays_ready() {
 }
 
 #[tokio::test]
-async fn nobody_is_put_to_sleep_who_was_not_told_so() {
+async fn the_sleep_paths_do_not_exist_by_default() {
     let server = Server::parrot("x");
     for path in ["/sleep", "/sleep?level=1", "/wake_up"] {
         assert_eq!(server.post(path, Body::empty()).await.status, StatusCode::NOT_FOUND, "{path}");
@@ -105,7 +105,7 @@ async fn nobody_is_put_to_sleep_who_was_not_told_so() {
 }
 
 #[tokio::test]
-async fn a_request_wakes_it_and_says_so_if_that_fails() {
+async fn a_request_wakes_the_engine_and_reports_a_failure() {
     let server = drowsy(2);
     server.post("/sleep?level=2", Body::empty()).await;
     let failed = server.post(PATH, chat(json!({}))).await;
@@ -120,14 +120,14 @@ async fn a_request_wakes_it_and_says_so_if_that_fails() {
 }
 
 #[tokio::test]
-async fn while_requests_are_in_work_it_refuses_to_sleep() {
-    let (runner, permits) = Gated::new("x");
+async fn a_busy_engine_does_not_sleep() {
+    let (runner, permits) = GatedRunner::new("x");
     let mut server = Setup::new(runner).start();
-    server.router = router_with(server.app.clone(), Sleep::OnRequest);
+    server.router = router_with(server.app.clone(), SleepApi::Enabled);
     permits.send(()).unwrap();
     let response = server.open(PATH, chat(json!({"stream": true, "max_tokens": 100}))).await;
     let mut asked = Box::pin(server.post("/sleep", Body::empty()));
-    // It is on its way to the engine, which reads it after the step that the gate holds.
+    // The engine reads the command after the step that the gate holds.
     assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(permits);
     let answer = asked.await;
@@ -136,7 +136,7 @@ async fn while_requests_are_in_work_it_refuses_to_sleep() {
 }
 
 #[tokio::test]
-async fn it_falls_asleep_by_itself_again_and_again_and_the_router_is_told() {
+async fn an_idle_engine_sleeps_repeatedly_and_reports_it_to_routers() {
     let server = drowsy(0);
     let engine = server.engine.handle();
     let (sender, mut reports) = watch::channel(Load::default());

@@ -1,4 +1,4 @@
-//! What stored objects can claim: bytes that a request brings in, items of conversations, pages, requests at once.
+//! The limits of stored objects: bytes of a request's stored items, items of conversations, pages, and concurrent requests.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -11,8 +11,8 @@ const CONVERSATIONS: &str = "/v3/conversations";
 
 fn start() -> Server {
     let mut setup = Setup::scripted(QWEN, &[], &["One."]);
-    setup.limits.body_bytes_max = 8 << 20;
-    setup.store.bytes_max = 1 << 30;
+    setup.limits.max_body_bytes = 8 << 20;
+    setup.store.max_stored_bytes = 1 << 30;
     setup.start()
 }
 
@@ -20,7 +20,7 @@ fn said(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// A conversation with these items: its path, and its items' IDs.
+/// Creates a conversation with these items. Returns its path and the IDs of its items.
 async fn conversation(server: &Server, items: &[Value]) -> (String, Vec<String>) {
     let created = server.post(CONVERSATIONS, json!({"items": items}).to_string()).await;
     assert_eq!(created.status, 200, "{}", created.body);
@@ -44,17 +44,17 @@ async fn references_cannot_multiply_a_stored_item() {
     let server = start();
     let (path, ids) = conversation(&server, &[said(&"x".repeat(1 << 20))]).await;
     let input = |count| request(json!({"input": references(&ids[0], count)}));
-    // 16 of them are over 16 MiB with what is around the text, whoever looks at the prompt's length later.
+    // 16 of them exceed 16 MiB together with their JSON members.
     let many = server.post(PATH, input(16)).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[0].id")));
-    assert!(many.body.contains("stored items that the request brings in"), "{}", many.body);
+    assert!(many.body.contains("stored items of the request"), "{}", many.body);
     let conversation = path.rsplit('/').next().unwrap();
     for count in [1025, 2500] {
         let body = json!({"input": references(&ids[0], count), "conversation": conversation});
         let more = server.post(PATH, request(body)).await;
         assert_eq!(refusal(&more), (400, json!("array_above_max_length"), json!("input")));
     }
-    // The same holds where items are added.
+    // The limit also applies when items are added.
     let added = json!({"items": references(&ids[0], 16)}).to_string();
     for path in [CONVERSATIONS, &format!("{path}/items")] {
         let many = server.post(path, added.clone()).await;
@@ -74,7 +74,7 @@ async fn an_item_may_be_referred_to_many_times_within_the_limit() {
 }
 
 #[tokio::test]
-async fn a_history_of_too_many_bytes_is_refused_before_it_is_parsed() {
+async fn a_history_that_is_too_large_is_rejected_before_it_is_parsed() {
     let server = start();
     let large = said(&"x".repeat(7 << 20));
     let (path, ids) = conversation(&server, std::slice::from_ref(&large)).await;
@@ -82,7 +82,7 @@ async fn a_history_of_too_many_bytes_is_refused_before_it_is_parsed() {
     let add = || server.post(&added, body.clone());
     assert_eq!(add().await.status, 200);
     let name = path.rsplit('/').next().unwrap();
-    // 14 MiB are within the limit, and an item more is not.
+    // 14 MiB are within the limit, and one more item exceeds it.
     let body = json!({"conversation": name, "input": references(&ids[0], 1)});
     let more = server.post(PATH, request(body)).await;
     assert_eq!(refusal(&more), (400, json!("context_length_exceeded"), json!("input[0].id")));
@@ -115,7 +115,7 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
 }
 
 #[tokio::test]
-async fn requests_for_stored_objects_at_once_are_limited_and_take_no_place_of_generations() {
+async fn requests_for_stored_objects_have_their_own_limit() {
     let server = start();
     let (path, _) = conversation(&server, &[said(&"x".repeat(200 << 10))]).await;
     let get = || server.send(Request::get(format!("{path}/items")).body(Body::empty()).unwrap());

@@ -1,4 +1,4 @@
-//! Structured output over HTTP: a model whose logits are as good as random is held to what requests ask for.
+//! Structured output over HTTP, with a model of pseudorandom logits.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn asking(parameters: Value) -> Value {
 }
 
 #[tokio::test]
-async fn chats_completions_and_responses_are_held_to_a_schema_streamed_or_not() {
+async fn chat_completions_and_responses_follow_a_schema_streamed_or_not() {
     let server = random();
     for seed in 0..6 {
         let asked = asking(json!({"seed": seed, "response_format": json_schema()}));
@@ -71,7 +71,7 @@ async fn chats_completions_and_responses_are_held_to_a_schema_streamed_or_not() 
 }
 
 #[tokio::test]
-async fn each_of_several_choices_is_held_to_it_and_log_probabilities_are_the_models() {
+async fn each_choice_follows_a_schema_and_log_probabilities_are_those_of_the_model() {
     let server = random();
     let asked =
         json!({"n": 3, "seed": 5, "logprobs": true, "top_logprobs": 2, "response_format": json_schema()});
@@ -85,7 +85,7 @@ async fn each_of_several_choices_is_held_to_it_and_log_probabilities_are_the_mod
         let bytes = tokens.iter().flat_map(|token| token["bytes"].as_array().unwrap());
         let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
-        // The first token can only be a brace, which the model did not think of.
+        // The first token can only be a brace, which the model finds improbable.
         assert_eq!(tokens[0]["token"], "{");
         assert!(tokens[0]["logprob"].as_f64().unwrap() < 0.0);
         assert_ne!(tokens[0]["top_logprobs"][0]["token"], "{");
@@ -95,7 +95,7 @@ async fn each_of_several_choices_is_held_to_it_and_log_probabilities_are_the_mod
 }
 
 #[tokio::test]
-async fn every_way_to_ask_is_followed() {
+async fn every_parameter_with_a_form_is_followed() {
     let server = random();
     for (asked, fits) in [
         (json!({"structured_outputs": {"choice": ["yes", "no"]}}), "^(yes|no)$"),
@@ -122,7 +122,7 @@ async fn every_way_to_ask_is_followed() {
 }
 
 #[tokio::test]
-async fn an_object_is_one_and_plain_text_is_free() {
+async fn json_object_is_followed_and_plain_text_is_unconstrained() {
     let server = random();
     let asked = json!({"response_format": {"type": "json_object"}, "max_tokens": 30});
     let answer = server.post(CHAT, chat(asking(asked))).await;
@@ -133,13 +133,12 @@ async fn an_object_is_one_and_plain_text_is_free() {
 }
 
 #[tokio::test]
-async fn calls_that_are_required_are_made() {
+async fn required_calls_are_made() {
     const TOOLS: &str = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}\
         {% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<tool_call>";
     let text = server::built_in_text_with(TOOLS, &[]).unwrap();
     let model = server::Model::new(vec!["parrot".to_owned()], text, "test");
-    let server =
-        Setup { model: Some(model), sequence_tokens_max: 1000, ..Setup::new(faulty(Vec::new())) }.start();
+    let server = Setup { model: Some(model), max_model_len: 1000, ..Setup::new(faulty(Vec::new())) }.start();
     let tool = json!({"type": "function", "function": {"name": "set", "parameters": schema()}});
     let asked =
         json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300});
@@ -157,7 +156,7 @@ async fn calls_that_are_required_are_made() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_followed_is_refused_with_its_place() {
+async fn unsupported_forms_are_rejected_with_their_path() {
     let server = random();
     let nested =
         |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
@@ -198,7 +197,7 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_off_begins_something_that_fits() {
+async fn an_answer_that_is_cut_off_is_the_beginning_of_a_valid_one() {
     let server = random();
     let asked = json!({"max_tokens": 9, "response_format": json_schema()});
     let answer = server.post(CHAT, chat(asking(asked))).await;
@@ -211,7 +210,7 @@ async fn an_answer_that_is_cut_off_begins_something_that_fits() {
 }
 
 #[tokio::test]
-async fn a_form_and_bans_that_leave_no_token_are_the_clients_error() {
+async fn a_form_and_excluded_tokens_that_leave_no_token_are_a_client_error() {
     let server = random();
     let asked = json!({"structured_outputs": {"choice": ["ab", "ac"]}, "bad_words": ["b", "c"]});
     let answer = server.post(CHAT, chat(asking(asked.clone()))).await;
@@ -226,7 +225,7 @@ async fn a_form_and_bans_that_leave_no_token_are_the_clients_error() {
 }
 
 #[tokio::test]
-async fn a_choice_of_as_many_parts_as_the_limit_says_is_followed_and_one_more_is_refused() {
+async fn a_choice_with_as_many_parts_as_allowed_is_followed_and_one_more_is_rejected() {
     let server = random();
     let words: Vec<String> = (0..8193).map(|index| format!("w{index}")).collect();
     for count in [2001, 8192] {

@@ -1,11 +1,11 @@
-//! What reaches the chat template of a request: the variables of `chat_template_kwargs`.
+//! The variables of `chat_template_kwargs` in the chat template.
 
 use serde_json::{Value, json};
 use server::{Model, built_in_text_with};
 
 use crate::harness::{Parrot, Server, Setup, chat};
 
-/// Says what it was given. The tokens of the built-in tokenizer are bytes, so a prompt can be read.
+/// A runner that records its prompt. The tokens of the built-in tokenizer are bytes, so the test can read it.
 const TEMPLATE: &str = "{{ messages[0].content }}|{{ tone | default('none') }}|{{ list | default([]) | join('+') }}|\
     {{ enable_thinking | default('unset') }}|{{ add_generation_prompt }}";
 
@@ -20,7 +20,7 @@ fn text(tokens: &Value) -> String {
     String::from_utf8(bytes.collect()).unwrap()
 }
 
-/// The prompt of a chat with these parameters.
+/// Returns the prompt of a chat request with these parameters.
 async fn prompt(parameters: Value) -> String {
     let mut all = json!({"return_token_ids": true});
     let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
@@ -35,7 +35,7 @@ async fn variables_of_a_chat_reach_the_template() {
     assert_eq!(prompt(json!({})).await, "Hi|none||unset|True");
     let kwargs = json!({"tone": "dry", "list": [1, "b"], "unused": {"a": null}});
     assert_eq!(prompt(json!({"chat_template_kwargs": kwargs})).await, "Hi|dry|1+b|unset|True");
-    // They go before what other parameters set.
+    // They override the variables that other parameters set.
     assert_eq!(prompt(json!({"reasoning_effort": "none"})).await, "Hi|none||False|True");
     let both = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
     assert_eq!(prompt(both).await, "Hi|none||True|True");

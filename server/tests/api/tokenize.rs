@@ -1,4 +1,4 @@
-//! Text to tokens and back, as OVMS has it and as vLLM has it.
+//! `/tokenize` and `/detokenize`, in OVMS's and in vLLM's form.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ async fn refused(body: Value) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_text_has_tokens_wherever_it_is_asked_for() {
+async fn a_text_is_tokenized_at_every_path() {
     for path in ["/v3/tokenize", "/v1/tokenize", "/tokenize"] {
         for name in ["text", "prompt"] {
             let answer = ask(path, json!({"model": "parrot", name: "Hié"})).await;
@@ -31,7 +31,7 @@ async fn a_text_has_tokens_wherever_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn several_texts_have_lists_that_are_cut_and_filled_up() {
+async fn the_lists_of_several_texts_are_truncated_and_padded() {
     let texts = json!(["Hello", "Hi", ""]);
     let plain = ask("/v3/tokenize", json!({"model": "parrot", "text": texts})).await;
     assert_eq!(
@@ -75,15 +75,15 @@ async fn tokens_have_a_text() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_tokenised_is_told() {
+async fn invalid_tokenize_requests_are_rejected() {
     for (body, param, problem) in [
-        (json!({"model": "parrot"}), "text", "text: is missing, and so are prompt and messages"),
+        (json!({"model": "parrot"}), "text", "text: one of text, prompt and messages is required"),
         (
             json!({"model": "parrot", "text": "a", "prompt": "b"}),
             "text",
             "text: only one of text, prompt and messages can be given",
         ),
-        (json!({"model": "other", "text": "a"}), "model", "the model \"other\" is not served here"),
+        (json!({"model": "other", "text": "a"}), "model", "this server does not serve the model \"other\""),
         (
             json!({"model": "parrot", "text": "a", "max_length": 0}),
             "max_length",
@@ -92,12 +92,12 @@ async fn what_cannot_be_tokenised_is_told() {
         (
             json!({"model": "parrot", "text": "a", "pad_to_max_length": true}),
             "pad_to_max_length",
-            "pad_to_max_length: is true, but there is no max_length",
+            "pad_to_max_length: requires max_length",
         ),
         (
             json!({"model": "parrot", "text": "a", "pad_to_max_length": true, "max_length": 4_000_000}),
             "max_length",
-            "max_length: 4000000 tokens for each of 1 texts are more than 1048576",
+            "max_length: 4000000 tokens for each of 1 texts exceed 1048576 tokens",
         ),
         (
             json!({"model": "parrot", "text": "a", "padding_side": "up"}),

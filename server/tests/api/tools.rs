@@ -1,4 +1,4 @@
-//! Calls of tools on `/chat/completions`: one model for each way of writing them, streamed and not.
+//! Tool calls on `/chat/completions`: one model for each format, streamed or not.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use crate::harness::{Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
-/// Knows tools, as Qwen's templates do.
+/// A template that renders tools, like Qwen's.
 pub(crate) const HERMES: &str = "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
     {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
     {% for call in message.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-/// Knows none.
+/// A template that renders no tools.
 const PLAIN: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
@@ -34,7 +34,7 @@ fn with_tools(parameters: Value) -> String {
     chat(all)
 }
 
-/// The answer whole; and streamed, which has to come to the same.
+/// Returns the whole answer, and checks that the streamed answer is the same.
 async fn answered(server: &Server, parameters: Value) -> Value {
     let whole = server.post(PATH, with_tools(parameters.clone())).await;
     assert_eq!(whole.status, 200, "{}", whole.body);
@@ -65,7 +65,7 @@ fn check_id(id: &Value) {
     assert!(letters.len() == 24 && letters.bytes().all(|letter| letter.is_ascii_alphanumeric()), "{id}");
 }
 
-/// A choice's chunks added up as the official clients do.
+/// Joins the chunks of a choice like the official clients.
 fn folded(events: &[&str], index: u64) -> Value {
     let (mut content, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     let mut calls: Vec<Value> = Vec::new();
@@ -164,7 +164,7 @@ async fn a_streamed_answer_with_a_call() {
         if let Some(id) = delta.pointer_mut("/tool_calls/0/id") {
             check_id(&id.take());
         } else if let Some(piece) = delta.pointer("/tool_calls/0/function/arguments") {
-            // How they are cut goes by the time at which the tokens came.
+            // The sizes of the chunks depend on timing.
             assert_eq!(delta["tool_calls"][0].as_object().unwrap().len(), 2, "{delta}");
             arguments += piece.as_str().unwrap();
             continue;
@@ -183,10 +183,10 @@ async fn a_streamed_answer_with_a_call() {
 }
 
 #[tokio::test]
-async fn calls_are_read_in_the_way_that_the_template_tells() {
+async fn calls_are_parsed_in_the_format_of_the_template() {
     let cases: [(&str, &[&str], &str); 6] = [
         (HERMES, &[], CALL),
-        // Not a word of tools: they are told in words, and written as those ask for.
+        // The template does not render tools, so they are described as text, which defines the format.
         (PLAIN, &[], CALL),
         (
             "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<|python_tag|>{% endif %}{% if add_generation_prompt %}<|start_header_id|>assistant\n{% endif %}",
@@ -254,7 +254,7 @@ async fn without_parallel_calls_the_answer_ends_with_the_first() {
 }
 
 #[tokio::test]
-async fn what_is_no_call_is_content() {
+async fn text_that_is_not_a_call_is_content() {
     for said in
         ["<tool_call>{\"name\": 5}</tool_call> x", "<tool_call>{\"na", "plain <tool_ca", "</tool_call>"]
     {
@@ -266,7 +266,7 @@ async fn what_is_no_call_is_content() {
 }
 
 #[tokio::test]
-async fn calls_are_text_where_none_are_asked_for() {
+async fn calls_are_text_in_requests_without_tools() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     for parameters in [json!({"tools": null}), json!({"tools": []}), json!({"tool_choice": "none"})] {
         let answer = answered(&server, parameters).await;
@@ -281,7 +281,7 @@ async fn calls_are_text_where_none_are_asked_for() {
 }
 
 #[tokio::test]
-async fn a_call_that_the_limit_cuts_off_keeps_what_there_is_of_it() {
+async fn a_call_that_the_token_limit_cuts_off_retains_its_arguments() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let tokens = CALL.find("ris").unwrap();
     let answer = answered(&server, json!({"max_tokens": tokens})).await;
@@ -290,7 +290,7 @@ async fn a_call_that_the_limit_cuts_off_keeps_what_there_is_of_it() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_content_and_cuts_no_call() {
+async fn a_stop_string_ends_content_and_not_a_call() {
     let server = Setup::scripted(HERMES, &[], &[&format!("a b{CALL}c STOP d")]).start();
     for stop in ["STOP", "\"city\"", "\n", "}"] {
         let answer = answered(&server, json!({"stop": [stop, "STOP"]})).await;
@@ -344,7 +344,7 @@ async fn three_turns_of_a_conversation_with_tools() {
 }
 
 #[tokio::test]
-async fn a_call_that_must_be_is_there_whatever_the_model_would_say() {
+async fn a_required_call_is_made_whatever_the_model_prefers() {
     let now = json!({"type": "function", "function": {"name": "now"}});
     let allowed =
         |mode: &str| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [now]}});
@@ -368,7 +368,7 @@ async fn a_call_that_must_be_is_there_whatever_the_model_would_say() {
 }
 
 #[tokio::test]
-async fn arguments_of_a_strict_tool_fit_its_schema() {
+async fn arguments_of_a_strict_tool_match_its_schema() {
     let mut strict = weather();
     strict["function"]["strict"] = json!(true);
     strict["function"]["parameters"]["required"] = json!(["days"]);
@@ -382,7 +382,7 @@ async fn arguments_of_a_strict_tool_fit_its_schema() {
 }
 
 #[tokio::test]
-async fn tools_and_choices_that_are_none_are_refused() {
+async fn malformed_tools_and_choices_are_rejected() {
     let tool = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     let cases = [
         json!({"tools": [{"function": {"name": "f"}}]}),
@@ -429,33 +429,33 @@ async fn tools_and_choices_that_are_none_are_refused() {
         missing_required_parameter tools[0].type | tools[0].type: is missing
         invalid_value tools[0].type | tools[0].type: "web_search" is not supported, only "function"
         missing_required_parameter tools[0].name | tools[0].name: is missing
-        invalid_type tools[0].function | tools[0].function: is no object
+        invalid_type tools[0].function | tools[0].function: must be an object
         missing_required_parameter tools[0].function.name | tools[0].function.name: is missing
-        invalid_type tools[0].function.name | tools[0].function.name: is no string
-        invalid_value tools[0].function.name | tools[0].function.name: "" is not 1 to 128 letters, digits, underscores, dashes, dots, colons and slashes
-        invalid_value tools[0].function.name | tools[0].function.name: "a b" is not 1 to 128 letters, digits, underscores, dashes, dots, colons and slashes
-        invalid_value tools[0].function.name | tools[0].function.name: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" is n
-        invalid_type tools[0].function.description | tools[0].function.description: is no string
-        invalid_type tools[0].function.parameters | tools[0].function.parameters: is no object: a JSON schema is expected
-        invalid_type tools[0].function.strict | tools[0].function.strict: is no boolean
-        invalid_value tools[1].function.name | tools[1].function.name: "weather" is the name of another tool, too
-        array_above_max_length tools | tools: has 513 tools, more than 512
+        invalid_type tools[0].function.name | tools[0].function.name: must be a string
+        invalid_value tools[0].function.name | tools[0].function.name: "" must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes
+        invalid_value tools[0].function.name | tools[0].function.name: "a b" must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes
+        invalid_value tools[0].function.name | tools[0].function.name: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" must
+        invalid_type tools[0].function.description | tools[0].function.description: must be a string
+        invalid_type tools[0].function.parameters | tools[0].function.parameters: must be an object: a JSON schema is expected
+        invalid_type tools[0].function.strict | tools[0].function.strict: must be a boolean
+        invalid_value tools[1].function.name | tools[1].function.name: another tool already has the name "weather"
+        array_above_max_length tools | tools: has 513 tools (limit: 512)
         invalid_value tool_choice | tool_choice: "weather" is not "none", "auto" or "required"
         missing_required_parameter tool_choice.name | tool_choice.name: is missing
-        invalid_value tool_choice.function.name | tool_choice.function.name: "other" is none of the tools
-        invalid_type tool_choice.name | tool_choice.name: is no string
-        invalid_value tool_choice.type | tool_choice.type: "web_search" cannot be called: this server runs no tools
+        invalid_value tool_choice.function.name | tool_choice.function.name: "other" is not one of the tools
+        invalid_type tool_choice.name | tool_choice.name: must be a string
+        invalid_value tool_choice.type | tool_choice.type: "web_search" cannot be called: this server does not run tools
         missing_required_parameter tool_choice.mode | tool_choice.mode: is missing
-        invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: is neither "auto" nor "required"
+        invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: must be "auto" or "required"
         invalid_value tool_choice.tools | tool_choice.tools: is empty
-        invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is none of the tools
-        invalid_value tool_choice | tool_choice: asks for a call, but there are no tools
+        invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is not one of the tools
+        invalid_value tool_choice | tool_choice: requires a call, but the request has no tools
         invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high", "xhigh" or "max"
-        invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: is a parameter of its own, or the model's
-        invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: is no string
+        invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: cannot be set here: another parameter or the model sets it
+        invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: must be a string
         missing_required_parameter messages[0].tool_calls[0].function | messages[0].tool_calls[0].function: is missing
         missing_required_parameter messages[0].tool_calls[0].function.name | messages[0].tool_calls[0].function.name: is missing
-        invalid_type messages[0].tool_calls[0].function.arguments | messages[0].tool_calls[0].function.arguments: is neither a string nor an object
+        invalid_type messages[0].tool_calls[0].function.arguments | messages[0].tool_calls[0].function.arguments: must be a string or an object
     "#]].assert_eq(&shown);
     server.idle().await;
 }

@@ -1,4 +1,4 @@
-//! A server process, and what a test does with it.
+//! A server process for tests.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ pub(crate) struct Server {
 }
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
     command.args(["--backend", "sim", "--port", "0", "--grpc-port", "0"]).args(arguments);
     command
 }
@@ -44,14 +44,14 @@ impl Server {
         Self { child, address, log, reader: Some(reader) }
     }
 
-    /// What the log says after `mark` in the line that has it.
+    /// Returns the rest of the log line that contains `mark`.
     pub(crate) fn logged(&self, mark: &str) -> String {
         let log = self.log.lock().unwrap();
         let said = log.lines().find_map(|line| Some(line.split_once(mark)?.1.trim().to_owned()));
         said.unwrap_or_else(|| panic!("no {mark:?} in {log}"))
     }
 
-    /// The most memory that the process had at any time, in bytes.
+    /// Returns the peak memory of the process in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -62,7 +62,7 @@ impl Server {
         TcpStream::connect(&self.address).unwrap()
     }
 
-    /// A connection on which an answer of so many tokens has begun.
+    /// Opens a connection on which an answer of this many tokens has begun.
     pub(crate) fn begun(&self, max_tokens: u32) -> TcpStream {
         let body = format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,
@@ -103,7 +103,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

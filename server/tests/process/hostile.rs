@@ -1,4 +1,4 @@
-//! Clients that mean harm: whatever they send or do not read, others are answered and memory stays bounded.
+//! Hostile clients: whatever they send or do not read, other clients get answers and the memory stays bounded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::harness::{Server, command, rest};
 
-/// The longest time anything here may take; conditions are met far sooner.
+/// The deadline of every condition; they are usually met much sooner.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn post(path: &str, body: &str) -> Vec<u8> {
@@ -21,7 +21,7 @@ fn post(path: &str, body: &str) -> Vec<u8> {
 fn answer(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    // An answer may come before the request is sent.
+    // The answer may arrive before the whole request is sent.
     let _ = stream.write_all(request);
     rest(stream)
 }
@@ -42,7 +42,7 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
     let server = Server::start(&mut command(&arguments));
     let admin = server.logged("metrics and probes on ");
     let mut silent = server.connect();
-    // Its connection is accepted once it has an answer.
+    // The connection is accepted once it has an answer.
     silent.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     silent.read_exact(&mut [0; 12]).unwrap();
     let get = |path: &str| {
@@ -57,7 +57,7 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
 #[test]
 fn silent_connections_make_room_for_those_with_a_request() {
     let server = Server::start(&mut command(&["--max-connections", "4", "--read-timeout", "1h"]));
-    // More than may be open and more than are accepted at a time, some of them within the head of a request.
+    // More connections than may be open or are accepted at a time; some have sent a part of a request's head.
     let silent: Vec<TcpStream> = (0..10)
         .map(|number| {
             let mut connection = server.connect();
@@ -68,7 +68,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
     let request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut client = server.connect();
     for _ in 0..2 {
-        // The second request is on the same connection, which was not closed for others.
+        // The second request uses the same connection, which was not closed in favor of others.
         client.write_all(request).unwrap();
         client.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut answer = Vec::new();
@@ -102,7 +102,7 @@ fn a_client_that_does_not_read_makes_room_for_others() {
 }
 
 #[test]
-fn errors_of_the_protocol_have_bodies_like_all_others() {
+fn protocol_errors_have_bodies() {
     let server = Server::start(&mut command(&[]));
     let long = "x".repeat(70_000);
     let fields = (0..200).map(|field| format!("x-{field}: y\r\n")).collect::<String>();
@@ -130,7 +130,7 @@ fn errors_of_the_protocol_have_bodies_like_all_others() {
 }
 
 #[test]
-fn texts_that_would_take_too_much_memory_are_refused_before_they_are_tokenized() {
+fn texts_that_need_too_much_memory_are_rejected_before_they_are_tokenized() {
     const PEAK_MAX: usize = 512 << 20;
     let server = Server::start(&mut command(&["--max-tokenizer-memory", "128MiB"]));
     let attack = |path: &str, body: String| {
@@ -155,7 +155,7 @@ fn texts_that_would_take_too_much_memory_are_refused_before_they_are_tokenized()
             });
         }
     });
-    // What fits is tokenized, by as many at once as the memory allows.
+    // Smaller texts are tokenized, as many at the same time as the memory allows.
     let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -170,7 +170,7 @@ fn texts_that_would_take_too_much_memory_are_refused_before_they_are_tokenized()
 }
 
 #[test]
-fn a_client_that_says_it_sends_no_more_has_its_answer() {
+fn a_client_that_half_closes_its_connection_gets_its_answer() {
     let server = Server::start(&mut command(&["--sim-step-time", "5ms"]));
     for stream in [false, true] {
         let body =
@@ -186,7 +186,7 @@ fn a_client_that_says_it_sends_no_more_has_its_answer() {
 }
 
 #[test]
-fn a_client_that_goes_away_stops_its_answer_streamed_or_not() {
+fn a_client_that_disconnects_cancels_its_request_streamed_or_not() {
     let server = Server::start(&mut command(&["--sim-step-time", "20ms", "--max-concurrent-requests", "1"]));
     for stream in [false, true] {
         let body = format!(

@@ -1,4 +1,4 @@
-//! The server as a process, with the simulator: how it starts, refuses to start, listens and ends.
+//! The process of the server, with the simulator: its start, its errors at the start, and its end.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod harness;
@@ -10,13 +10,13 @@ use std::process::{Command, Output};
 
 use harness::{Server, command, rest};
 
-/// How many files a folder has, those of its folders included.
+/// Returns the number of files in a folder and its subfolders.
 fn files(folder: &std::path::Path) -> usize {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
-/// Runs a server that does not start: its status and what it said.
+/// Runs a server that does not start. Returns its standard error.
 fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     let said = String::from_utf8(stderr).unwrap();
@@ -26,7 +26,7 @@ fn refusal(command: &mut Command) -> String {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_said_in_one_line() {
+fn start_errors_are_reported_in_one_line() {
     let errors = |said: &str| said.lines().filter(|line| line.starts_with("error: ")).count();
     let said = refusal(&mut command(&["--model", "/no/such/model.gguf"]));
     assert!(said.contains("/no/such/model.gguf") && errors(&said) == 1, "{said}");
@@ -36,11 +36,11 @@ fn what_keeps_it_from_starting_is_said_in_one_line() {
 
     let server = Server::start(&mut command(&[]));
     let port = server.address.rsplit(':').next().unwrap().to_owned();
-    let mut second = Command::new(env!("CARGO_BIN_EXE_server"));
+    let mut second = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
     let said = refusal(second.args(["--backend", "sim", "--grpc-port", "0", "--port", &port]));
     assert!(said.contains(&port) && said.contains("in use") && errors(&said) == 1, "{said}");
 
-    let said = refusal(&mut Command::new(env!("CARGO_BIN_EXE_server")));
+    let said = refusal(&mut Command::new(env!("CARGO_BIN_EXE_ovfleet-server")));
     assert!(said.contains("--model") && errors(&said) == 1, "{said}");
     let said = refusal(&mut command(&["--max-num-seqs", "0"]));
     assert!(said.contains("--max-num-seqs"), "{said}");
@@ -61,11 +61,11 @@ fn help_explains_every_flag() {
 }
 
 #[test]
-fn on_sigterm_it_finishes_what_runs_and_ends_well() {
+fn sigterm_finishes_running_requests_and_exits_with_success() {
     let server = Server::start(&mut command(&["--sim-step-time", "10ms"]));
     let stream = server.begun(60);
     server.signal("TERM");
-    server.await_log("finishing what is under way");
+    server.await_log("stopping: finishing requests");
     let answer = rest(stream);
     assert!(answer.contains("data: [DONE]"), "{answer}");
     let (status, log) = server.ended();
@@ -73,18 +73,18 @@ fn on_sigterm_it_finishes_what_runs_and_ends_well() {
 }
 
 #[test]
-fn out_of_time_it_cuts_off_what_is_left_and_ends_well() {
+fn the_drain_timeout_cuts_off_requests_and_exits_with_success() {
     let server = Server::start(&mut command(&["--sim-step-time", "10ms", "--drain-timeout", "50ms"]));
     let stream = server.begun(8000);
     server.signal("INT");
     assert!(!rest(stream).contains("[DONE]"));
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off what is left"), "{log}");
+    assert!(log.contains("cutting off the remaining requests"), "{log}");
 }
 
 #[test]
-fn out_of_time_it_stores_responses_in_the_background_as_failed_and_spills_cached_blocks() {
+fn the_drain_timeout_stores_background_responses_as_failed_and_spills_cached_blocks() {
     let (folder, spill) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let [stored, spilled] = [&folder, &spill].map(|folder| folder.path().to_str().unwrap());
     let server = Server::start(&mut command(&[
@@ -108,7 +108,7 @@ fn out_of_time_it_stores_responses_in_the_background_as_failed_and_spills_cached
     server.signal("TERM");
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off what is left"), "{log}");
+    assert!(log.contains("cutting off the remaining requests"), "{log}");
     assert!(files(spill.path()) > before, "cached blocks are spilled");
     let stored = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
     let record =
@@ -118,11 +118,11 @@ fn out_of_time_it_stores_responses_in_the_background_as_failed_and_spills_cached
 }
 
 #[test]
-fn on_the_second_signal_it_ends_at_once() {
+fn a_second_signal_exits_at_once() {
     let server = Server::start(&mut command(&["--sim-step-time", "10ms", "--drain-timeout", "1h"]));
     let stream = server.begun(8000);
     server.signal("TERM");
-    server.await_log("finishing what is under way");
+    server.await_log("stopping: finishing requests");
     server.signal("TERM");
     assert!(!rest(stream).contains("[DONE]"));
     let (status, log) = server.ended();
@@ -130,7 +130,7 @@ fn on_the_second_signal_it_ends_at_once() {
 }
 
 #[test]
-fn when_its_engine_dies_clients_are_told_and_it_ends_with_an_error() {
+fn a_dead_engine_ends_requests_with_errors_and_the_process_with_failure() {
     let server = Server::start(&mut command(&["--sim-fatal-step", "3"]));
     let answer = rest(server.begun(60));
     assert!(answer.contains(r#""code":"stopped""#) && !answer.contains("[DONE]"), "{answer}");
@@ -144,7 +144,7 @@ fn when_its_engine_dies_clients_are_told_and_it_ends_with_an_error() {
 }
 
 #[test]
-fn a_client_that_sends_nothing_is_shown_out() {
+fn a_client_that_sends_nothing_is_disconnected() {
     let server = Server::start(&mut command(&["--read-timeout", "100ms"]));
     let mut slow = server.connect();
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n").unwrap();
@@ -156,7 +156,7 @@ fn a_client_that_sends_nothing_is_shown_out() {
 }
 
 #[test]
-fn logs_are_json_if_wanted_and_never_have_prompts_or_answers() {
+fn logs_can_be_json_and_never_contain_prompts_or_answers() {
     let server =
         Server::start(command(&["--log", "debug", "--log-format", "json"]).env("OVFLEET_SIM_STEP_TIME", "0"));
     let stream = server.begun(4);

@@ -1,4 +1,4 @@
-//! A server with a replica token: its API, its admin port, `server drain`, and a token that is replaced.
+//! A server with a replica token: its API, its admin port, `ovfleet-server drain`, and a token that is replaced.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -41,7 +41,7 @@ fn the_api_and_drain_need_the_token_and_the_admin_port_does_not() {
 }
 
 #[test]
-fn a_token_is_replaced_and_drain_sends_it() {
+fn the_token_can_be_replaced_and_drain_sends_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     std::fs::write(&path, OLD).unwrap();
@@ -49,7 +49,7 @@ fn a_token_is_replaced_and_drain_sends_it() {
     let server = Server::start(&mut command(&[&flag]));
     let grpc = server.logged("gRPC on ");
     let drain = |flags: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
         let port = grpc.rsplit(':').next().unwrap();
         command.args(["drain", "--grpc-port", port, "--timeout", "60s", "--settle", "0s"]).args(flags);
         command.stderr(Stdio::null()).status().unwrap().success()

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# PID 1 of the node's namespaces: everything below runs in them, and ends with this process. NODE is its
-# folder, NODE_CGROUP its part of the cgroups, NODE_CNI the folder of the CNI plugins.
-# Touches $NODE/ready when the node takes pods.
+# PID 1 of the namespaces of the node. All other programs end with this process. NODE is the folder of the node,
+# NODE_CGROUP its cgroup, NODE_CNI the folder of the CNI plugins. Creates $NODE/ready when the node can run pods.
 set -euo pipefail
 
 address=10.99.0.1
@@ -18,7 +17,7 @@ mounts() {
   mount -t tmpfs -o mode=755 tmpfs /run
   mount --bind "$NODE/lib" /var/lib
   mount --bind "$NODE/log" /var/log
-  # The kubelet sets these for the whole machine; here it sets files of its own.
+  # The kubelet would set these for the whole machine, so it gets private files instead.
   local sysctl
   for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
@@ -30,7 +29,7 @@ mounts() {
 
 network() {
   ip link set lo up
-  # A bridge without ports: an address that needs no device.
+  # A bridge without ports holds the address without a device.
   ip link add node0 type bridge
   ip address add $address/24 dev node0
   ip link set node0 up
@@ -146,7 +145,7 @@ clientConnection: {kubeconfig: "$NODE/proxy.kubeconfig"}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 0s,
   udpStreamTimeout: 0s}
 YAML
-  # What the operator writes, with the address of the pod that wrote it.
+  # Log the operator's writes with the address of its pod.
   cat >"$NODE/audit.yaml" <<YAML
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -165,8 +164,8 @@ YAML
 COREFILE
 }
 
-# Runs a command and, when it ends, runs it again. Its number is in $NODE/pids/NAME for who wants to end it.
-keep() { # name, command...
+# Runs a command and restarts it whenever it ends. Its process ID is in $NODE/pids/NAME.
+supervise() { # name, command...
   local name=$1
   shift
   while :; do
@@ -182,10 +181,10 @@ until_true() { until "$@" >/dev/null 2>&1; do sleep 0.05; done; }
 kube() { kubectl --kubeconfig "$NODE/admin.kubeconfig" "$@"; }
 
 store_and_api() {
-  keep etcd etcd --data-dir "$NODE/lib/etcd" --unsafe-no-fsync --log-level=warn \
+  supervise etcd etcd --data-dir "$NODE/lib/etcd" --unsafe-no-fsync --log-level=warn \
     --listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379 \
     --listen-peer-urls=http://127.0.0.1:0 &
-  keep kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=$address \
+  supervise kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 --bind-address=$address \
     --advertise-address=$address --secure-port=6443 --authorization-mode=Node,RBAC --allow-privileged=true \
     --service-cluster-ip-range=$services --client-ca-file="$pki/ca.crt" --cert-dir="$pki" \
     --tls-cert-file="$pki/api-server.crt" --tls-private-key-file="$pki/api-server.key" \
@@ -201,13 +200,13 @@ store_and_api() {
 
 controllers() {
   local config=$NODE/controller-manager.kubeconfig
-  keep kube-controller-manager kube-controller-manager --kubeconfig="$config" \
+  supervise kube-controller-manager kube-controller-manager --kubeconfig="$config" \
     --authentication-kubeconfig="$config" --authorization-kubeconfig="$config" --leader-elect=false \
     --secure-port=0 --use-service-account-credentials=true --root-ca-file="$pki/ca.crt" \
     --service-account-private-key-file="$pki/sa.key" --kube-api-qps=500 --kube-api-burst=1000 \
     --horizontal-pod-autoscaler-sync-period=1s &
   config=$NODE/scheduler.kubeconfig
-  keep kube-scheduler kube-scheduler --kubeconfig="$config" --authentication-kubeconfig="$config" \
+  supervise kube-scheduler kube-scheduler --kubeconfig="$config" --authentication-kubeconfig="$config" \
     --authorization-kubeconfig="$config" --leader-elect=false --secure-port=0 &
 }
 
@@ -248,14 +247,14 @@ bring_up() {
   certificates
   settings
   store_and_api
-  keep containerd containerd --config "$NODE/containerd.toml" &
+  supervise containerd containerd --config "$NODE/containerd.toml" &
   until_true kube get --raw /readyz
   until_true ctr --namespace k8s.io images import "$NODE/../base/pause.tar"
   controllers
-  keep kubelet kubelet --config "$NODE/kubelet.yaml" --kubeconfig "$NODE/kubelet.kubeconfig" \
+  supervise kubelet kubelet --config "$NODE/kubelet.yaml" --kubeconfig "$NODE/kubelet.kubeconfig" \
     --hostname-override=node1 --node-ip=$address --root-dir="$NODE/lib/kubelet" &
-  keep kube-proxy kube-proxy --config "$NODE/proxy.yaml" &
-  keep coredns coredns -conf "$NODE/Corefile" &
+  supervise kube-proxy kube-proxy --config "$NODE/proxy.yaml" &
+  supervise coredns coredns -conf "$NODE/Corefile" &
   until_true cluster_dns
   until_true kube wait --for=condition=Ready node/node1 --timeout=1s
   until_true kube get serviceaccount default
@@ -263,5 +262,5 @@ bring_up() {
 }
 
 bring_up
-# As PID 1 it gets what containers leave behind: bash reaps it while it waits.
+# PID 1 inherits orphaned processes, which bash reaps while it waits.
 while :; do wait -n || true; done

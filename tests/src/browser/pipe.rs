@@ -1,33 +1,33 @@
-//! The two pipes of a browser: calls and their answers by number, and events. Messages are JSON, a zero byte after
-//! each. It knows no method of the protocol beyond which events are worth keeping.
+//! The two pipes to a browser, for calls, their responses, and events. A message is JSON, terminated by a zero byte. Of
+//! the methods of the protocol, this module knows only the events that it records.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-use super::LIMIT;
-
-/// The events that are kept.
-const KEPT: [&str; 5] = [
+/// The time limit for a call or another event in the browser, on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// The events that are recorded.
+const RECORDED_EVENTS: [&str; 5] = [
     "Log.entryAdded",
     "Network.requestWillBeSent",
     "Network.webSocketCreated",
     "Runtime.consoleAPICalled",
     "Runtime.exceptionThrown",
 ];
-/// Most events that are kept. A page with more is not listened to any longer, and calls fail.
+/// The maximum number of recorded events. Beyond it the connection is closed, and calls fail.
 const EVENTS_MAX: usize = 100_000;
 
-/// A connection. Calls may come from any thread.
+/// A connection to a browser, for calls from any thread.
 #[derive(Debug)]
 pub(super) struct Pipe {
     input: Mutex<Input>,
-    heard: Arc<Heard>,
+    inbox: Arc<Inbox>,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Input {
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct Inbox {
     messages: Mutex<Messages>,
     changed: Condvar,
 }
@@ -49,31 +49,31 @@ struct Messages {
     is_over: bool,
 }
 
-impl Heard {
+impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Messages> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Pipe {
-    /// Listens to `output` for as long as it is open.
+    /// Creates a connection and receives messages from `output` until it is closed.
     pub(super) fn new(input: ChildStdin, output: ChildStdout) -> Self {
-        let heard = Arc::new(Heard::default());
-        let listener = Arc::clone(&heard);
-        // It ends with the browser, which closes its end.
+        let inbox = Arc::new(Inbox::default());
+        let listener = Arc::clone(&inbox);
+        // The thread ends when the browser exits and thereby closes its end.
         std::thread::spawn(move || listen(output, &listener));
-        Self { input: Mutex::new(Input { stream: input, calls: 0 }), heard }
+        Self { input: Mutex::new(Input { stream: input, calls: 0 }), inbox }
     }
 
-    /// Calls a method, of the browser or of the page of a session.
+    /// Calls a method of the browser, or of the page of a session.
     ///
     /// # Errors
-    /// It is refused, or not answered within [`LIMIT`].
+    /// The call fails, or has no response within [`LIMIT`].
     pub(super) fn call(&self, session: Option<&str>, method: &str, params: Value) -> anyhow::Result<Value> {
         let number =
             self.send(session, method, params).with_context(|| format!("failed to call {method}"))?;
         let end = Instant::now() + LIMIT;
-        let mut messages = self.heard.lock();
+        let mut messages = self.inbox.lock();
         loop {
             if let Some(mut answer) = messages.answers.remove(&number) {
                 if let Some(error) = answer.get("error") {
@@ -83,16 +83,16 @@ impl Pipe {
             }
             let left = end.saturating_duration_since(Instant::now());
             if messages.is_over || left.is_zero() {
-                bail!("{method} is not answered");
+                bail!("no response to {method}");
             }
             messages =
-                self.heard.changed.wait_timeout(messages, left).unwrap_or_else(PoisonError::into_inner).0;
+                self.inbox.changed.wait_timeout(messages, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// The events of a session so far.
+    /// The recorded events of a session.
     pub(super) fn events(&self, session: &str) -> Vec<Value> {
-        let messages = self.heard.lock();
+        let messages = self.inbox.lock();
         messages.events.iter().filter(|event| event["sessionId"] == session).cloned().collect()
     }
 
@@ -112,21 +112,21 @@ impl Pipe {
     }
 }
 
-fn listen(output: ChildStdout, heard: &Heard) {
+fn listen(output: ChildStdout, inbox: &Inbox) {
     for message in BufReader::new(output).split(0) {
         let Ok(message) = message else { break };
         let Ok(message) = serde_json::from_slice::<Value>(&message) else { break };
-        let mut messages = heard.lock();
+        let mut messages = inbox.lock();
         if let Some(number) = message["id"].as_u64() {
             messages.answers.insert(number, message);
-        } else if message["method"].as_str().is_some_and(|method| KEPT.contains(&method)) {
+        } else if message["method"].as_str().is_some_and(|method| RECORDED_EVENTS.contains(&method)) {
             messages.events.push(message);
             if messages.events.len() > EVENTS_MAX {
                 break;
             }
         }
-        heard.changed.notify_all();
+        inbox.changed.notify_all();
     }
-    heard.lock().is_over = true;
-    heard.changed.notify_all();
+    inbox.lock().is_over = true;
+    inbox.changed.notify_all();
 }

@@ -1,4 +1,4 @@
-//! The certificates and keys of one control plane, made for it and gone with it.
+//! The certificates and keys of one control plane, in its temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,29 +10,29 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// An authority and the folder its files are in.
+/// A certificate authority and the folder of its files.
 #[derive(Debug)]
 pub(super) struct Authority {
     folder: PathBuf,
     issuer: Issuer<'static, KeyPair>,
-    /// Of users. Tests ask for the same one at the same time; each gets files that nobody else writes.
+    /// The number of users so far. Concurrent tests may request the same user, so each request gets its own files.
     users: AtomicU32,
 }
 
-/// A certificate and its key, as files.
+/// The paths of a certificate and its key.
 #[derive(Debug)]
 pub(super) struct Identity {
-    /// PEM.
+    /// The certificate, in PEM.
     pub(super) certificate: PathBuf,
-    /// PEM, PKCS#8.
+    /// The private key, in PEM (PKCS#8).
     pub(super) key: PathBuf,
 }
 
 impl Authority {
-    /// Makes a new authority; what it issues is written into `folder`.
+    /// Creates an authority that writes its files to `folder`.
     ///
     /// # Errors
-    /// The folder cannot be written.
+    /// The files cannot be written.
     pub(super) fn new(folder: &Path) -> anyhow::Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -46,12 +46,12 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The authority's own certificate.
+    /// The path of the authority's own certificate.
     pub(super) fn certificate(&self) -> PathBuf {
         self.folder.join("ca.crt")
     }
 
-    /// A certificate for a server that is reached by `names`, which are host names or IP addresses.
+    /// Issues a certificate for a server with `names`, which are host names or IP addresses.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -63,7 +63,7 @@ impl Authority {
         self.issue(file, &params)
     }
 
-    /// A certificate by which the API server knows its bearer as `user`, a member of `group` if given.
+    /// Issues a certificate that authenticates `user`, a member of `group` if one is given.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -78,7 +78,7 @@ impl Authority {
         self.issue(&format!("user-{number}-{}", user.replace(':', "-")), &params)
     }
 
-    /// A kubeconfig for [`Authority::user`]`(user, group)` at `url`.
+    /// Writes a kubeconfig for [`Authority::user`] and the API server at `url`.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -98,14 +98,13 @@ impl Authority {
                 "user": {"client-certificate": identity.certificate, "client-key": identity.key},
             }],
         });
-        // YAML contains JSON, so every reader of kubeconfigs takes this.
+        // JSON is valid YAML.
         let path = identity.certificate.with_extension("kubeconfig");
         write(&path, &serde_json::to_string_pretty(&config)?)?;
         Ok(path)
     }
 
-    /// The pair with which the tokens of service accounts are signed and checked; the `certificate` is the
-    /// public key.
+    /// Creates the key pair that signs and verifies service account tokens; the `certificate` is the public key.
     ///
     /// # Errors
     /// The files cannot be written.

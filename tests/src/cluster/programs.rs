@@ -1,27 +1,27 @@
-//! Where the programs of a control plane are: in the folder that `KUBEBUILDER_ASSETS` names, else in the one
-//! that `scripts/tools` builds into. Nothing is built or downloaded from here.
+//! Finds the programs of a control plane, in the folder `KUBEBUILDER_ASSETS` or in that of `scripts/tools`. It neither
+//! builds nor downloads them.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
-/// A program of Kubernetes that tests start.
+/// A Kubernetes program that tests start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// The store.
+    /// The store of the API server.
     Etcd,
-    /// The API server.
+    /// The Kubernetes API server.
     ApiServer,
-    /// Deployments, Jobs, garbage collection and the rest.
+    /// The controllers of Deployments, Jobs, garbage collection and so on.
     ControllerManager,
-    /// Puts pods on nodes.
+    /// The scheduler, which assigns pods to nodes.
     Scheduler,
-    /// The command line.
+    /// The command-line client of Kubernetes.
     Kubectl,
 }
 
 impl Program {
-    /// The name of its file.
+    /// The file name of the program.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,10 +33,10 @@ impl Program {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the program.
     ///
     /// # Errors
-    /// It is in none of the places; the message says which those are and what to do.
+    /// The program is in neither folder; the message names both and says how to build it.
     pub fn find(self) -> anyhow::Result<PathBuf> {
         let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
         self.find_in(assets.as_deref(), &crate::root().join(".deps/tools/bin"))
@@ -52,9 +52,12 @@ impl Program {
         }
         let assets = assets.map_or_else(
             || "KUBEBUILDER_ASSETS is not set".to_owned(),
-            |folder| format!("KUBEBUILDER_ASSETS={} has none", folder.display()),
+            |folder| format!("KUBEBUILDER_ASSETS={} does not contain it", folder.display()),
         );
-        bail!("{name} is missing: {assets}, and {} has none; scripts/tools builds it", built.display())
+        bail!(
+            "{name} is missing: {assets}, and {} does not contain it; run scripts/tools to build it",
+            built.display()
+        )
     }
 }
 
@@ -63,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefers_the_folder_that_the_environment_names() {
+    fn prefers_the_folder_in_the_environment() {
         let assets = tempfile::tempdir().unwrap();
         let built = tempfile::tempdir().unwrap();
         for folder in [&assets, &built] {

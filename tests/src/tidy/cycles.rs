@@ -1,8 +1,8 @@
 //! Checks that the modules of a crate do not import each other in cycles.
 //!
 //! A module imports another if it names one of its items, in a `use` or by path. An item that a module re-exports
-//! counts where it is defined, so the re-exports of `lib.rs` make no cycles. Declaring a module is not an import, and
-//! modules for tests do not count.
+//! counts where it is defined, so the re-exports of `lib.rs` form no cycles. Declaring a module is not an import, and
+//! test modules are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,11 +29,11 @@ struct Module {
     file: String,
     children: BTreeSet<String>,
     items: BTreeSet<String>,
-    /// What the names that the module imports stand for, as absolute paths within the crate.
+    /// The imported names and the absolute paths within the crate that they stand for.
     imports: BTreeMap<String, ModulePath>,
-    /// The modules that the module imports everything of.
+    /// The modules that the module glob-imports.
     globs: Vec<ModulePath>,
-    /// The absolute paths that its code names.
+    /// The absolute paths that the code of the module names.
     paths: Vec<ModulePath>,
 }
 
@@ -78,7 +78,7 @@ impl ModuleGraph {
         graph
     }
 
-    /// The module that defines what an absolute path names; `None` if it is defined outside the crate.
+    /// The module that defines the item at an absolute path; `None` for an item of another crate.
     fn resolve(&self, named: &[String], depth: usize) -> Option<ModulePath> {
         // Imports may refer to each other in circles, which the compiler permits for modules.
         const DEPTH_MAX: usize = 16;
@@ -108,7 +108,7 @@ impl ModuleGraph {
         Some(at)
     }
 
-    /// The groups of modules that reach each other.
+    /// The strongly connected components with more than one module.
     fn cycles(&self) -> Vec<Vec<ModulePath>> {
         let reachable: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
             self.modules.keys().map(|path| (path, self.reachable(path))).collect();
@@ -156,7 +156,7 @@ fn name_of(path: &[String]) -> String {
     if path.is_empty() { "the root".to_owned() } else { path.join("::") }
 }
 
-/// The modules that a file declares for tests only.
+/// The modules that a file declares only for tests.
 fn test_modules(file: &RustFile) -> Vec<ModulePath> {
     let Some(path) = &file.module else { return Vec::new() };
     let mut modules = Vec::new();
@@ -170,16 +170,16 @@ fn test_modules(file: &RustFile) -> Vec<ModulePath> {
     modules
 }
 
-/// Collects what a module defines and names. Modules within the file count as parts of it.
+/// Collects the definitions and paths of a module. Inline modules count as parts of it.
 struct Collector<'a> {
     path: &'a [String],
     module: &'a mut Module,
-    /// How many modules within the file are open: `super` there leads to the file itself.
+    /// The depth of inline modules, in which `super` leads to the module of the file.
     depth: usize,
 }
 
 impl Collector<'_> {
-    /// The absolute path that `names` stands for; `None` if it leads out of the crate or to a local name.
+    /// The absolute path that `names` stands for; `None` for a path to another crate or to a local name.
     fn absolute(&self, names: &[String]) -> Option<ModulePath> {
         let mut base = self.path.to_vec();
         let mut depth = self.depth;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_that_use_what_their_parent_re_exports_make_no_cycle() {
+    fn siblings_that_use_re_exports_of_their_parent_form_no_cycle() {
         let files = [
             ("lib.rs", "mod b;"),
             ("b.rs", "mod c; mod d; pub use c::C; pub use d::D;"),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn test_modules_do_not_count() {
+    fn test_modules_are_ignored() {
         let files = [
             ("lib.rs", "mod b; mod c;"),
             ("b.rs", "pub fn b() { crate::c::c() }\n#[cfg(test)]\nmod tests;"),

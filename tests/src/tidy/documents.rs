@@ -1,16 +1,16 @@
-//! Rules about Markdown: links lead somewhere, flags exist, decisions have their parts, pages are in the table of contents and
-//! say for whom they are.
+//! Rules about Markdown: links and flags exist, decisions have all parts, and pages are in the table of contents and name
+//! their readers.
 
 use std::collections::BTreeSet;
 
 use super::{File, Finding, Tree};
 
-/// Longest `ARCHITECTURE.md`, in lines.
+/// The maximum length of `ARCHITECTURE.md` in lines.
 const ARCHITECTURE_LINES_MAX: usize = 300;
-/// The parts of a decision.
+/// The required headings of a decision.
 const DECISION_PARTS: [&str; 3] = ["\n## Context\n", "\n## Decision\n", "\n## Consequences\n"];
 
-/// Checks that relative links lead to a file of the tree and, in Markdown, to a heading of it.
+/// Checks that relative links lead to an existing file and, in Markdown, to an existing heading.
 #[must_use]
 pub fn links(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -24,17 +24,18 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
             let folder = format!("{path}/");
             let found = tree.file(&path);
             if found.is_none() && !tree.files.iter().any(|other| other.path.starts_with(&folder)) {
-                findings.push(Finding::new(&file.path, format!("link to {target}, which is not there")));
+                findings.push(Finding::new(&file.path, format!("link to {target}, which does not exist")));
             } else if !heading.is_empty() && !found.is_some_and(|found| has_heading(&found.text, heading)) {
-                findings.push(Finding::new(&file.path, format!("link to {target}: no such heading")));
+                findings
+                    .push(Finding::new(&file.path, format!("link to {target}: the heading does not exist")));
             }
         }
     }
     findings
 }
 
-/// Checks that each `--flag` in the documents for users is one of `reference`, the generated lists of flags.
-/// Lines that hold the command of somebody else are left out, and those on which it continues.
+/// Checks that each `--flag` in the documents for users is in `reference`, the generated lists of flags. Commands of other
+/// programs are skipped, including their continuation lines.
 #[must_use]
 pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     const OTHERS: [&str; 12] = [
@@ -53,7 +54,8 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     ];
     let known: BTreeSet<&str> = flags(reference).collect();
     let mut findings = Vec::new();
-    // The reference is generated, and decisions and results also name flags of former versions and of other programs.
+    // Other folders are excluded: the reference is generated, and decisions and results also name flags of earlier versions
+    // and of other programs.
     const FOLDERS: [&str; 3] = ["docs/tutorials/", "docs/how-to/", "docs/explanation/"];
     let users =
         |file: &&File| file.path == "README.md" || FOLDERS.iter().any(|folder| file.path.starts_with(folder));
@@ -61,7 +63,10 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
         let text = file.text.replace("\\\n", " ");
         for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
             for flag in flags(line).filter(|flag| !known.contains(flag)) {
-                findings.push(Finding::new(&file.path, format!("mentions {flag}, which is no flag of ours")));
+                findings.push(Finding::new(
+                    &file.path,
+                    format!("mentions {flag}, which is not a flag of ovfleet"),
+                ));
             }
         }
     }
@@ -71,8 +76,8 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
 /// The table of contents of the documentation site.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Checks that each page of the documentation is listed in `docs/SUMMARY.md` once, and opens with a title and a sentence that
-/// says for whom it is. Decisions have a form of their own.
+/// Checks that each page of the documentation is listed once in `docs/SUMMARY.md`, and opens with a title and a sentence
+/// that names its readers. Decisions have a different format.
 #[must_use]
 pub fn pages(tree: &Tree) -> Vec<Finding> {
     let summary = tree.file(SUMMARY).map_or("", |file| &file.text);
@@ -96,7 +101,7 @@ pub fn pages(tree: &Tree) -> Vec<Finding> {
         } else if !is_decision && !lines.next().is_some_and(|line| line.starts_with("For ")) {
             findings.push(Finding::new(
                 &file.path,
-                "does not open with a sentence `For …` that says for whom it is",
+                "does not open with a sentence `For …` that names its readers",
             ));
         }
     }
@@ -118,10 +123,10 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
         }
         let number = name.split('-').next().unwrap_or_default();
         if number.len() != 4 || number.parse::<u16>().is_err() || !numbers.insert(number) {
-            findings.push(Finding::new(&file.path, "not named NNNN-title.md with a number of its own"));
+            findings.push(Finding::new(&file.path, "not named NNNN-title.md with a unique number"));
         }
         for part in DECISION_PARTS.iter().filter(|part| !file.text.contains(**part)) {
-            findings.push(Finding::new(&file.path, format!("has no {:?}", part.trim())));
+            findings.push(Finding::new(&file.path, format!("the part {:?} is missing", part.trim())));
         }
     }
     findings
@@ -131,7 +136,7 @@ fn markdown(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files.iter().filter(|file| file.path.ends_with(".md"))
 }
 
-/// What the inline links of a document point to. Code is left out.
+/// The targets of the inline links of a document, without those in code.
 fn targets(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -155,7 +160,7 @@ fn targets(text: &str) -> Vec<&str> {
     found
 }
 
-/// `link`, relative to the file at `from`, from the root.
+/// Resolves `link`, which is relative to the file `from`, to a path from the root of the repository.
 fn resolve(from: &str, link: &str) -> String {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_links_that_lead_nowhere() {
+    fn finds_broken_links() {
         let found = links(&tree(&[
             (
                 "README.md",
@@ -208,15 +213,15 @@ mod tests {
         assert_eq!(
             found,
             [
-                "link to docs/a.md#three: no such heading",
-                "link to gone.md, which is not there",
-                "link to ../../x.md, which is not there",
+                "link to docs/a.md#three: the heading does not exist",
+                "link to gone.md, which does not exist",
+                "link to ../../x.md, which does not exist",
             ]
         );
     }
 
     #[test]
-    fn takes_no_link_from_code() {
+    fn ignores_links_in_code() {
         assert_eq!(links(&tree(&[("a.md", "`[a](b)`\n```\n[a](b)\n```\n")])), []);
     }
 
@@ -225,7 +230,7 @@ mod tests {
         let documents =
             tree(&[("README.md", "`--port` and --prot\n| --- | a--b |\ncurl --silent \\\n  --fail\n")]);
         let found = mentioned_flags(&documents, "| `--port` | the port |");
-        assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is no flag of ours")]);
+        assert_eq!(found, [Finding::new("README.md", "mentions --prot, which is not a flag of ovfleet")]);
     }
 
     #[test]
@@ -239,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_pages_that_are_not_listed_or_say_not_for_whom_they_are() {
+    fn finds_pages_that_are_not_listed_or_do_not_name_their_readers() {
         let good = "# A\n\nFor readers: what they get.\n";
         let found = pages(&tree(&[
             (
@@ -260,7 +265,7 @@ mod tests {
             [
                 ("docs/b.md", "listed 2 times in docs/SUMMARY.md"),
                 ("docs/c.md", "not listed in docs/SUMMARY.md"),
-                ("docs/c.md", "does not open with a sentence `For …` that says for whom it is"),
+                ("docs/c.md", "does not open with a sentence `For …` that names its readers"),
                 ("docs/d/e.md", "not listed in docs/SUMMARY.md"),
                 ("docs/d/e.md", "does not begin with a title"),
             ]

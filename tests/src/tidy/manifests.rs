@@ -1,20 +1,22 @@
-//! Rules about crates: what they are called and whom they may depend on.
+//! Rules about crates: their names and their allowed dependencies.
 
 use toml::{Table, Value};
 
 use super::{Finding, Tree};
 
-/// Whom each crate of the workspace may depend on, inside the workspace. A crate that is not here may not
-/// exist; an edge that is not here may not either, whichever kind of dependency it is.
-const EDGES: [(&str, &[&str]); 14] = [
-    ("operator", &["operator-api", "proto", "tests"]),
+/// The dependencies that each crate may have within the workspace. Crates and dependencies of any kind that are not
+/// listed here are not allowed.
+const EDGES: [(&str, &[&str]); 15] = [
+    ("operator", &["operator-api", "process", "proto", "tests"]),
     ("operator-api", &[]),
+    ("process", &[]),
     ("proto", &[]),
-    // The scheduler: in the policy arena only, an example.
-    ("router", &["proto", "server-scheduler"]),
+    // The scheduler is used only by an example that simulates policies.
+    ("router", &["process", "proto", "server-scheduler"]),
     (
         "server",
         &[
+            "process",
             "proto",
             "server-engine",
             "server-guidance",
@@ -27,7 +29,7 @@ const EDGES: [(&str, &[&str]); 14] = [
     ),
     ("server-engine", &["server-scheduler"]),
     ("server-gguf", &[]),
-    // The scheduler: in tests only, a stop rule for the sampler.
+    // The scheduler is used only in tests, for the stop criteria of the sampler.
     ("server-guidance", &["server-engine", "server-scheduler"]),
     ("server-openai", &[]),
     ("server-openvino", &["server-engine", "server-gguf", "server-scheduler"]),
@@ -37,7 +39,7 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("tests", &[]),
 ];
 
-/// Crates whose other dependencies are few on purpose: the pure core, and the types that only serialise.
+/// The external dependencies of crates that deliberately have few: the pure core, and the types for serialization.
 const OUTSIDE: [(&str, &[&str]); 5] = [
     ("server-gguf", &["thiserror"]),
     ("server-guidance", &["llguidance", "serde_json", "thiserror", "toktrie"]),
@@ -46,10 +48,10 @@ const OUTSIDE: [(&str, &[&str]); 5] = [
     ("server-scheduler", &["xxhash-rust"]),
 ];
 
-/// Crates of others that know a protocol, and the only crates of ours that may use them.
+/// External crates that implement a protocol, and the crates of the workspace that may use them.
 const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("axum", &["operator", "router", "server", "tests"]),
-    ("clap", &["operator", "router", "server"]),
+    ("clap", &["operator", "process", "router", "server"]),
     ("kube", &["operator", "operator-api", "router", "tests"]),
     ("tonic", &["operator", "proto", "router", "server"]),
     ("tonic-prost", &["proto", "router", "server"]),
@@ -85,7 +87,7 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether it is a crate of fuzz targets: a workspace of its own, built with other flags, and never published.
+/// Whether a crate contains fuzz targets: it is a separate workspace with other flags, and is never published.
 fn is_fuzz(folder: &str, manifest: &Table) -> bool {
     let says = |keys: &[&str], wanted| at(manifest, keys).and_then(Value::as_bool) == Some(wanted);
     folder.ends_with("/fuzz")
@@ -94,8 +96,8 @@ fn is_fuzz(folder: &str, manifest: &Table) -> bool {
         && says(&["package", "publish"], false)
 }
 
-/// Checks that the lock file of the fuzz targets has the dependencies of the crates that it names. No other build reads that file,
-/// so a new dependency of a crate would go unnoticed until somebody fuzzes.
+/// Checks that the lock file of the fuzz targets contains the dependencies of its crates. No other build reads that file,
+/// so a missing dependency would go unnoticed until the next run of the fuzz targets.
 fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
     let path = format!("{folder}/Cargo.lock");
     let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
@@ -120,7 +122,7 @@ fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
     findings
 }
 
-/// The dependencies that a crate has on every platform and with any features.
+/// The dependencies that a crate has on any platform and with any features.
 fn required(manifest: &Table) -> Vec<String> {
     let kinds =
         ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
@@ -184,7 +186,7 @@ fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
     findings
 }
 
-/// Each dependency by the name of its crate, with whether only tests use it.
+/// The crate name of each dependency, and whether only tests use it.
 fn dependencies(manifest: &Table) -> Vec<(String, bool)> {
     let targets = manifest.get("target").and_then(Value::as_table);
     let mut found = Vec::new();

@@ -1,11 +1,11 @@
-//! Checks that the names of types are nouns with content: no bare participles, pronouns or words without meaning of
-//! their own.
+//! Checks that type names are nouns with content, and not bare participles, pronouns or words without a meaning of their
+//! own.
 
 use syn::visit::{self, Visit};
 
 use super::{Finding, syntax::RustFile};
 
-/// Words that say nothing about a type by themselves.
+/// Words that do not describe a type by themselves.
 const EMPTY_WORDS: [&str; 58] = [
     "All",
     "Any",
@@ -210,7 +210,7 @@ impl<'ast> Visit<'ast> for TypeNames<'_> {
     }
 }
 
-/// Why a type may not have this name.
+/// The reason why a type name is banned.
 fn objection(name: &str) -> Option<&'static str> {
     if EMPTY_WORDS.contains(&name) {
         return Some("a word without content");

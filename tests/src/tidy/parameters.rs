@@ -1,12 +1,12 @@
-//! Checks that no function packs several arguments into one tuple or array parameter: that hides how many arguments
-//! there are. Arguments that belong together are a struct with named fields.
+//! Checks that no function packs several arguments into one tuple or array parameter, which hides the number of arguments.
+//! Arguments that belong together are a struct with named fields.
 
 use syn::visit::{self, Visit};
 
 use super::{Finding, syntax::RustFile};
 
-/// Finds the parameters of named functions that are tuples, or that take a tuple or an array apart. Closures, and the
-/// methods that implement a trait, are exempt: others decide about their signatures.
+/// Finds parameters of named functions that are tuples, or that destructure a tuple or an array. Closures and trait
+/// implementations are exempt, because their signatures are given.
 #[must_use]
 pub fn packed_parameters(file: &RustFile) -> Vec<Finding> {
     let mut parameters = Parameters { path: &file.path, findings: Vec::new() };

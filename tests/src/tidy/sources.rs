@@ -1,15 +1,15 @@
-//! Rules about Rust files: how they open, where `unsafe` may stand, and which are long.
+//! Rules about Rust files: module documentation, the use of `unsafe`, and the length of files.
 
 use super::{Finding, Tree};
 
-/// Lines from which on a Rust file is listed as long: a reason to ask whether it holds two ideas, and no more than that.
+/// Rust files with more lines are listed as a hint that they may hold two ideas.
 const LONG_FILE_LINES: usize = 700;
-/// Longest `main.rs`, in lines: it parses, sets up and calls.
+/// The maximum length of `main.rs` in lines. It only parses arguments, sets up the process and calls the library.
 const MAIN_LINES_MAX: usize = 40;
-/// The only crate that may hold `unsafe`.
+/// The only crate that may contain `unsafe`.
 const UNSAFE_IN: &str = "server/openvino/";
 
-/// Checks the Rust files of the tree.
+/// Checks the Rust files of the repository.
 #[must_use]
 pub fn sources(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -17,17 +17,20 @@ pub fn sources(tree: &Tree) -> Vec<Finding> {
         let name = file.path.rsplit('/').next().unwrap_or_default();
         let lines = file.text.lines().count();
         if file.path.ends_with("src/main.rs") && lines > MAIN_LINES_MAX {
-            findings.push(Finding::new(&file.path, format!("{lines} lines, {MAIN_LINES_MAX} at most")));
+            findings.push(Finding::new(&file.path, format!("{lines} lines (limit: {MAIN_LINES_MAX})")));
         }
         if name == "mod.rs" {
-            findings.push(Finding::new(&file.path, "mod.rs: modules are foo.rs beside foo/"));
+            findings.push(Finding::new(&file.path, "the module is in mod.rs instead of foo.rs beside foo/"));
         }
-        // `tests.rs` is `mod tests` moved out of its file: its parent says what is tested.
+        // `tests.rs` is the `mod tests` of its parent, which documents what is tested.
         if name != "tests.rs" && !file.text.starts_with("//!") {
-            findings.push(Finding::new(&file.path, "does not begin with //! and what the module decides"));
+            findings.push(Finding::new(&file.path, "does not begin with module documentation (//!)"));
         }
         if !file.path.starts_with(UNSAFE_IN) && words(&file.text).any(|word| word == "unsafe") {
-            findings.push(Finding::new(&file.path, format!("unsafe outside {UNSAFE_IN}")));
+            findings.push(Finding::new(
+                &file.path,
+                format!("contains unsafe, which is allowed only in {UNSAFE_IN}"),
+            ));
         }
     }
     findings
@@ -40,11 +43,13 @@ pub fn long_files(tree: &Tree) -> Vec<Finding> {
     sources
         .map(|file| (file, file.text.lines().count()))
         .filter(|(_, lines)| *lines > LONG_FILE_LINES)
-        .map(|(file, lines)| Finding::new(&file.path, format!("{lines} lines: does it hold two ideas?")))
+        .map(|(file, lines)| {
+            Finding::new(&file.path, format!("{lines} lines; consider splitting it if it holds two ideas"))
+        })
         .collect()
 }
 
-/// The words of Rust code, without those in comments and literals.
+/// The words of Rust code, without comments and literals.
 fn words(text: &str) -> impl Iterator<Item = String> {
     code(text)
         .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
@@ -54,7 +59,7 @@ fn words(text: &str) -> impl Iterator<Item = String> {
         .into_iter()
 }
 
-/// `text` with comments, strings and characters replaced by spaces.
+/// Replaces the comments, strings and characters in `text` by spaces.
 fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -71,7 +76,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// The bytes of the comment that `rest` begins with. Block comments nest.
+/// The length in bytes of a comment at the start of `rest`. Block comments nest.
 fn comment(rest: &str) -> Option<usize> {
     if rest.starts_with("//") {
         return Some(rest.find('\n').unwrap_or(rest.len()));
@@ -97,7 +102,7 @@ fn comment(rest: &str) -> Option<usize> {
     Some(rest.len())
 }
 
-/// The bytes of the string or character literal that `rest` begins with, after the code in `before`.
+/// The length in bytes of a string or character literal at the start of `rest`, which follows the code in `before`.
 fn literal(rest: &str, before: &str) -> Option<usize> {
     let inside_word = before.chars().next_back().is_some_and(|last| last.is_alphanumeric() || last == '_');
     if rest.starts_with('r') && (!inside_word || before.ends_with('b') || before.ends_with('c')) {
@@ -111,13 +116,13 @@ fn literal(rest: &str, before: &str) -> Option<usize> {
     if rest.starts_with('"') {
         return Some(quoted(rest, '"'));
     }
-    // 'a' and '\n' are characters, 'a alone is a lifetime.
+    // 'a' and '\n' are characters, but 'a is a lifetime.
     let mut letters = rest.strip_prefix('\'')?.chars();
     let first = letters.next()?;
     (first == '\\' || letters.next() == Some('\'')).then(|| quoted(rest, '\''))
 }
 
-/// The bytes from the opening quote to the closing one, escapes respected.
+/// The length in bytes of a quoted literal, which may contain escapes.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, letter) in rest.char_indices().skip(1) {
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn is_not_fooled_by_comments_literals_and_lifetimes() {
+    fn ignores_unsafe_in_comments_and_literals() {
         for innocent in [
             "// unsafe",
             "/* /* unsafe */ unsafe */",

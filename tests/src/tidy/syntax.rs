@@ -6,16 +6,22 @@ use super::{File, Tree};
 
 /// The crates whose names, comments and modules follow the style. The rules below apply to these crates only, until
 /// the list holds every crate of the workspace.
-pub const CRATES_IN_STYLE: [&str; 9] = [
+pub const CRATES_IN_STYLE: [&str; 15] = [
+    "operator",
+    "operator/api",
+    "process",
     "proto",
     "router",
+    "server",
     "server/engine",
     "server/gguf",
     "server/guidance",
     "server/openai",
+    "server/openvino",
     "server/parsers",
     "server/scheduler",
     "server/text",
+    "tests",
 ];
 
 /// The folders of a crate that hold Rust code.

@@ -1,7 +1,7 @@
-//! The attacks: the defects that the audit of commit 3432560 found, as far as a client can trigger them, and what
-//! careless clients do.
+//! The attacks: the defects that an audit of commit 3432560 found, as far as a client can trigger them, and mistakes of
+//! careless clients.
 //!
-//! Each attack checks the statuses of its answers: an error of the client is a 4xx, and a 500 or 502 never occurs.
+//! Each attack checks the statuses of its responses: a client error is a 4xx, and 500 and 502 never occur.
 
 use std::pin::Pin;
 
@@ -17,7 +17,7 @@ mod texts;
 
 type Attempt = Pin<Box<dyn Future<Output = anyhow::Result<String>> + Send>>;
 
-/// An attack, which returns a line about its answers.
+/// An attack, which returns a line that summarizes its responses.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) run: fn(Targets) -> Attempt,

@@ -1,4 +1,4 @@
-//! What others notice of an attack: well-behaved clients that chat through the router, and probes of both processes.
+//! The observers of an attack: well-behaved clients that chat through the router, and probes of both processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,15 +12,15 @@ use tokio::task::JoinSet;
 
 use super::client::{Client, chat};
 
-/// Number of well-behaved clients, each of which sends one request after the other.
+/// The number of well-behaved clients, each of which sends one request after the other.
 const CLIENTS: usize = 2;
-/// Tokens of each answer.
+/// The number of tokens of each response.
 const ANSWER_TOKENS: usize = 16;
-/// Time between two probes of a process.
+/// The time between two probes of a process.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// How often the number of answers is read.
+/// The time between two reads of the number of responses.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the answers that are awaited may take altogether. Clients that are refused end the wait earlier.
+/// The time limit for the awaited responses together. A client that fails ends the wait earlier.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(120);
 
 /// The clients and the probers, which run until they are stopped.
@@ -31,28 +31,38 @@ pub(crate) struct Bystander {
     probers: Vec<JoinHandle<anyhow::Result<Duration>>>,
 }
 
-/// What they observed.
-pub(crate) struct Observed {
-    /// Times to complete answers, sorted.
+/// The observations of the clients and the probers.
+#[derive(Default)]
+pub(crate) struct Observations {
+    /// The time to each complete response.
     answers: Vec<Duration>,
-    /// The longest time that a probe took.
+    /// The duration of the slowest probe.
     pub(crate) slowest_probe: Duration,
 }
 
-impl Observed {
-    /// The time within which 99 % of the answers were complete.
+impl Observations {
+    /// The time within which 99 % of the responses were complete.
     pub(crate) fn p99(&self) -> Duration {
-        self.answers[self.answers.len() * 99 / 100]
+        let mut sorted = self.answers.clone();
+        sorted.sort();
+        sorted[sorted.len() * 99 / 100]
     }
 
-    /// Number of answers.
+    /// Adds later observations, and retains only the latest `answers_max` responses.
+    pub(crate) fn append(&mut self, later: Self, answers_max: usize) {
+        self.answers.extend(later.answers);
+        self.answers.drain(..self.answers.len().saturating_sub(answers_max));
+        self.slowest_probe = self.slowest_probe.max(later.slowest_probe);
+    }
+
+    /// The number of responses.
     pub(crate) fn count(&self) -> usize {
         self.answers.len()
     }
 }
 
 impl Bystander {
-    /// Starts clients that send `client`'s key, and a prober for each address of `probed`.
+    /// Starts clients with the API key of `client`, and a prober for each address in `probed`.
     pub(crate) fn start(client: &Client, probed: &[String]) -> Self {
         let stopping = Arc::new(AtomicBool::new(false));
         let answers = Arc::new(AtomicUsize::new(0));
@@ -68,7 +78,7 @@ impl Bystander {
         Self { stopping, answers, clients, probers }
     }
 
-    /// Waits until there are `count` more answers, or until the clients have failed.
+    /// Waits for `count` more responses, and fails if a client has failed.
     pub(crate) async fn answered(&mut self, count: usize) -> anyhow::Result<()> {
         let end = Instant::now() + ANSWERS_LIMIT;
         let awaited = self.answers.load(Ordering::Relaxed) + count;
@@ -76,28 +86,30 @@ impl Bystander {
         while self.answers.load(Ordering::Relaxed) < awaited {
             poll.tick().await;
             if let Some(failed) = self.clients.try_join_next() {
-                failed?.context("another client lost an answer")?;
+                failed?.context("another client lost a response")?;
             }
-            ensure!(Instant::now() < end, "another client has not had {count} answers in {ANSWERS_LIMIT:?}");
+            ensure!(
+                Instant::now() < end,
+                "the other clients received fewer than {count} responses in {ANSWERS_LIMIT:?}"
+            );
         }
         Ok(())
     }
 
-    /// Ends them and returns what they observed. An answer that was lost or a probe that failed is an error.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<Observed> {
+    /// Stops the clients and probers, and returns their observations. A lost response or a failed probe is an error.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<Observations> {
         self.stopping.store(true, Ordering::Relaxed);
         let mut answers = Vec::new();
         while let Some(times) = self.clients.join_next().await {
-            answers.extend(times?.context("another client lost an answer")?);
+            answers.extend(times?.context("another client lost a response")?);
         }
-        answers.sort();
-        ensure!(!answers.is_empty(), "another client has had no answer");
+        ensure!(!answers.is_empty(), "the other clients received no response");
         let mut slowest_probe = Duration::ZERO;
         for prober in self.probers.drain(..) {
             let slowest = prober.join().map_err(|_| anyhow::anyhow!("a prober panicked"))?;
             slowest_probe = slowest_probe.max(slowest.context("a probe failed")?);
         }
-        Ok(Observed { answers, slowest_probe })
+        Ok(Observations { answers, slowest_probe })
     }
 }
 
@@ -121,15 +133,15 @@ async fn send_chats(
         let (status, body) = client.post("/v1/chat/completions", &chat(&content, parameters)).await?;
         ensure!(status == 200, "status {status}: {body}");
         let tokens = body.pointer("/usage/completion_tokens").and_then(Value::as_u64);
-        ensure!(tokens == Some(ANSWER_TOKENS as u64), "the answer is incomplete: {body}");
+        ensure!(tokens == Some(ANSWER_TOKENS as u64), "the response is incomplete: {body}");
         times.push(start.elapsed());
         answers.fetch_add(1, Ordering::Relaxed);
     }
     Ok(times)
 }
 
-/// Probes as a kubelet does: each probe has a connection of its own. The prober has a thread of its own, so that it
-/// measures the probed process and not what else runs here.
+/// Probes as a kubelet does, with a new connection for each probe. The prober runs on its own thread, so that the other
+/// tasks of this program do not affect its measurements.
 fn send_probes(address: &str, stopping: &AtomicBool) -> anyhow::Result<Duration> {
     let mut slowest = Duration::ZERO;
     while !stopping.load(Ordering::Relaxed) {

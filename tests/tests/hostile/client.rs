@@ -1,4 +1,4 @@
-//! The attacker's HTTP client: requests in large numbers, and the statuses of their answers.
+//! The HTTP client of the attacks, which sends many requests and counts the statuses of the responses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,10 @@ use tests::http;
 
 /// The name of the model in all requests.
 pub(crate) const MODEL: &str = "smollm2";
-/// How long an answer may take. The router gives up earlier.
+/// The time limit for a response. The router times out earlier.
 const ANSWER_LIMIT: Duration = Duration::from_secs(150);
 
-/// Host and port of the attacked processes, and the API keys of the router's clients.
+/// The host and port of the attacked processes, and the API keys of the router's clients.
 #[derive(Clone)]
 pub(crate) struct Targets {
     pub(crate) router: String,
@@ -25,7 +25,7 @@ pub(crate) struct Targets {
     pub(crate) other_key: String,
 }
 
-/// How many answers had each status. 0 stands for a connection that broke without a complete answer.
+/// The number of responses with each status. 0 stands for a connection that broke before the response was complete.
 #[derive(Default)]
 pub(crate) struct Statuses(BTreeMap<u16, usize>);
 
@@ -44,14 +44,14 @@ impl Statuses {
     pub(crate) fn only(self, allowed: &[u16]) -> anyhow::Result<Self> {
         ensure!(
             self.0.keys().all(|status| allowed.contains(status)),
-            "statuses {self}, only {allowed:?} are expected"
+            "statuses: {self}; allowed: {allowed:?}"
         );
         Ok(self)
     }
 
-    /// Fails unless some answers have `status`: an attack that never gets past the admission control proves nothing.
+    /// Fails unless some responses have `status`, because an attack that never passes admission control proves nothing.
     pub(crate) fn some(self, status: u16) -> anyhow::Result<Self> {
-        ensure!(self.0.contains_key(&status), "statuses {self}, some {status} are expected");
+        ensure!(self.0.contains_key(&status), "statuses: {self}; expected some {status}");
         Ok(self)
     }
 }
@@ -101,7 +101,7 @@ impl Client {
         Ok((status, serde_json::from_str(&text).unwrap_or(Value::String(text))))
     }
 
-    /// Sends `body` and returns the status and the body of the answer.
+    /// Sends `body` and returns the status and the body of the response.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
         Self::answer(self.request(reqwest::Method::POST, path).json(body)).await
     }
@@ -114,7 +114,7 @@ impl Client {
         Ok(Self::answer(self.request(reqwest::Method::DELETE, path)).await?.0)
     }
 
-    /// Sends all `bodies`, `concurrent` at a time. A body is sent as it is and need not be JSON.
+    /// Sends all `bodies`, `concurrent` at a time. The bodies need not be valid JSON.
     pub(crate) async fn barrage(&self, path: &str, concurrent: usize, bodies: Vec<String>) -> Statuses {
         let requests = futures_util::stream::iter(bodies).map(|body| {
             let request = self.request(reqwest::Method::POST, path);
@@ -124,7 +124,7 @@ impl Client {
     }
 }
 
-/// The status of an answer that was received completely, 0 if the connection broke.
+/// The status of a completely received response, 0 if the connection broke.
 async fn status(request: reqwest::RequestBuilder) -> u16 {
     let Ok(answer) = request.send().await else { return 0 };
     let status = answer.status().as_u16();
@@ -136,18 +136,18 @@ pub(crate) fn copies(body: &Value, count: usize) -> Vec<String> {
     vec![body.to_string(); count]
 }
 
-/// A chat request with a short answer and `parameters`.
+/// A chat request with a short response and `parameters`.
 pub(crate) fn chat(content: &str, parameters: Value) -> Value {
     let messages = json!([{"role": "user", "content": content}]);
     merged(json!({"model": MODEL, "max_tokens": 4, "messages": messages}), parameters)
 }
 
-/// A completion request with a short answer and `parameters`.
+/// A completion request with a short response and `parameters`.
 pub(crate) fn completion(prompt: &str, parameters: Value) -> Value {
     merged(json!({"model": MODEL, "max_tokens": 4, "prompt": prompt}), parameters)
 }
 
-/// A request for a response with a short answer and `parameters`.
+/// A request to the Responses API with a short response and `parameters`.
 pub(crate) fn response(input: &Value, parameters: Value) -> Value {
     merged(json!({"model": MODEL, "max_output_tokens": 1, "input": input}), parameters)
 }
@@ -159,8 +159,8 @@ fn merged(mut body: Value, parameters: Value) -> Value {
     body
 }
 
-/// The string at `pointer` of an answer.
+/// The string at `pointer` in a response.
 pub(crate) fn text(body: &Value, pointer: &str) -> anyhow::Result<String> {
     let text = body.pointer(pointer).and_then(Value::as_str);
-    Ok(text.with_context(|| format!("no text at {pointer} of {body:.300}"))?.to_owned())
+    Ok(text.with_context(|| format!("no string at {pointer} in {body:.300}"))?.to_owned())
 }

@@ -1,4 +1,4 @@
-//! What is attacked: a router with API keys and the server behind it, each under a memory limit.
+//! The attacked fleet: a router with API keys and the server behind it, each under a memory limit.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -13,39 +13,39 @@ use tests::server::{Server, admin_address, command};
 use super::attacks::forms;
 use super::client::{Client, MODEL, Targets, chat, completion, copies, response, text};
 
-/// Memory that each process may use.
+/// The memory limit of each process.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// Memory that may remain after an attack, in percent of the memory before all attacks.
+/// The maximum memory after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
-/// Memory that may remain in any case, less than 2 % of the limit: the router has so little that 10 % of it are less than
-/// what an allocator retains of a few large bodies until its threads are busy again.
+/// The growth of memory that is always allowed, less than 2 % of the limit. The router uses so little memory that 10 % of it
+/// is less than an allocator retains after a few large bodies.
 const REMAINING_BYTES_MIN: u64 = 32 << 20;
-/// How long memory may take to fall after an attack.
+/// The time limit for memory to be freed after an attack.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
-/// How long requests may finish after a signal to end.
+/// The drain timeout of both processes.
 const DRAIN_SECONDS: u64 = 3;
 const ATTACKER_KEY: &str = "attacker-0123456789";
 const OTHER_KEY: &str = "bystander-0123456789";
 
-/// Something for the router and something for the server.
+/// One value for the router and one for the server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Both<T> {
+pub(crate) struct PerProcess<T> {
     pub(crate) router: T,
     pub(crate) server: T,
 }
 
-impl<T> Both<T> {
-    pub(crate) fn map<U>(self, mut map: impl FnMut(T) -> U) -> Both<U> {
-        Both { router: map(self.router), server: map(self.server) }
+impl<T> PerProcess<T> {
+    pub(crate) fn map<U>(self, mut map: impl FnMut(T) -> U) -> PerProcess<U> {
+        PerProcess { router: map(self.router), server: map(self.server) }
     }
 }
 
 /// The processes and the limits that they run under.
 pub(crate) struct Fleet {
-    // Dropped in this order: a control group can be removed once its processes have ended.
+    // The fields are dropped in this order: a control group can be removed only after its processes have ended.
     router: Router,
     server: Server,
-    _limits: Both<MemoryLimit>,
+    _limits: PerProcess<MemoryLimit>,
     _keys: tempfile::NamedTempFile,
 }
 
@@ -54,15 +54,15 @@ impl Fleet {
         let mut keys = tempfile::NamedTempFile::new()?;
         writeln!(keys, "{ATTACKER_KEY} attacker\n{OTHER_KEY} bystander")?;
         let limits =
-            Both { router: MemoryLimit::new(MEMORY_BYTES)?, server: MemoryLimit::new(MEMORY_BYTES)? };
+            PerProcess { router: MemoryLimit::new(MEMORY_BYTES)?, server: MemoryLimit::new(MEMORY_BYTES)? };
         let drain = format!("{DRAIN_SECONDS}s");
-        let kept = tests::server::kept();
-        // Without a second copy of the weights in f32, which is made only some time after the start.
+        let cache_dir = tests::server::cache_dir();
+        // A second copy of the weights in f32 would be created some time after the start and change the baseline.
         let arguments = [
             ["--model-name", MODEL],
             ["--kv-cache-size", "256MiB"],
             ["--unpack-weights", "never"],
-            ["--cache-dir", &kept],
+            ["--cache-dir", &cache_dir],
             ["--admin-port", "0"],
             ["--drain-timeout", &drain],
         ];
@@ -91,35 +91,35 @@ impl Fleet {
         Client::new(self.router.address(), OTHER_KEY)
     }
 
-    fn processes(&self) -> Both<&Process> {
-        Both { router: self.router.process(), server: self.server.process() }
+    fn processes(&self) -> PerProcess<&Process> {
+        PerProcess { router: self.router.process(), server: self.server.process() }
     }
 
     /// The addresses that a kubelet would probe.
     pub(crate) fn probed(&self) -> [String; 2] {
-        let Both { router, server } = self.processes().map(admin_address);
+        let PerProcess { router, server } = self.processes().map(admin_address);
         [router, server]
     }
 
     /// The memory of both processes.
-    pub(crate) fn memory(&self) -> anyhow::Result<Both<ProcessMemory>> {
+    pub(crate) fn memory(&self) -> anyhow::Result<PerProcess<ProcessMemory>> {
         let of = |name: &str, process: &Process| {
             memory::of_process(process.id())
                 .with_context(|| format!("the {name} has exited: {}", last_lines(process)))
         };
-        let Both { router, server } = self.processes();
-        Ok(Both { router: of("router", router)?, server: of("server", server)? })
+        let PerProcess { router, server } = self.processes();
+        Ok(PerProcess { router: of("router", router)?, server: of("server", server)? })
     }
 
-    /// Makes the peaks of memory start anew.
+    /// Resets the peaks of memory.
     pub(crate) fn reset_peaks(&self) -> anyhow::Result<()> {
-        let Both { router, server } = self.processes();
+        let PerProcess { router, server } = self.processes();
         memory::reset_peak(router.id())?;
         memory::reset_peak(server.id())
     }
 
-    /// Fills the KV cache and sends the largest ordinary requests, so that memory is that of a busy fleet: the engine
-    /// retains the buffers of its largest step, and compiled forms are cached.
+    /// Fills the KV cache and sends the largest ordinary requests, so that the baseline is the memory of a busy fleet: the
+    /// engine retains the buffers of its largest step and caches compiled forms.
     pub(crate) async fn warm_up(&self) -> anyhow::Result<()> {
         let client = self.client();
         let prompts = (0..8).map(|number| {
@@ -132,14 +132,17 @@ impl Fleet {
         let compiled = [json!({"guided_choice": words}), json!({"guided_regex": "([a-z]{1,8} ){1,100}"})];
         let compiled = compiled.map(|form| chat("Choose.", form).to_string()).to_vec();
         client.barrage("/v1/chat/completions", 2, compiled).await.only(&[200])?;
-        // The cache of compiled forms, which has a limit of its own, is full.
+        // Fill the cache of compiled forms, which has its own limit.
         forms::exponential_patterns(self.targets()).await?;
         forms::exhausted_form_again(self.targets()).await?;
         Ok(())
     }
 
-    /// Waits until both processes have little more memory than they had before.
-    pub(crate) async fn settled(&self, before: Both<ProcessMemory>) -> anyhow::Result<Both<ProcessMemory>> {
+    /// Waits until both processes use hardly more memory than before.
+    pub(crate) async fn settled(
+        &self,
+        before: PerProcess<ProcessMemory>,
+    ) -> anyhow::Result<PerProcess<ProcessMemory>> {
         let end = Instant::now() + SETTLE_LIMIT;
         let mut poll = tokio::time::interval(Duration::from_millis(100));
         loop {
@@ -152,12 +155,12 @@ impl Fleet {
             if is_back(now.router, before.router) && is_back(now.server, before.server) {
                 return Ok(now);
             }
-            let mebibytes = |memory: Both<ProcessMemory>| {
+            let mebibytes = |memory: PerProcess<ProcessMemory>| {
                 format!("{} + {} MiB", memory.router.anonymous >> 20, memory.server.anonymous >> 20)
             };
             ensure!(
                 Instant::now() < end,
-                "memory stays at {}; it was {} before the attacks",
+                "memory remains at {} (before the attacks: {})",
                 mebibytes(now),
                 mebibytes(before)
             );
@@ -166,7 +169,7 @@ impl Fleet {
 
     /// Fails if a process has panicked.
     pub(crate) fn check_logs(&self) -> anyhow::Result<()> {
-        let Both { router, server } = self.processes();
+        let PerProcess { router, server } = self.processes();
         for (name, process) in [("router", router), ("server", server)] {
             let output = process.output();
             let panic = output.lines().find(|line| line.contains("panicked"));
@@ -175,18 +178,18 @@ impl Fleet {
         Ok(())
     }
 
-    /// Signals both to end while long responses are generated, in the background and as streams. Both must end with
-    /// success soon after the drain timeout.
+    /// Sends SIGTERM to both processes while long background responses are generated. Both must exit successfully soon
+    /// after the drain timeout.
     pub(crate) async fn stop(self) -> anyhow::Result<String> {
         let client = self.client();
         let long = json!({"background": true, "max_output_tokens": 6000, "ignore_eos": true});
         for _ in 0..8 {
             let (status, body) =
                 client.post("/v1/responses", &response(&json!("Tell a story."), long.clone())).await?;
-            ensure!(status == 200, "a response in the background: {status} {body:.300}");
+            ensure!(status == 200, "a background response has status {status}: {body:.300}");
             text(&body, "/id")?;
         }
-        // The limit has room for cutting off requests, storing responses, and ending the engine.
+        // The limit includes time for aborting requests, storing responses and stopping the engine.
         let limit = Duration::from_secs(DRAIN_SECONDS + 17);
         let start = Instant::now();
         self.server.process().signal("TERM")?;
@@ -197,10 +200,10 @@ impl Fleet {
             Ok((server, elapsed, self.router.wait()?))
         });
         let (server, elapsed, router) = ended.await??;
-        ensure!(server.status.success(), "the server ended with {}: {}", server.status, server.output);
-        ensure!(router.status.success(), "the router ended with {}: {}", router.status, router.output);
-        ensure!(elapsed < limit, "the server took {elapsed:.1?} to end");
-        Ok(format!("8 background responses: the server ended after {elapsed:.1?}"))
+        ensure!(server.status.success(), "the server exited with {}: {}", server.status, server.output);
+        ensure!(router.status.success(), "the router exited with {}: {}", router.status, router.output);
+        ensure!(elapsed < limit, "the server exited after {elapsed:.1?} (limit: {limit:?})");
+        Ok(format!("8 background responses: the server exited after {elapsed:.1?}"))
     }
 }
 

@@ -1,34 +1,34 @@
-//! HTTP below what a well-behaved client would send: bytes on a socket.
+//! Raw bytes on a socket, for HTTP that no well-behaved client would send.
 
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// How long an answer may take.
+/// The time limit for a response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 
-/// Sends `bytes` on a connection of its own and reads what comes back until the peer closes it, at most 64 KiB.
+/// Sends `bytes` on a new connection and reads the response until the peer closes the connection, at most 64 KiB.
 pub(crate) async fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await?;
-    // A peer may answer and close before it has received everything.
+    // A peer may respond and close before it has received everything.
     let sent = stream.write_all(bytes).await;
     let answer = answer(stream).await?;
     if answer.is_empty() { sent.map(|()| answer) } else { Ok(answer) }
 }
 
-/// Reads an answer until the peer closes the connection, at most 64 KiB.
+/// Reads a response until the peer closes the connection, at most 64 KiB.
 pub(crate) async fn answer(stream: TcpStream) -> std::io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut limited = stream.take(64 << 10);
     let read = tokio::time::timeout(ANSWER_LIMIT, limited.read_to_end(&mut answer))
         .await
         .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?;
-    // A reset may follow the answer, since the rest of the request was never read.
+    // A reset may follow the response, because the rest of the request was never read.
     if answer.is_empty() { read.map(|_| answer) } else { Ok(answer) }
 }
 
-/// The status of an HTTP/1.1 answer, 0 if it is none. Interim responses are skipped.
+/// The status of an HTTP/1.1 response, or 0 for anything else. Interim responses are skipped.
 pub(crate) fn status(answer: &[u8]) -> u16 {
     let text = String::from_utf8_lossy(answer);
     let statuses = text.split("\r\n\r\n").map(|head| {

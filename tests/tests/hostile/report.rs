@@ -1,28 +1,28 @@
-//! The table of results, which is printed row by row.
+//! Prints the table of results row by row.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::bail;
 
-use super::fleet::Both;
+use super::fleet::PerProcess;
 
-/// The result of an attack that was within the bars.
+/// The result of an attack that met the limits.
 pub(crate) struct Row {
     pub(crate) attack: &'static str,
-    /// How many times as long the 99th percentile was as before the attack; the last measurement counts.
+    /// The ratio of the 99th percentile latency to that without an attack, in each measurement; the last one counts.
     pub(crate) slowdowns: Vec<f64>,
     /// The 99th percentile of the other clients' requests during the attack.
     pub(crate) p99: Duration,
-    /// Number of the other clients' requests during the attack.
+    /// The number of the other clients' requests during the attack.
     pub(crate) answers: usize,
     pub(crate) slowest_probe: Duration,
-    /// The most memory that was resident, in bytes, mapped files included.
-    pub(crate) peaks: Both<u64>,
-    /// Anonymous memory afterwards, in bytes.
-    pub(crate) after: Both<u64>,
+    /// The peak of resident memory in bytes, including mapped files.
+    pub(crate) peaks: PerProcess<u64>,
+    /// The anonymous memory afterwards, in bytes.
+    pub(crate) after: PerProcess<u64>,
     pub(crate) elapsed: Duration,
-    /// How the attacker was answered.
+    /// The responses to the attacker.
     pub(crate) summary: String,
 }
 
@@ -32,8 +32,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// An empty report of processes that have `before` bytes of anonymous memory.
-    pub(crate) fn new(before: Both<u64>) -> Self {
+    /// Creates an empty report; `before` is the anonymous memory of the processes in bytes.
+    pub(crate) fn new(before: PerProcess<u64>) -> Self {
         let report = Self { failures: Vec::new() };
         report.line(&format!("memory before all attacks: {} MiB (router + server)", mebibytes(before)));
         report.line(&format!(
@@ -46,7 +46,7 @@ impl Report {
             "peak MiB",
             "after MiB",
             "time",
-            "answers to the attacker"
+            "responses to the attacker"
         ));
         report.line(&format!("{:26} {:>6} {:>8} {:>7} {:>8}", "", "times", "", "of others", "probe"));
         report
@@ -82,7 +82,7 @@ impl Report {
         self.failures.push(name.to_owned());
     }
 
-    #[expect(clippy::print_stdout, reason = "the report is for whoever runs the suite")]
+    #[expect(clippy::print_stdout, reason = "the report is the output of the suite")]
     fn line(&self, line: &str) {
         println!("{line}");
     }
@@ -96,6 +96,6 @@ impl Report {
     }
 }
 
-fn mebibytes(bytes: Both<u64>) -> String {
+fn mebibytes(bytes: PerProcess<u64>) -> String {
     format!("{} + {}", bytes.router >> 20, bytes.server >> 20)
 }

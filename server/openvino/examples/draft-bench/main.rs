@@ -1,6 +1,6 @@
-//! What guesses cost: the model's steps with and without them, and the draft model's runs, beside each other on one block
-//! table. From these follows how often a guess has to be right to pay. `--cut FILE` first writes a draft model: the first
-//! layers of the model.
+//! Measures the cost of draft tokens: the steps of the model with and without them, and the steps of the draft model, with one block
+//! table. The acceptance rate at which drafts are worthwhile follows from these times. `--cut FILE` writes a draft model instead: the
+//! first layers of the model.
 
 use std::io::Write as _;
 use std::ops::Range;
@@ -13,39 +13,39 @@ use serde_json::json;
 use server_engine::ModelRunner;
 use server_gguf::GgufFile;
 use server_gguf::write::GgufWriter;
-use server_openvino::{Attention, Config, OpenVinoRunner, Unpack, Weights, load_pair};
+use server_openvino::{Config, OpenVinoRunner, UnpackWeights, load_pair};
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// Measures and prints, as JSON.
+/// Measures step times and prints them as JSON.
 #[derive(Debug, Parser)]
 struct Args {
     /// A GGUF file, or the directory of an OpenVINO IR.
     #[arg(long)]
     model: PathBuf,
-    /// The draft model; the model itself if there is none.
+    /// The draft model. The default is the model itself.
     #[arg(long)]
     draft: Option<PathBuf>,
-    /// Writes the first layers of a GGUF model here and measures nothing.
+    /// Write the first layers of a GGUF model to this file, and measure nothing.
     #[arg(long)]
     cut: Option<PathBuf>,
-    /// How many layers that are.
+    /// Number of layers that are written.
     #[arg(long, default_value_t = 3)]
     layers: u32,
     /// Sequences in a step.
     #[arg(long, num_args = 1.., default_values_t = [1, 8, 32])]
     rows: Vec<u32>,
-    /// Tokens that each has before.
+    /// Number of past tokens of each sequence.
     #[arg(long, default_value_t = 256)]
     past: u32,
-    /// Steps of each kind, of which the median counts.
+    /// Number of steps of each kind. The result is their median.
     #[arg(long, default_value_t = 41)]
     steps: u32,
-    /// A property for the device's plugin, `KEY=VALUE`; may be repeated.
+    /// A property for the device's plugin, `KEY=VALUE`. Repeatable.
     #[arg(long)]
     plugin_config: Vec<String>,
 }
 
-/// Guesses beside the known token, in each kind of step that is measured.
+/// Number of draft tokens in each kind of step that is measured.
 const DRAFTS: [u32; 4] = [0, 1, 2, 4];
 
 fn main() -> anyhow::Result<()> {
@@ -60,9 +60,10 @@ fn main() -> anyhow::Result<()> {
     let mut measured = Vec::new();
     for &rows in &args.rows {
         for runner in [&mut model, &mut draft] {
-            // What is there does not matter, but that it is there.
-            for row in 0..rows {
-                let step = Step { past: 0, count: args.past, ..Step::new(&args, runner, row..row + 1) };
+            // The content of the cache does not matter.
+            for sequence in 0..rows {
+                let step =
+                    Step { past: 0, count: args.past, ..Step::new(&args, runner, sequence..sequence + 1) };
                 runner.run(&step.batch())?;
             }
         }
@@ -87,7 +88,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn config(args: &Args) -> anyhow::Result<Config> {
-    let properties = args
+    let plugin_config = args
         .plugin_config
         .iter()
         .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
@@ -96,26 +97,27 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     Ok(Config {
         model: args.model.clone(),
         device: "CPU".to_owned(),
-        properties,
-        weights: Weights::Auto,
-        unpack: Unpack::Never,
-        cache_bytes: Some(1 << 30),
-        graph_folder: None,
-        context_tokens_max: None,
-        cache_tokens_max: 0,
+        plugin_config,
+        weights: None,
+        unpack_weights: UnpackWeights::Never,
+        kv_cache_bytes: Some(1 << 30),
+        cache_dir: None,
+        max_model_len: None,
+        kv_cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention: Attention::default(),
+        sparse_attention: None,
+        block_scores: false,
     })
 }
 
-/// So many tokens of each sequence, after `past` of them, the last of them drafts.
+/// A step with `count` tokens of each sequence after `past` tokens. The last `drafts` tokens are drafts.
 struct Step {
     sequences: Range<u32>,
     past: u32,
     count: u32,
     drafts: u32,
     block_tokens: u32,
-    /// Blocks that each sequence has.
+    /// Number of blocks of each sequence.
     blocks: u32,
 }
 
@@ -126,7 +128,7 @@ impl Step {
         Self { sequences, past: args.past, count: 1, drafts: 0, block_tokens, blocks }
     }
 
-    /// Seconds that it takes.
+    /// Runs the step, and returns its time in seconds.
     fn timed(&self, runner: &mut OpenVinoRunner) -> anyhow::Result<f64> {
         let batch = self.batch();
         let started = Instant::now();
@@ -137,17 +139,19 @@ impl Step {
     fn batch(&self) -> Batch {
         let &Self { past, count, drafts, .. } = self;
         let mut batch = Batch::default();
-        for row in self.sequences.clone() {
+        for sequence in self.sequences.clone() {
             let (tokens, blocks) = (batch.tokens.len() as u32, batch.blocks.len() as u32);
-            batch.tokens.extend((past..past + count).map(|place| 100 + (row * 31 + place * 7) % 400));
-            let held = (past + count).div_ceil(self.block_tokens);
-            batch.blocks.extend((0..held).map(|block| BlockId(row * self.blocks + block)));
-            batch.samples.push(SequenceId::new(row.into(), 0));
+            batch
+                .tokens
+                .extend((past..past + count).map(|position| 100 + (sequence * 31 + position * 7) % 400));
+            let used = (past + count).div_ceil(self.block_tokens);
+            batch.blocks.extend((0..used).map(|block| BlockId(sequence * self.blocks + block)));
+            batch.samples.push(SequenceId::new(sequence.into(), 0));
             batch.sequences.push(ScheduledSequence {
-                id: SequenceId::new(row.into(), 0),
+                id: SequenceId::new(sequence.into(), 0),
                 computed_tokens: past,
                 tokens: tokens..tokens + count,
-                blocks: blocks..blocks + held,
+                blocks: blocks..blocks + used,
                 samples: batch.samples.len() as u32 - 1..batch.samples.len() as u32,
                 scored_tokens: 0..0,
                 num_draft_tokens: drafts,
@@ -164,7 +168,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Writes the first layers of a model as a model: it has the same tokens and says something like it now and then.
+/// Writes the first layers of a model as a new model, which has the same tokens and sometimes the same predictions.
 fn cut(model: &Path, to: &Path, layers: u32) -> anyhow::Result<()> {
     let file = GgufFile::open(model)?;
     let architecture = file.architecture().context("the model does not say its architecture")?;

@@ -1,4 +1,4 @@
-//! `floor`: the bare model over the batches the scheduler makes; nothing is sampled, nothing is sent.
+//! `floor`: runs the model over the batches of the scheduler, without sampling.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Args, mut runner: Runner, scenario: &Generate) -> anyho
     Ok(json!({ "steps": steps, "seconds": seconds, "output_tokens": output_tokens, "nodes": nodes }))
 }
 
-/// What the nodes of a step took, by operation and kernel.
+/// The execution times of the nodes of a step, by operation and kernel.
 fn node_times(runner: &Runner) -> anyhow::Result<Value> {
     let mut sums = BTreeMap::<(String, String), (usize, f64)>::new();
     for node in runner.node_times()? {
@@ -53,7 +53,7 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
         steps.push(started.elapsed().as_secs_f64());
         sampled.clear();
         for id in &batch.samples {
-            // Which token does not matter, but it must not be the same everywhere.
+            // Any tokens, but not all the same.
             let index = id.request as usize;
             sampled.push(SampledToken::new(*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
             produced[index] += 1;
@@ -78,7 +78,7 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
         blocks_total: layout.blocks_total,
         max_num_batched_tokens: args.max_batched_tokens,
         max_chunk_tokens: args.max_chunk_tokens,
-        // The floor is stepped over batches that do not depend on time.
+        // The batches must not depend on time.
         max_itl: None,
         max_num_seqs: args.max_num_seqs,
         max_queue: 4096,

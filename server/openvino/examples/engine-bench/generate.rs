@@ -1,4 +1,4 @@
-//! `generate`: requests through the engine, each token with the time it was handed out.
+//! `generate`: sends requests through the engine, and records the time of each token.
 
 use std::task::Poll;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use server_engine::{
 use crate::scenario::{Generate, Work};
 use crate::{Args, Runner};
 
-/// A request on its way.
+/// The state of a request.
 #[derive(Default)]
 struct Progress {
     stream: Option<TokenStream>,
@@ -33,7 +33,8 @@ pub(crate) fn run(args: &Args, runner: Runner, scenario: &Generate) -> anyhow::R
     runtime.block_on(all(args, &handle, &scenario.warmup));
     let (requests, seconds) = runtime.block_on(all(args, &handle, &scenario.requests));
     engine.shutdown()?;
-    let requests: Vec<Value> = requests.into_iter().zip(&scenario.requests).map(reported).collect();
+    let requests = requests.into_iter().zip(&scenario.requests);
+    let requests: Vec<Value> = requests.map(|(one, work)| report(one, work)).collect();
     Ok(json!({ "seconds": seconds, "requests": requests }))
 }
 
@@ -43,7 +44,7 @@ async fn all(args: &Args, handle: &EngineHandle, work: &[Work]) -> (Vec<Progress
     let mut last = 0.0;
     std::future::poll_fn(|context| {
         loop {
-            submit_due(args, handle, (work, &mut progress), &clock);
+            submit_due(args, handle, work, &mut progress, &clock);
             let mut moved = false;
             for one in progress.iter_mut().filter(|one| !one.ended) {
                 while let Some(Poll::Ready(event)) =
@@ -66,13 +67,8 @@ async fn all(args: &Args, handle: &EngineHandle, work: &[Work]) -> (Vec<Progress
     (progress, last)
 }
 
-/// Submits what is due and not yet on its way.
-fn submit_due(
-    args: &Args,
-    handle: &EngineHandle,
-    (work, progress): (&[Work], &mut [Progress]),
-    clock: &Instant,
-) {
+/// Submits the requests that are due and not submitted yet.
+fn submit_due(args: &Args, handle: &EngineHandle, work: &[Work], progress: &mut [Progress], clock: &Instant) {
     for index in 0..work.len() {
         let due = work[index].arrival.is_none_or(|arrival| {
             let other = &progress[arrival.after_request];
@@ -146,7 +142,7 @@ fn pairs(logprobs: &TokenLogprobs) -> Value {
     json!({ "chosen": logprobs.chosen.logprob, "top": logprobs.top.iter().map(pair).collect::<Vec<_>>() })
 }
 
-fn reported((one, work): (Progress, &Work)) -> Value {
+fn report(one: Progress, work: &Work) -> Value {
     json!({
         "arrived": one.arrived,
         "cached_tokens": one.cached_tokens,

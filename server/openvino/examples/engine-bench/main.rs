@@ -1,5 +1,5 @@
-//! Runs a scenario of `tests/bench/README.md` on the engine, in process: what benchmarks and conformance tests
-//! compare with other engines.
+//! Runs a scenario of `tests/bench/README.md` on the engine, in process. Benchmarks and conformance tests compare the results with
+//! those of other engines.
 
 mod floor;
 mod generate;
@@ -13,9 +13,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{
-    AdapterSource, Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load,
-};
+use server_openvino::{AdapterSource, Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -23,52 +21,52 @@ struct Args {
     /// A GGUF file, or the directory of an OpenVINO IR.
     #[arg(long)]
     model: PathBuf,
-    /// The scenario.
+    /// The file of the scenario.
     #[arg(long)]
     scenario: PathBuf,
-    /// Where the result is written.
+    /// The file to which the result is written.
     #[arg(long)]
     out: PathBuf,
-    /// How a GGUF file's weights are held: auto, compact, fine or rounded.
+    /// The format of the weights of a GGUF file: auto, compact, fine or rounded.
     #[arg(long, default_value = "auto")]
     weights: String,
-    /// Steps of at least this many tokens run on f32 weights; 0: none. Without it the default of the server.
+    /// Steps of at least this many tokens run on f32 weights; 0 means no steps. The default is that of the server.
     #[arg(long)]
     unpack_from_tokens: Option<u32>,
-    /// The KV cache, in MiB.
+    /// Size of the KV cache in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
-    /// Most tokens computed in one step.
+    /// Number of tokens computed in one step at most.
     #[arg(long, default_value_t = 512)]
     max_batched_tokens: u32,
-    /// Most tokens computed in a step in which sequences decode while there are prompts to compute.
+    /// Number of tokens computed in a step with both decodes and prompts at most.
     #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
-    /// Milliseconds that a step should take at most in which sequences decode.
+    /// Target time in milliseconds of a step with decodes.
     #[arg(long)]
     max_itl_ms: Option<u64>,
-    /// Share of the weight that the keys are to have which long prompts look at.
+    /// Fraction of the attention mass that long prompts must cover.
     #[arg(long)]
     sparse_attention: Option<f32>,
-    /// Tokens of a sequence that stay in the cache while it generates.
+    /// Number of tokens of a generating sequence that stay in the KV cache.
     #[arg(long)]
     kv_eviction_tokens: Option<u32>,
-    /// Most sequences that run at once.
+    /// Number of sequences that run at the same time at most.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
-    /// Compute every prompt in full.
+    /// Compute every prompt completely.
     #[arg(long)]
     no_prefix_caching: bool,
-    /// A property for the device's plugin, `KEY=VALUE`; may be repeated.
+    /// A property for the device's plugin, `KEY=VALUE`. Repeatable.
     #[arg(long)]
     plugin_config: Vec<String>,
-    /// The folder of an adapter; may be repeated.
+    /// The directory of an adapter. Repeatable.
     #[arg(long)]
     lora: Vec<PathBuf>,
-    /// The numbers of the adapters that requests take in turn, 0 for none. Without it each in turn, if there are any.
+    /// The numbers of the adapters that requests use in turn, 0 for none. The default is each adapter in turn.
     #[arg(long, value_delimiter = ',')]
     lora_turns: Vec<u32>,
-    /// A token that ends a sequence unless `ignore_eos`; may be repeated.
+    /// A token that ends a sequence unless `ignore_eos`. Repeatable.
     #[arg(long)]
     stop_token: Vec<u32>,
 }
@@ -100,35 +98,36 @@ fn main() -> anyhow::Result<()> {
 
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
-        let properties = self
+        let plugin_config = self
             .plugin_config
             .iter()
             .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
             .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
             .collect::<anyhow::Result<_>>()?;
         let weights = match self.weights.as_str() {
-            "auto" => Weights::Auto,
-            "compact" => Weights::As(Form::Compact),
-            "fine" => Weights::As(Form::Fine),
-            "rounded" => Weights::As(Form::Rounded),
+            "auto" => None,
+            "compact" => Some(WeightFormat::Compact),
+            "fine" => Some(WeightFormat::Fine),
+            "rounded" => Some(WeightFormat::Rounded),
             other => anyhow::bail!("--weights {other}: not one of auto, compact, fine, rounded"),
         };
         Ok(Config {
             model: self.model.clone(),
             device: "CPU".to_owned(),
-            properties,
+            plugin_config,
             weights,
-            cache_bytes: Some(self.kv_cache_mib << 20),
-            unpack: match self.unpack_from_tokens {
-                None => Unpack::Auto,
-                Some(0) => Unpack::Never,
-                Some(tokens) => Unpack::FromTokens(tokens),
+            kv_cache_bytes: Some(self.kv_cache_mib << 20),
+            unpack_weights: match self.unpack_from_tokens {
+                None => UnpackWeights::Auto,
+                Some(0) => UnpackWeights::Never,
+                Some(tokens) => UnpackWeights::FromTokens(tokens),
             },
-            graph_folder: None,
-            context_tokens_max: None,
-            cache_tokens_max: 0,
+            cache_dir: None,
+            max_model_len: None,
+            kv_cache_tokens_max: 0,
             adapters: self.adapters(),
-            attention: Attention { share: self.sparse_attention, weighs: self.kv_eviction_tokens.is_some() },
+            sparse_attention: self.sparse_attention,
+            block_scores: self.kv_eviction_tokens.is_some(),
         })
     }
 
@@ -140,7 +139,7 @@ impl Args {
         self.lora.iter().enumerate().map(source).collect()
     }
 
-    /// The adapter of the request of this index.
+    /// The adapter of the request with this index.
     fn adapter_of(&self, index: usize) -> u32 {
         match (&self.lora_turns[..], self.lora.len()) {
             ([], 0) => 0,
@@ -149,7 +148,7 @@ impl Args {
         }
     }
 
-    fn head(&self, kind: &str, loaded: &Loaded) -> Value {
+    fn head(&self, kind: &str, loaded: &LoadReport) -> Value {
         let threads = self.plugin_config.iter().find_map(|one| one.strip_prefix("INFERENCE_NUM_THREADS="));
         let threads = threads
             .and_then(|threads| threads.parse().ok())
@@ -161,7 +160,7 @@ impl Args {
             "kind": kind,
             "config": {
                 "inference_precision": loaded.inference_precision,
-                "kv_cache_precision": loaded.cache_precision,
+                "kv_cache_precision": loaded.kv_cache_precision,
                 "threads": threads,
                 "batch_tokens_max": self.max_batched_tokens,
                 "chunk_tokens_max": self.max_chunk_tokens,
@@ -170,12 +169,12 @@ impl Args {
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
                 "prefix_caching": !self.no_prefix_caching,
-                "weights": loaded.form.map(|form| format!("{form:?}").to_lowercase()),
+                "weights": loaded.weight_format.map(|format| format!("{format:?}").to_lowercase()),
             },
         })
     }
 
-    /// The scheduler's limits over this runner's cache.
+    /// The configuration of the engine.
     fn engine_config(&self) -> server_engine::EngineConfig {
         server_engine::EngineConfig {
             max_num_batched_tokens: self.max_batched_tokens,
@@ -191,7 +190,7 @@ impl Args {
     }
 }
 
-/// The most memory this process has held, as the kernel counts it.
+/// The peak resident memory of this process.
 fn memory_peak_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

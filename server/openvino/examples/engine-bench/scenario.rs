@@ -1,4 +1,4 @@
-//! The scenario file.
+//! The format of scenario files.
 
 use serde::Deserialize;
 
@@ -31,7 +31,7 @@ pub(crate) struct Work {
     pub(crate) arrival: Option<Arrival>,
 }
 
-/// When request `after_request` has produced `tokens` tokens, or ended.
+/// A request arrives when request `after_request` has generated `tokens` tokens, or has ended.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arrival {
@@ -51,6 +51,6 @@ pub(crate) struct Score {
 #[serde(deny_unknown_fields)]
 pub(crate) struct WantedLogits {
     pub(crate) file: String,
-    /// Pairs of window and position.
+    /// Pairs of a window and a position.
     pub(crate) rows: Vec<(usize, usize)>,
 }

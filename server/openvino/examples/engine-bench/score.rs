@@ -1,4 +1,4 @@
-//! `score`: the log probability of each token of a window, given those before it.
+//! `score`: computes the log probability of each token of a window, given the tokens before it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 use crate::Runner;
 use crate::scenario::Score;
 
-/// Tokens computed in one step, all with their logits: 100 MB of them with a vocabulary of 49,152.
+/// Tokens computed in one step with logits for each: 100 MB with a vocabulary of 49,152 tokens.
 const CHUNK_TOKENS: usize = 512;
 
 pub(crate) fn run(mut runner: Runner, scenario: &Score, folder: &Path) -> anyhow::Result<Value> {
@@ -37,7 +37,7 @@ pub(crate) fn run(mut runner: Runner, scenario: &Score, folder: &Path) -> anyhow
     Ok(json!({ "vocabulary": runner.layout().vocabulary, "windows": windows }))
 }
 
-/// Computes a window from an empty context, in chunks, and calls `visit` with each position's logits.
+/// Computes a window from an empty context, in chunks, and calls `visit` with the logits of each position.
 fn each_position(
     runner: &mut Runner,
     window: &[u32],

@@ -1,4 +1,4 @@
-// Our own paged attention as an operation of a graph: which models it is for, and what its inputs are.
+// The native paged attention as an operation of a graph: which layers it replaces, and what its inputs are.
 #include "op.hpp"
 
 #include <algorithm>
@@ -8,63 +8,72 @@
 
 #include <openvino/op/ops.hpp>
 
-#include "before.hpp"
+#include "rope_fusion.hpp"
 #include "run.hpp"
+#include "step_view.hpp"
 
 namespace {
 
 using namespace ovfleet;
 namespace op = ov::op;
 
-// Inputs of the plugins' paged attention. Ours has the first five, then STEP, and WEIGHTS if it tells them. Where it splits rows
-// and turns queries and keys by itself, the first three are ROWS, COS and SIN.
+// The inputs of the plugin's paged attention. The native attention has the first five, then STEP, and BLOCK_SCORES if it
+// reports them. If it splits the merged projection and applies the rotary embedding, the first three are QKV, COS and SIN.
 enum Input : size_t {
-    QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, PAST_LENS, STEP = PAST_LENS, SUBSEQUENCE_BEGINS, WEIGHTS = SUBSEQUENCE_BEGINS,
-    BLOCK_INDICES, BLOCK_INDICES_BEGINS, SCALE, SLIDING_WINDOW, ALIBI_SLOPES, MAX_CONTEXT_LEN,
-    ROWS = QUERY, COS = KEY, SIN = VALUE,
+    QUERY,
+    KEY,
+    VALUE,
+    KEY_CACHE,
+    VALUE_CACHE,
+    PAST_LENS,
+    STEP = PAST_LENS,
+    SUBSEQUENCE_BEGINS,
+    BLOCK_SCORES = SUBSEQUENCE_BEGINS,
+    BLOCK_INDICES,
+    BLOCK_INDICES_BEGINS,
+    SCALE,
+    SLIDING_WINDOW,
+    ALIBI_SLOPES,
+    MAX_CONTEXT_LEN,
+    QKV = QUERY,
+    COS = KEY,
+    SIN = VALUE,
 };
 
-// The type of the plugins' paged attention.
-constexpr const char* PLUGINS_ATTENTION = "PagedAttentionExtension";
+// The type of the plugin's paged attention.
+constexpr const char* PLUGIN_ATTENTION = "PagedAttentionExtension";
 
-// By which the input is known that the weights of blocks are added to, `[kv_head][block]` in f32, as bytes.
-constexpr const char* WEIGHTS_NAME = "block_weights";
+// The name of the input to which block scores are added, `[kv_head][block]` in f32, as bytes.
+constexpr const char* BLOCK_SCORES_NAME = "block_scores";
 
-// The sequences of a step in one: how many there are, their past lengths, the beginnings of their tokens, those of their
-// blocks, and the blocks. One for all layers, since the plugin takes its time for each input of an operation it does not
-// know.
-ov::Output<ov::Node> step_of(const ov::Node& attention) {
-    const auto past = attention.input_value(PAST_LENS);
-    auto count = std::make_shared<op::v3::ShapeOf>(past, ov::element::i32);
-    return std::make_shared<op::v0::Concat>(
-        ov::OutputVector{count, past, attention.input_value(SUBSEQUENCE_BEGINS),
-                         attention.input_value(BLOCK_INDICES_BEGINS), attention.input_value(BLOCK_INDICES)},
-        0);
-}
+// Whether an attention layer applies the rotary embedding itself.
+enum class RopeFusion { separate, fused };
 
 class Attention : public op::Op {
 public:
     OPENVINO_OP("PagedAttention", "ovfleet");
 
     Attention() = default;
-    Attention(const ov::OutputVector& inputs, const Layer& layer, bool turns) : Op(inputs), layer_(layer), turns_(turns) {
+    Attention(const ov::OutputVector& inputs, Isa isa, const Layer& layer, RopeFusion rope)
+        : Op(inputs), isa_(isa), layer_(layer), fuses_rope_(rope == RopeFusion::fused) {
         constructor_validate_and_infer_types();
     }
 
     void validate_and_infer_types() override {
         // Attributes may come from a file.
         const char* fault = unsupported(layer_);
-        OPENVINO_ASSERT(!fault, "an attention of ovfleet with bad attributes: ", fault);
-        OPENVINO_ASSERT(get_input_size() == WEIGHTS || get_input_size() == WEIGHTS + 1, "an attention of ovfleet with ",
+        OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
+        OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set");
+        OPENVINO_ASSERT(get_input_size() == BLOCK_SCORES || get_input_size() == BLOCK_SCORES + 1, "a native attention has ",
                         get_input_size(), " inputs");
-        measure(layer_);
+        set_cache_sizes(layer_);
         const auto tokens = get_input_partial_shape(QUERY);
-        const auto count = tokens.rank().is_static() && !turns_ ? tokens[0] : ov::Dimension::dynamic();
+        const auto count = tokens.rank().is_static() && !fuses_rope_ ? tokens[0] : ov::Dimension::dynamic();
         set_output_type(0, get_input_element_type(QUERY), {count, ov::Dimension(layer_.heads * layer_.value_size)});
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<Attention>(inputs, layer_, turns_);
+        return std::make_shared<Attention>(inputs, isa_, layer_, fuses_rope_ ? RopeFusion::fused : RopeFusion::separate);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
@@ -73,6 +82,9 @@ public:
             visitor.on_attribute(name, number);
             value = size_t(number);
         };
+        auto isa = int64_t(isa_);
+        visitor.on_attribute("isa", isa);
+        isa_ = Isa(isa);
         visit("heads", layer_.heads);
         visit("kv_heads", layer_.kv_heads);
         visit("key_size", layer_.key_size);
@@ -80,7 +92,7 @@ public:
         auto precision = int64_t(layer_.precision);
         visitor.on_attribute("precision", precision);
         layer_.precision = Precision(precision);
-        // As bits: texts of numbers lose some.
+        // Floats are written as bits, because their text form is not exact.
         const auto visit_bits = [&](const char* name, float& value) {
             uint32_t bits;
             std::memcpy(&bits, &value, sizeof(bits));
@@ -90,122 +102,104 @@ public:
             std::memcpy(&value, &bits, sizeof(bits));
         };
         visit_bits("scale_bits", layer_.scale);
-        visit_bits("share_bits", layer_.share);
+        visit_bits("attention_mass_bits", layer_.attention_mass);
         visit("window", layer_.window);
-        auto in_bf16 = int64_t(layer_.in_bf16);
-        visitor.on_attribute("in_bf16", in_bf16);
-        layer_.in_bf16 = in_bf16 != 0;
-        visitor.on_attribute("turns", turns_);
+        auto prompts_in_bf16 = int64_t(layer_.prompts_in_bf16);
+        visitor.on_attribute("prompts_in_bf16", prompts_in_bf16);
+        layer_.prompts_in_bf16 = prompts_in_bf16 != 0;
+        visitor.on_attribute("fuses_rope", fuses_rope_);
         return true;
     }
 
     bool has_evaluate() const override { return true; }
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const auto* kernels = attention_kernels(isa_);
+        OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of a native attention");
         Layer layer = layer_;
         check_types(outputs, inputs);
         layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
-        const size_t queries = layer.heads * layer.key_size, keys = layer.kv_heads * layer.key_size,
-                     values = layer.kv_heads * layer.value_size;
-        Memory memory{};
-        size_t tokens;
-        if (turns_) {
-            const auto* rows = static_cast<const float*>(inputs[ROWS].data());
-            memory.query_row = memory.key_row = memory.value_row = queries + keys + values;
-            tokens = inputs[ROWS].get_size() / memory.query_row;
-            check_size(inputs[ROWS], tokens * memory.query_row, "rows");
-            check_size(inputs[COS], tokens * layer.key_size, "cosines");
-            check_size(inputs[SIN], tokens * layer.key_size, "sines");
-            memory.queries = rows;
-            memory.keys = rows + queries;
-            memory.values = rows + queries + keys;
-            memory.cos = static_cast<const float*>(inputs[COS].data());
-            memory.sin = static_cast<const float*>(inputs[SIN].data());
-        } else {
-            tokens = inputs[QUERY].get_size() / queries;
-            check_size(inputs[QUERY], tokens * queries, "queries");
-            check_size(inputs[KEY], tokens * keys, "keys");
-            check_size(inputs[VALUE], tokens * values, "values");
-            memory.queries = inputs[QUERY].data();
-            memory.keys = inputs[KEY].data();
-            memory.values = inputs[VALUE].data();
-            memory.query_row = queries, memory.key_row = keys, memory.value_row = values;
-        }
-        outputs[0].set_shape({tokens, layer_.heads * layer_.value_size});
-        memory.output = outputs[0].data();
-        // The cache is an input that is written: it is the runner's, and no node's before or behind this one.
-        memory.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
-        memory.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
+        StepTensors tensors{};
+        const size_t tokens = set_activations(layer, inputs, tensors);
+        outputs[0].set_shape({tokens, layer.heads * layer.value_size});
+        tensors.output = outputs[0].data();
+        // The cache is an input that is written: it belongs to the runner, and no other node reads or writes it.
+        tensors.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
+        tensors.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
         const size_t cache_blocks = std::min(inputs[KEY_CACHE].get_size() / (layer.kv_heads * layer.key_bytes),
                                              inputs[VALUE_CACHE].get_size() / (layer.kv_heads * layer.value_bytes));
-        thread_local std::vector<Sequence> all;
-        auto& sequences = all;
-        memory.step_blocks = read_step(inputs[STEP], tokens, cache_blocks, sequences);
-        layer.weighs = inputs.size() > WEIGHTS;
-        if (layer.weighs) {
-            memory.weights = reinterpret_cast<float*>(const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[WEIGHTS].data())));
-            OPENVINO_ASSERT(inputs[WEIGHTS].get_size() / sizeof(float) >= layer.kv_heads * memory.step_blocks,
-                            "an attention of ovfleet has no room for the weights of its blocks");
+        thread_local StepView step;
+        step.read(inputs[STEP], tokens, cache_blocks);
+        tensors.step_blocks = step.num_blocks();
+        layer.block_scores = inputs.size() > BLOCK_SCORES;
+        if (layer.block_scores) {
+            auto* scores = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[BLOCK_SCORES].data()));
+            tensors.block_scores = reinterpret_cast<float*>(scores);
+            OPENVINO_ASSERT(inputs[BLOCK_SCORES].get_size() / sizeof(float) >= layer.kv_heads * tensors.step_blocks,
+                            "the block scores of a native attention are too small");
         }
-        run(kernels(), layer, sequences, memory);
+        run(*kernels, layer, step.sequences(), tensors);
         return true;
     }
 
 private:
-    // The kernels read memory as these types: any other (f16, where a plugin computes in it) is refused and not misread.
+    // Sets the queries, keys and values of a step, and returns the number of its tokens. Throws unless the inputs have the
+    // sizes of the layer.
+    size_t set_activations(const Layer& layer, const ov::TensorVector& inputs, StepTensors& tensors) const {
+        const size_t queries = layer.heads * layer.key_size, keys = layer.kv_heads * layer.key_size,
+                     values = layer.kv_heads * layer.value_size;
+        if (!fuses_rope_) {
+            const size_t tokens = inputs[QUERY].get_size() / queries;
+            check_size(inputs[QUERY], tokens * queries, "queries");
+            check_size(inputs[KEY], tokens * keys, "keys");
+            check_size(inputs[VALUE], tokens * values, "values");
+            tensors.queries = inputs[QUERY].data();
+            tensors.keys = inputs[KEY].data();
+            tensors.values = inputs[VALUE].data();
+            tensors.query_stride = queries, tensors.key_stride = keys, tensors.value_stride = values;
+            return tokens;
+        }
+        const auto* qkv = static_cast<const float*>(inputs[QKV].data());
+        const size_t stride = queries + keys + values, tokens = inputs[QKV].get_size() / stride;
+        check_size(inputs[QKV], tokens * stride, "queries, keys and values");
+        check_size(inputs[COS], tokens * layer.key_size, "cosines");
+        check_size(inputs[SIN], tokens * layer.key_size, "sines");
+        tensors.query_stride = tensors.key_stride = tensors.value_stride = stride;
+        tensors.queries = qkv;
+        tensors.keys = qkv + queries;
+        tensors.values = qkv + queries + keys;
+        tensors.cos = static_cast<const float*>(inputs[COS].data());
+        tensors.sin = static_cast<const float*>(inputs[SIN].data());
+        return tokens;
+    }
+
+    // Throws unless the tensors have the types as which the kernels read their memory. A plugin that computes in f16 would give
+    // f16.
     void check_types(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
         const auto type = inputs.at(QUERY).get_element_type();
         const auto check = [&](Input input, const ov::element::Type& expected) {
             OPENVINO_ASSERT(inputs.at(input).get_element_type() == expected, "input ", size_t(input),
-                            " of an attention of ovfleet has type ", inputs[input].get_element_type(), ", and not ", expected);
+                            " of a native attention has the type ", inputs[input].get_element_type(), " instead of ", expected);
         };
-        check(QUERY, type == ov::element::bf16 && !turns_ ? ov::element::bf16 : ov::element::f32);
+        check(QUERY, type == ov::element::bf16 && !fuses_rope_ ? ov::element::bf16 : ov::element::f32);
         check(KEY, type);
         check(VALUE, type);
         check(KEY_CACHE, ov::element::u8);
         check(VALUE_CACHE, ov::element::u8);
         check(STEP, ov::element::i32);
-        if (inputs.size() > WEIGHTS) check(WEIGHTS, ov::element::u8);
-        OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of an attention of ovfleet has type ",
-                        outputs[0].get_element_type(), ", and not ", type);
+        if (inputs.size() > BLOCK_SCORES) check(BLOCK_SCORES, ov::element::u8);
+        OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of a native attention has the type ",
+                        outputs[0].get_element_type(), " instead of ", type);
     }
 
     static void check_size(const ov::Tensor& tensor, size_t expected, const char* name) {
-        OPENVINO_ASSERT(tensor.get_size() == expected, "an attention of ovfleet has ", tensor.get_size(), " numbers of ", name,
-                        ", and not ", expected);
+        OPENVINO_ASSERT(tensor.get_size() == expected, "a native attention has ", tensor.get_size(), " elements of ", name,
+                        " instead of ", expected);
     }
 
-    // Reads the sequences of a step with `tokens` tokens over a cache of `cache_blocks` blocks; answers how many blocks the
-    // sequences have together. Throws unless every token and every block exists.
-    static size_t read_step(const ov::Tensor& tensor, size_t tokens, size_t cache_blocks, std::vector<Sequence>& sequences) {
-        const auto check = [](bool holds, const char* fault) {
-            OPENVINO_ASSERT(holds, "an attention of ovfleet has a bad step: ", fault);
-        };
-        const auto* step = static_cast<const int32_t*>(tensor.data());
-        const size_t size = tensor.get_size();
-        check(size > 0 && step[0] >= 0, "it has no number of sequences");
-        const auto count = size_t(step[0]);
-        check(count < size && size >= 1 + count + 2 * (count + 1), "it is too short");
-        const auto *past = step + 1, *begins = past + count, *block_begins = begins + count + 1,
-                   *blocks = block_begins + count + 1;
-        const size_t all_blocks = size - (1 + count + 2 * (count + 1));
-        check(begins[0] == 0 && size_t(begins[count]) == tokens, "its sequences do not have its tokens");
-        check(block_begins[0] == 0 && size_t(block_begins[count]) == all_blocks, "its sequences do not have its blocks");
-        sequences.clear();
-        for (size_t i = 0; i < count; ++i) {
-            check(past[i] >= 0 && begins[i] <= begins[i + 1] && block_begins[i] <= block_begins[i + 1], "its counts decrease");
-            const auto new_tokens = size_t(begins[i + 1] - begins[i]), own_blocks = size_t(block_begins[i + 1] - block_begins[i]);
-            check((size_t(past[i]) + new_tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS <= own_blocks, "a sequence has too few blocks");
-            sequences.push_back({size_t(begins[i]), new_tokens, size_t(past[i]), blocks + block_begins[i], size_t(block_begins[i])});
-        }
-        uint32_t last = 0;
-        for (size_t i = 0; i < all_blocks; ++i) last = std::max(last, uint32_t(blocks[i]));
-        check(all_blocks == 0 || last < cache_blocks, "a block is not in the cache");
-        return all_blocks;
-    }
-
+    Isa isa_ = Isa::plugin;
     Layer layer_{};
-    bool turns_ = false;
+    bool fuses_rope_ = false;
 };
 
 int64_t size_of(const ov::Node& node, const char* name) {
@@ -214,16 +208,16 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// Throws if a graph gives its attention heads of no numbers, or no heads: sizes are divided by them.
+// Throws if an attention layer has no heads, or heads of size 0, because other sizes are divided by these.
 void check_heads(const ov::Node& node) {
     for (const char* name : {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}) {
         const auto size = size_of(node, name);
-        OPENVINO_ASSERT(size > 0 && size <= int64_t(HEADS_MAX), "the attention ", node.get_friendly_name(), " has ", name, " = ",
-                        size, "; it must be from 1 to ", HEADS_MAX);
+        OPENVINO_ASSERT(size > 0 && size <= int64_t(HEADS_MAX), "the attention ", node.get_friendly_name(), " has ", name,
+                        " = ", size, "; it must be from 1 to ", HEADS_MAX);
     }
 }
 
-// The value of an input that is one number and known; false if it is not.
+// Returns an input that is a constant of one number; false if it is not.
 template <typename T>
 bool number(const ov::Node& node, size_t input, T& value) {
     auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
@@ -232,9 +226,9 @@ bool number(const ov::Node& node, size_t input, T& value) {
     return true;
 }
 
-// Whether nothing is asked that ours does not do (slopes, sinks, scores, rotations, masks): what asks for it is empty. Numbers
-// among these say how what is not asked would be done.
-bool asks_nothing_else(const ov::Node& node) {
+// Whether a layer uses none of the features that the native attention lacks (slopes, sinks, scores, rotations, masks): their
+// inputs are empty. Scalars among these inputs only configure unused features.
+bool has_no_other_features(const ov::Node& node) {
     for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
         if (input == MAX_CONTEXT_LEN) continue;
         auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
@@ -243,13 +237,13 @@ bool asks_nothing_else(const ov::Node& node) {
     return true;
 }
 
-// What an attention is for ours; false if it does what ours does not.
+// Describes a layer for the native attention; false if it is not supported.
 bool describe(const ov::Node& node, Precision precision, Layer& layer) {
     check_heads(node);
     layer.kv_heads = size_t(size_of(node, "num_k_heads"));
     layer.key_size = size_t(size_of(node, "k_head_size"));
     layer.value_size = size_t(size_of(node, "v_head_size"));
-    const auto width = node.get_input_partial_shape(QUERY);
+    const auto& width = node.get_input_partial_shape(QUERY);
     if (width.rank().is_dynamic() || width.size() != 2 || width[1].is_dynamic()) return false;
     if (size_t(width[1].get_length()) % layer.key_size != 0) return false;
     layer.heads = size_t(width[1].get_length()) / layer.key_size;
@@ -257,69 +251,81 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
     int32_t window = 0;
     if (!number(node, SCALE, layer.scale) || !number(node, SLIDING_WINDOW, window) || window < 0) return false;
     layer.window = size_t(window);
-    measure(layer);
-    return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && !unsupported(layer) && asks_nothing_else(node);
+    set_cache_sizes(layer);
+    return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && !unsupported(layer) && has_no_other_features(node);
 }
 
 }  // namespace
 
-bool ovfleet::put_own_attention(ov::Model& model, Precision precision, Compute compute, float share, bool weighs) {
+bool ovfleet::supports_native_attention(const ov::Model& model) {
+    size_t layers = 0;
+    for (const auto& node : model.get_ordered_ops()) {
+        if (std::strcmp(node->get_type_name(), PLUGIN_ATTENTION) != 0) continue;
+        Layer layer{};
+        if (!describe(*node, Precision::f32, layer)) return false;
+        ++layers;
+    }
+    return layers > 0;
+}
+
+void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
     std::vector<std::pair<std::shared_ptr<ov::Node>, Layer>> found;
     for (const auto& node : model.get_ordered_ops()) {
-        if (std::strcmp(node->get_type_name(), PLUGINS_ATTENTION) != 0) continue;
+        if (std::strcmp(node->get_type_name(), PLUGIN_ATTENTION) != 0) continue;
         Layer layer{};
-        if (!describe(*node, precision, layer)) return false;
-        layer.in_bf16 = compute != Compute::f32;
-        layer.share = share;
+        OPENVINO_ASSERT(describe(*node, plan.kv_cache, layer), "the native attention does not support ",
+                        node->get_friendly_name());
+        layer.prompts_in_bf16 = plan.prompts_in_bf16;
+        layer.attention_mass = plan.attention_mass;
         found.emplace_back(node, layer);
     }
-    std::shared_ptr<op::v0::Parameter> weights;
-    if (weighs && !found.empty()) {
-        // Bytes, as the caches: a plugin that computes in another precision would change floats on the way.
-        weights = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
-        weights->set_friendly_name(WEIGHTS_NAME);
-        weights->output(0).get_tensor().set_names({WEIGHTS_NAME});
-        model.add_parameters({weights});
+    OPENVINO_ASSERT(!found.empty(), "the model has no paged attention");
+    std::shared_ptr<op::v0::Parameter> scores;
+    if (plan.block_scores) {
+        // Bytes, as the caches: a plugin that computes in another precision would convert floats.
+        scores = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
+        scores->set_friendly_name(BLOCK_SCORES_NAME);
+        scores->output(0).get_tensor().set_names({BLOCK_SCORES_NAME});
+        model.add_parameters({scores});
     }
     ov::Output<ov::Node> step;
     for (auto& [node, layer] : found) {
         for (const auto cache : {KEY_CACHE, VALUE_CACHE}) {
             auto parameter = ov::as_type_ptr<op::v0::Parameter>(node->get_input_node_shared_ptr(cache));
-            OPENVINO_ASSERT(parameter, "a paged attention whose cache is no input");
+            OPENVINO_ASSERT(parameter, "the cache of a paged attention is not an input of the model");
             const size_t bytes = cache == KEY_CACHE ? layer.key_bytes : layer.value_bytes;
             parameter->set_element_type(ov::element::u8);
             parameter->set_partial_shape({-1, int64_t(layer.kv_heads), int64_t(BLOCK_TOKENS), int64_t(bytes / BLOCK_TOKENS)});
             parameter->validate_and_infer_types();
         }
         const auto all = node->input_values();
-        if (!step.get_node()) step = step_of(*node);
+        if (!step.get_node())
+            step = StepView::concat(all[PAST_LENS], all[SUBSEQUENCE_BEGINS], all[BLOCK_INDICES_BEGINS], all[BLOCK_INDICES]);
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
-        if (weights) inputs.push_back(weights);
-        // The plugin's operations have the type that they compute in whatever the graph says, ours what it says.
-        if (compute == Compute::bf16)
+        if (scores) inputs.push_back(scores);
+        // The plugin's operations use the configured precision whatever the graph says; native operations use that of the
+        // graph.
+        if (plan.is_bf16)
             for (auto input : {QUERY, KEY, VALUE})
                 inputs[input] = std::make_shared<op::v0::Convert>(inputs[input], ov::element::bf16);
-        const auto found_before = compute == Compute::bf16 ? std::nullopt : before(all[QUERY], all[KEY], all[VALUE], layer);
-        if (found_before) {
-            inputs[ROWS] = found_before->rows;
-            inputs[COS] = found_before->cos;
-            inputs[SIN] = found_before->sin;
+        const auto rope = plan.is_bf16 ? std::nullopt : find_rope(all[QUERY], all[KEY], all[VALUE], layer);
+        if (rope) {
+            inputs[QKV] = rope->qkv;
+            inputs[COS] = rope->cos;
+            inputs[SIN] = rope->sin;
         }
-        std::shared_ptr<ov::Node> own = std::make_shared<Attention>(inputs, layer, found_before.has_value());
-        own->set_friendly_name(node->get_friendly_name());
-        if (compute == Compute::bf16 || found_before)
-            own = std::make_shared<op::v0::Convert>(own, node->get_output_element_type(0));
-        node->output(0).replace(own->output(0));
+        const auto fusion = rope ? RopeFusion::fused : RopeFusion::separate;
+        std::shared_ptr<ov::Node> native = std::make_shared<Attention>(inputs, plan.isa, layer, fusion);
+        native->set_friendly_name(node->get_friendly_name());
+        if (plan.is_bf16 || rope) native = std::make_shared<op::v0::Convert>(native, node->get_output_element_type(0));
+        node->output(0).replace(native->output(0));
     }
-    return !found.empty();
 }
 
-void ovfleet::check_attentions(const ov::Model& model) {
+void ovfleet::check_attention_layers(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops())
-        if (std::strcmp(node->get_type_name(), PLUGINS_ATTENTION) == 0) check_heads(*node);
+        if (std::strcmp(node->get_type_name(), PLUGIN_ATTENTION) == 0) check_heads(*node);
 }
 
-ov::Extension::Ptr ovfleet::attention_extension() {
-    return std::make_shared<ov::OpExtension<Attention>>();
-}
+ov::Extension::Ptr ovfleet::attention_extension() { return std::make_shared<ov::OpExtension<Attention>>(); }

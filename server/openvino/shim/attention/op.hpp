@@ -1,22 +1,34 @@
-// Our own paged attention as an operation of a graph.
+// The native paged attention as an operation of a graph.
 #pragma once
 
 #include <openvino/core/model.hpp>
 #include <openvino/core/op_extension.hpp>
 
-#include "attention.hpp"
+#include "kernels/attention.hpp"
 
 namespace ovfleet {
 
-// Replaces the paged attentions of a model by our own, whose cache has numbers of this precision; prompts are computed as
-// `compute` says, long ones by the keys that have `share` of the weight; with `weighs` the model has another input, to which what
-// weight decodes gave to each block is added. False, and nothing is changed, if one of them does what ours does not.
-bool put_own_attention(ov::Model& model, Precision precision, Compute compute, float share, bool weighs);
+// The native attention of a model.
+struct AttentionPlan {
+    Isa isa;
+    Precision kv_cache;
+    // Whether queries, keys, values and outputs are bf16 instead of f32; and whether prompts are computed in bf16.
+    bool is_bf16, prompts_in_bf16;
+    float attention_mass;
+    bool block_scores;
+};
 
-// Throws if a paged attention of a model has no heads, or heads of no numbers.
-void check_attentions(const ov::Model& model);
+// Whether a model has attention layers, and the native attention supports all of them.
+bool supports_native_attention(const ov::Model& model);
 
-// How graphs with it are read.
+// Replaces the paged attention of a model by the native attention. With `block_scores` the model gets another input, to which
+// decodes add the attention to each block. Throws if it does not support the model.
+void replace_attention(ov::Model& model, const AttentionPlan& plan);
+
+// Throws if an attention layer of a model has no heads, or heads of size 0.
+void check_attention_layers(const ov::Model& model);
+
+// Lets a core read graphs with this operation.
 ov::Extension::Ptr attention_extension();
 
 }  // namespace ovfleet

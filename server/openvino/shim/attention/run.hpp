@@ -1,15 +1,14 @@
-// The attention of a step.
+// Computes the attention of a step on several threads.
 #pragma once
 
 #include <vector>
 
-#include "attention.hpp"
+#include "kernels/attention.hpp"
 
 namespace ovfleet {
 
-// Puts new keys and values into the cache, and computes the output of all new tokens, on the threads of the arena that this
-// is called in. The sums of a token's attention are made in an order that depends on nothing but how many tokens of its
-// sequence are in the step.
-void run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences, const Memory& memory);
+// Stores the new keys and values in the cache, and computes the outputs of all new tokens, on the threads of the arena in which
+// it is called. The order of the sums of a token's attention depends only on the number of tokens of its sequence in the step.
+void run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences, const StepTensors& tensors);
 
 }  // namespace ovfleet

@@ -1,4 +1,3 @@
-// What adapters add to products of our own: in memory, and for the rows of a step.
 #include "adapters.hpp"
 
 #include <algorithm>
@@ -11,27 +10,27 @@
 namespace ovfleet::projection {
 namespace {
 
-// Rows and ranks of an item: the ranks' numbers stay in a processor's own cache while the rows pass by.
-constexpr size_t ROWS_AT_ONCE = 32, RANKS_AT_ONCE = 8;
+// Rows and ranks of an item. The matrix of the ranks stays in the cache of a processor while the rows pass by.
+constexpr size_t ITEM_ROWS = 32, ITEM_RANKS = 8;
 
-// A part of an adapter, and where its ranks are among the adapter's.
-struct Placed {
-    const LowRank* part;
+// A part of an adapter, and the position of its first rank among those of the adapter.
+struct RankedPart {
+    const LoraPart* part;
     size_t rank;
 };
 
-// What is behind each other in memory.
+// Memory in which objects follow each other.
 class Memory {
 public:
-    // A place of so many bytes of zeros, where a cache line begins.
-    size_t place(size_t bytes) {
-        const size_t at = ceiling(bytes_.size(), 64) * 64;
-        bytes_.resize(at + ceiling(bytes, 64) * 64);
+    // Adds zeroed bytes that begin at a cache line, and returns their position.
+    size_t allocate(size_t bytes) {
+        const size_t at = div_up(bytes_.size(), 64) * 64;
+        bytes_.resize(at + div_up(bytes, 64) * 64);
         return at;
     }
     template <typename T>
-    T* at(size_t place) {
-        return reinterpret_cast<T*>(bytes_.data() + place);
+    T* at(size_t position) {
+        return reinterpret_cast<T*>(bytes_.data() + position);
     }
     std::vector<uint8_t> take() { return std::move(bytes_); }
 
@@ -39,110 +38,114 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-// The part that changes an output; null if none does.
-const Placed* placed_at(const std::vector<Placed>& all, size_t output) {
+// The part that changes a row of the weights; null if none does.
+const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
     for (const auto& one : all)
-        if (output >= one.part->first && output < one.part->first + one.part->rows) return &one;
+        if (row >= one.part->first && row < one.part->first + one.part->rows) return &one;
     return nullptr;
 }
 
-// Writes what changes half of a panel; where, is the answer.
-Half pack_half(const Matrix& matrix, const std::vector<Placed>& all, size_t panel, size_t half, Memory& memory) {
-    constexpr size_t width = PANEL / 2;
-    const Placed* of[width];
-    size_t first = SIZE_MAX, last = 0;
+// Writes the matrix that changes one half of a block of columns.
+UpBlock pack_up_block(const Matmul& matmul, const std::vector<RankedPart>& all, size_t block, size_t half, Memory& memory) {
+    constexpr size_t width = N_BLOCK / 2;
+    // Each column's part, and the row of the part.
+    const RankedPart* parts[width];
+    size_t rows[width], first = SIZE_MAX, last = 0;
     for (size_t i = 0; i < width; ++i) {
-        const auto output = output_at(matrix, panel, half * width + i);
-        of[i] = output ? placed_at(all, *output) : nullptr;
-        if (!of[i]) continue;
-        first = std::min(first, of[i]->rank);
-        last = std::max(last, of[i]->rank + of[i]->part->ranks);
+        const auto row = weight_row(matmul, block, half * width + i);
+        parts[i] = row ? part_at(all, *row) : nullptr;
+        if (!row || !parts[i]) continue;
+        rows[i] = *row - parts[i]->part->first;
+        first = std::min(first, parts[i]->rank);
+        last = std::max(last, parts[i]->rank + parts[i]->part->ranks);
     }
     if (last == 0) return {0, 0, 0};
-    const size_t place = memory.place((last - first) * width * sizeof(float));
-    auto* up = memory.at<float>(place);
+    const size_t position = memory.allocate((last - first) * width * sizeof(float));
+    auto* up = memory.at<float>(position);
     for (size_t i = 0; i < width; ++i) {
-        if (!of[i]) continue;
-        const auto& [part, begin] = *of[i];
-        const float* row = part->up.data() + (*output_at(matrix, panel, half * width + i) - part->first) * part->ranks;
+        if (!parts[i]) continue;
+        const auto& [part, begin] = *parts[i];
+        const float* row = part->up.data() + rows[i] * part->ranks;
         for (size_t rank = 0; rank < part->ranks; ++rank) up[(begin + rank - first) * width + i] = row[rank];
     }
-    return {first, last, place};
+    return {first, last, position};
 }
 
-Adapter pack_adapter(const Matrix& matrix, int32_t number, const std::vector<Placed>& all, const float* norm, Memory& memory) {
-    const size_t ranks = ceiling(all.back().rank + all.back().part->ranks, RANKS) * RANKS;
-    const size_t down = memory.place(ranks * matrix.inputs * sizeof(float));
+LoraAdapter pack_adapter(const Matmul& matmul, int32_t number, const std::vector<RankedPart>& all, const float* norm,
+                         Memory& memory) {
+    const size_t ranks = div_up(all.back().rank + all.back().part->ranks, RANK_BLOCK) * RANK_BLOCK;
+    const size_t down = memory.allocate(ranks * matmul.K * sizeof(float));
     for (const auto& [part, begin] : all) {
-        auto* to = memory.at<float>(down) + begin * matrix.inputs;
+        auto* to = memory.at<float>(down) + begin * matmul.K;
         std::memcpy(to, part->down.data(), part->down.size() * sizeof(float));
-        for (size_t i = 0; norm && i < part->down.size(); ++i) to[i] *= norm[i % matrix.inputs];
+        for (size_t i = 0; norm && i < part->down.size(); ++i) to[i] *= norm[i % matmul.K];
     }
-    const size_t halves = memory.place(panels(matrix) * 2 * sizeof(Half));
-    for (size_t i = 0; i < panels(matrix) * 2; ++i) {
-        const auto half = pack_half(matrix, all, i / 2, i % 2, memory);
-        memory.at<Half>(halves)[i] = half;
+    const size_t up_blocks = memory.allocate(num_n_blocks(matmul) * 2 * sizeof(UpBlock));
+    for (size_t i = 0; i < num_n_blocks(matmul) * 2; ++i) {
+        const auto up_block = pack_up_block(matmul, all, i / 2, i % 2, memory);
+        memory.at<UpBlock>(up_blocks)[i] = up_block;
     }
-    return {number, ranks, down, halves};
+    return {number, ranks, down, up_blocks};
 }
 
 }  // namespace
 
-std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LowRank>>& parts, const float* norm, Matrix& matrix) {
-    std::map<int32_t, std::vector<Placed>> adapters;
+std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul) {
+    std::map<int32_t, std::vector<RankedPart>> adapters;
     for (const auto& part : parts) {
         auto& all = adapters[part->adapter];
         all.push_back({part.get(), all.empty() ? 0 : all.back().rank + all.back().part->ranks});
     }
-    matrix.adapter_count = adapters.size();
+    matmul.adapter_count = adapters.size();
     Memory memory;
-    size_t at = memory.place(adapters.size() * sizeof(Adapter));
+    size_t at = memory.allocate(adapters.size() * sizeof(LoraAdapter));
     for (const auto& [number, all] : adapters) {
-        const auto adapter = pack_adapter(matrix, number, all, norm, memory);
-        *memory.at<Adapter>(at) = adapter;
-        at += sizeof(Adapter);
+        const auto adapter = pack_adapter(matmul, number, all, norm, memory);
+        *memory.at<LoraAdapter>(at) = adapter;
+        at += sizeof(LoraAdapter);
     }
     return memory.take();
 }
 
-void Lowering::plan(const Matrix& matrix, size_t count, size_t padded, const int32_t* numbers) {
+void AdapterProducts::plan(const Matmul& matmul, size_t M, size_t padded, const int32_t* numbers) {
     items_.clear();
     products_ = 0;
-    if (!numbers || matrix.adapter_count == 0) return;
-    lowered_.assign(padded, {});
+    if (!numbers || matmul.adapter_count == 0) return;
+    lora_.assign(padded, {});
     order_.clear();
-    order_.reserve(count);
-    // By adapter, in the order of the rows.
-    std::vector<Owned> owned;
-    size_t low = 0;
-    for (const auto* adapter = matrix.adapters; adapter != matrix.adapters + matrix.adapter_count; ++adapter) {
+    order_.reserve(M);
+    // The rows of each adapter, in their order.
+    std::vector<AdapterRows> all;
+    size_t results = 0;
+    for (const auto* adapter = matmul.adapters; adapter != matmul.adapters + matmul.adapter_count; ++adapter) {
         const size_t begin = order_.size();
-        for (size_t row = 0; row < count; ++row) {
+        for (size_t row = 0; row < M; ++row) {
             if (numbers[row] != adapter->number) continue;
-            lowered_[row].adapter = adapter;
+            lora_[row].adapter = adapter;
             order_.push_back(uint32_t(row));
         }
         if (order_.size() == begin) continue;
-        owned.push_back({adapter, order_.data() + begin, order_.size() - begin, nullptr});
-        low += owned.back().count * adapter->ranks;
-        products_ += owned.back().count * adapter->ranks * matrix.inputs;
+        all.push_back({adapter, order_.data() + begin, order_.size() - begin, nullptr});
+        results += all.back().count * adapter->ranks;
+        products_ += all.back().count * adapter->ranks * matmul.K;
     }
-    if (low_.size() < low) low_.resize(low);
-    float* to = low_.data();
-    for (auto& [adapter, rows, all, _] : owned) {
-        for (size_t begin = 0; begin < all; begin += ROWS_AT_ONCE) {
-            const size_t some = std::min(ROWS_AT_ONCE, all - begin);
-            for (size_t first = 0; first < adapter->ranks; first += RANKS_AT_ONCE)
-                items_.push_back({{adapter, rows + begin, some, to}, first, std::min(first + RANKS_AT_ONCE, size_t(adapter->ranks))});
-            for (size_t i = begin; i < begin + some; ++i, to += adapter->ranks) lowered_[rows[i]].low = to;
+    if (down_.size() < results) down_.resize(results);
+    float* to = down_.data();
+    for (const auto& [adapter, rows, count, _] : all) {
+        for (size_t begin = 0; begin < count; begin += ITEM_ROWS) {
+            const size_t some = std::min(ITEM_ROWS, count - begin);
+            for (size_t first = 0; first < adapter->ranks; first += ITEM_RANKS)
+                items_.push_back(
+                    {{adapter, rows + begin, some, to}, first, std::min(first + ITEM_RANKS, size_t(adapter->ranks))});
+            for (size_t i = begin; i < begin + some; ++i, to += adapter->ranks) lora_[rows[i]].values = to;
         }
     }
-    std::fill(lowered_.begin() + count, lowered_.end(), lowered_[count - 1]);
+    std::fill(lora_.begin() + M, lora_.end(), lora_[M - 1]);
 }
 
-void Lowering::compute(const Kernels& kernels, const Matrix& matrix, Numbers from, size_t item) const {
-    const auto& [owned, first, last] = items_[item];
-    kernels.lower(matrix, from, owned, first, last);
+void AdapterProducts::compute(const Kernels& kernels, const Matmul& matmul, FloatData src, size_t item) const {
+    const auto& [rows, first, last] = items_[item];
+    kernels.lora_down(matmul, src, rows, first, last);
 }
 
 }  // namespace ovfleet::projection

@@ -1,41 +1,42 @@
-// What adapters add to products of our own: in memory, and for the rows of a step.
+// LoRA adapters in native projections: their matrices in memory, and their products with the rows of a step.
 #pragma once
 
 #include <vector>
 
-#include "../adapted.hpp"
-#include "projection.hpp"
+#include "../graph/lora.hpp"
+#include "kernels/projection.hpp"
 
 namespace ovfleet::projection {
 
-// Adapters as a matrix has them, their number into it. What is measured of the matrix and what becomes of its products is known;
-// `norm` is that of its rows, or null.
-std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LowRank>>& parts, const float* norm, Matrix& matrix);
+// The memory of the adapters of a matrix, whose other members must be set. Sets their number in the matrix. `norm` is that of
+// the source, or null.
+std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul);
 
-// The rows of a step that have adapters, and what `down` makes of them: so many items that threads take one at a time.
-class Lowering {
+// The products of `down` with the rows of a step that have adapters, divided into items that threads take one at a time.
+class AdapterProducts {
 public:
-    // The adapter of each row by its number; null if none has any. Rows that fill up the last tile are like the last.
-    void plan(const Matrix& matrix, size_t count, size_t padded, const int32_t* numbers);
+    // `numbers` has the number of the adapter of each row, or is null if no row has one. The padding of the last tile gets the
+    // adapter of the last row.
+    void plan(const Matmul& matmul, size_t M, size_t padded, const int32_t* numbers);
 
     size_t items() const { return items_.size(); }
-    // Products of all items.
+    // The number of multiplications of all items.
     size_t products() const { return products_; }
-    void compute(const Kernels& kernels, const Matrix& matrix, Numbers from, size_t item) const;
+    void compute(const Kernels& kernels, const Matmul& matmul, FloatData src, size_t item) const;
 
-    // For each row; null if none has an adapter that changes this matrix.
-    const Lowered* rows() const { return items_.empty() ? nullptr : lowered_.data(); }
+    // One for each row; null if no row has an adapter that changes this matrix.
+    const LoraDown* rows() const { return items_.empty() ? nullptr : lora_.data(); }
 
 private:
     struct Item {
-        Owned owned;
+        AdapterRows rows;
         size_t first, last;
     };
 
     std::vector<Item> items_;
-    std::vector<Lowered> lowered_;
+    std::vector<LoraDown> lora_;
     std::vector<uint32_t> order_;
-    std::vector<float> low_;
+    std::vector<float> down_;
     size_t products_ = 0;
 };
 

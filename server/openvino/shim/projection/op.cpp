@@ -1,4 +1,3 @@
-// Projections of our own as an operation of a graph.
 #include "op.hpp"
 
 #include <algorithm>
@@ -10,134 +9,140 @@
 namespace ovfleet::projection {
 namespace {
 
-// How many numbers a stage is written as.
+// The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 10;
-// Most stages of an operation, adapters of a stage, and bytes of these: far above any model, and far below what overflows.
+// The largest numbers of stages of an operation, of adapters of a stage, and of their bytes: far above any model, and far below
+// numbers that overflow.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
-Numbers numbers(const ov::Tensor& tensor) {
+FloatData floats(const ov::Tensor& tensor) {
     return {const_cast<void*>(tensor.data()), tensor.get_element_type() == ov::element::bf16};
 }
 
 }  // namespace
 
-Projection::Projection(const ov::OutputVector& inputs, std::vector<Stage> stages, bool to_bf16, bool gives_stream)
-    : Op(inputs), stages_(std::move(stages)), to_bf16_(to_bf16), gives_stream_(gives_stream) {
+Projection::Projection(const ov::OutputVector& inputs, Isa isa, std::vector<Stage> stages, Outputs outputs)
+    : Op(inputs), isa_(isa), stages_(std::move(stages)), to_bf16_(outputs.to_bf16), gives_residual_(outputs.gives_residual) {
     constructor_validate_and_infer_types();
 }
 
 void Projection::check_attributes() const {
     const auto check = [](bool holds, const char* fault) {
-        OPENVINO_ASSERT(holds, "a projection of ovfleet with bad attributes: ", fault);
+        OPENVINO_ASSERT(holds, "a native projection has invalid attributes: ", fault);
     };
+    check(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "the instruction set is unknown");
     check(!stages_.empty() && stages_.size() <= STAGES_MAX, "the number of stages must be from 1 to 64");
     const Stage* before = nullptr;
-    size_t added = 0;
+    size_t residual = 0;
     for (const auto& stage : stages_) {
-        const char* fault = unsupported(stage.matrix);
+        const char* fault = unsupported(stage.matmul);
         check(!fault, fault);
-        check(!before || results(before->matrix) == stage.matrix.inputs, "a stage does not have the inputs that the one before it gives");
-        check(stage.matrix.adapter_count <= ADAPTERS_MAX && (stage.matrix.adapter_count == 0) == (stage.adapter_bytes == 0),
+        check(!before || dst_columns(before->matmul) == stage.matmul.K,
+              "the source of a stage is not the destination of the one before it");
+        check(stage.matmul.adapter_count <= ADAPTERS_MAX && (stage.matmul.adapter_count == 0) == (stage.adapter_bytes == 0),
               "the number of adapters is wrong");
         check(stage.adapter_bytes <= ADAPTER_BYTES_MAX && stage.adapter_bytes % 64 == 0, "the size of the adapters is wrong");
-        if (stage.matrix.then == Then::added) {
-            check(added == 0 || added == results(stage.matrix), "sums of different sizes");
-            added = results(stage.matrix);
+        if (stage.matmul.epilogue == Epilogue::residual) {
+            check(residual == 0 || residual == dst_columns(stage.matmul), "its stages add residuals of different sizes");
+            residual = dst_columns(stage.matmul);
         }
         before = &stage;
     }
-    check(!gives_stream_ || added > 0, "it gives a sum that it does not have");
-    check(!to_bf16_ || !is_added(), "sums must be f32");
-    check(get_input_size() == MEMORY + 1 + (added > 0) + has_adapters(), "the number of inputs is wrong");
+    check(!gives_residual_ || residual > 0, "no stage adds the residual that is an output");
+    check(!to_bf16_ || !ends_with_residual(), "the residual must be f32");
+    check(get_input_size() == MEMORY + 1 + (residual > 0) + has_adapters(), "the number of inputs is wrong");
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The kernels read memory as these types: any other (f16, where a plugin computes in it) is refused and not misread.
+    // The tensors must have the types as which the kernels read their memory. A plugin that computes in f16 would give f16.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
-        OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a projection of ovfleet have type ",
-                        tensor.get_element_type(), ", and not ", expected);
+        OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a native projection has the type ",
+                        tensor.get_element_type(), " instead of ", expected);
     };
     const auto check_size = [](const ov::Tensor& tensor, const char* name, size_t expected) {
-        OPENVINO_ASSERT(tensor.get_size() == expected, "a projection of ovfleet has ", tensor.get_size(), " numbers of ", name,
-                        ", and not ", expected);
+        OPENVINO_ASSERT(tensor.get_size() == expected, "the ", name, " of a native projection has ", tensor.get_size(),
+                        " elements instead of ", expected);
     };
-    const bool in_bf16 = inputs.at(ROWS).get_element_type() == ov::element::bf16;
-    check_type(inputs[ROWS], "rows", in_bf16 ? ov::element::bf16 : ov::element::f32);
-    const auto& shape = inputs[ROWS].get_shape();
-    const size_t width = stages_.front().matrix.inputs, rows = inputs[ROWS].get_size() / width;
-    OPENVINO_ASSERT(!shape.empty() && shape.back() == width, "rows of a projection of ovfleet do not have ", width, " numbers");
+    const bool is_bf16 = inputs.at(SRC).get_element_type() == ov::element::bf16;
+    check_type(inputs[SRC], "source", is_bf16 ? ov::element::bf16 : ov::element::f32);
+    const auto& shape = inputs[SRC].get_shape();
+    const size_t K = stages_.front().matmul.K, M = inputs[SRC].get_size() / K;
+    OPENVINO_ASSERT(!shape.empty() && shape.back() == K, "the source of a native projection does not have ", K, " columns");
     size_t bytes = 0;
-    for (const auto& stage : stages_) bytes += memory_of(stage);
-    check_type(inputs.at(MEMORY), "weights", ov::element::u8);
-    check_size(inputs[MEMORY], "weights", bytes);
-    if (has_stream()) {
-        check_type(inputs.at(STREAM), "numbers that are added to", ov::element::f32);
-        check_size(inputs[STREAM], "what is added to", rows * stream_size());
+    for (const auto& stage : stages_) bytes += memory_bytes(stage);
+    check_type(inputs.at(MEMORY), "memory", ov::element::u8);
+    check_size(inputs[MEMORY], "memory", bytes);
+    if (has_residual()) {
+        check_type(inputs.at(RESIDUAL), "residual", ov::element::f32);
+        check_size(inputs[RESIDUAL], "residual", M * residual_columns());
     }
     if (has_adapters()) {
-        check_type(inputs.back(), "adapters", ov::element::i32);
-        check_size(inputs.back(), "adapters", rows);
+        check_type(inputs.back(), "list of adapters", ov::element::i32);
+        check_size(inputs.back(), "list of adapters", M);
     }
-    check_type(outputs.at(0), "results", to_bf16_ ? ov::element::bf16 : ov::element::f32);
-    if (gives_stream_) check_type(outputs.at(1), "sums", ov::element::f32);
+    check_type(outputs.at(0), "destination", to_bf16_ ? ov::element::bf16 : ov::element::f32);
+    if (gives_residual_) check_type(outputs.at(1), "new residual", ov::element::f32);
 }
 
 void Projection::check_adapters(const uint8_t* memory) const {
     const auto check = [](bool holds, const char* fault) {
-        OPENVINO_ASSERT(holds, "a projection of ovfleet with bad adapters: ", fault);
+        OPENVINO_ASSERT(holds, "a native projection has invalid adapters: ", fault);
     };
     for (const auto& stage : stages_) {
-        const auto& matrix = stage.matrix;
+        const auto& matmul = stage.matmul;
         const size_t bytes = stage.adapter_bytes;
         const uint8_t* begin = memory + adapters_at(stage);
-        // Whether so many items of a size are within the adapters, and where such items may be.
+        // Whether `count` items of a size are within the memory of the adapters, and aligned.
         const auto is_within = [&](uint64_t at, uint64_t count, uint64_t size, uint64_t aligned) {
             return at % aligned == 0 && at <= bytes && count <= (bytes - at) / size;
         };
-        check(is_within(0, matrix.adapter_count, sizeof(Adapter), 1), "there is no room for them");
-        for (size_t i = 0; i < matrix.adapter_count; ++i) {
-            const auto& adapter = reinterpret_cast<const Adapter*>(begin)[i];
-            check(adapter.ranks > 0 && adapter.ranks % RANKS == 0 && adapter.ranks <= bytes, "a rank is wrong");
-            check(is_within(adapter.down, adapter.ranks, matrix.inputs * sizeof(float), sizeof(float)), "a matrix is not in memory");
-            check(is_within(adapter.halves, panels(matrix) * 2, sizeof(Half), alignof(Half)), "a directory is not in memory");
-            const auto* halves = reinterpret_cast<const Half*>(begin + adapter.halves);
-            for (size_t half = 0; half < panels(matrix) * 2; ++half) {
-                const auto& [first, last, up] = halves[half];
-                check(first <= last && last <= adapter.ranks, "ranks are not the adapter's");
-                check(is_within(up, last - first, PANEL / 2 * sizeof(float), sizeof(float)), "a matrix is not in memory");
+        check(is_within(0, matmul.adapter_count, sizeof(LoraAdapter), 1), "their memory is too small");
+        for (size_t i = 0; i < matmul.adapter_count; ++i) {
+            const auto& adapter = reinterpret_cast<const LoraAdapter*>(begin)[i];
+            check(adapter.ranks > 0 && adapter.ranks % RANK_BLOCK == 0 && adapter.ranks <= bytes, "a rank is wrong");
+            check(is_within(adapter.down, adapter.ranks, matmul.K * sizeof(float), sizeof(float)),
+                  "a matrix is outside of their memory");
+            check(is_within(adapter.up_blocks, num_n_blocks(matmul) * 2, sizeof(UpBlock), alignof(UpBlock)),
+                  "a list of matrices is outside of their memory");
+            const auto* up_blocks = reinterpret_cast<const UpBlock*>(begin + adapter.up_blocks);
+            for (size_t half = 0; half < num_n_blocks(matmul) * 2; ++half) {
+                const auto& [first, last, up] = up_blocks[half];
+                check(first <= last && last <= adapter.ranks, "a range of ranks is wrong");
+                check(is_within(up, last - first, N_BLOCK / 2 * sizeof(float), sizeof(float)),
+                      "a matrix is outside of their memory");
             }
         }
-        memory += memory_of(stage);
+        memory += memory_bytes(stage);
     }
 }
 
 void Projection::validate_and_infer_types() {
     check_attributes();
     const auto shape = [&](size_t size) {
-        auto shape = get_input_partial_shape(ROWS);
+        auto shape = get_input_partial_shape(SRC);
         if (shape.rank().is_static()) shape[shape.size() - 1] = int64_t(size);
         return shape;
     };
-    set_output_size(gives_stream_ ? 2 : 1);
-    set_output_type(0, to_bf16_ ? ov::element::bf16 : ov::element::f32, shape(results(stages_.back().matrix)));
-    if (gives_stream_) set_output_type(1, ov::element::f32, shape(stream_size()));
+    set_output_size(gives_residual_ ? 2 : 1);
+    set_output_type(0, to_bf16_ ? ov::element::bf16 : ov::element::f32, shape(dst_columns(stages_.back().matmul)));
+    if (gives_residual_) set_output_type(1, ov::element::f32, shape(residual_columns()));
 }
 
 std::shared_ptr<ov::Node> Projection::clone_with_new_inputs(const ov::OutputVector& inputs) const {
-    return std::make_shared<Projection>(inputs, stages_, to_bf16_, gives_stream_);
+    return std::make_shared<Projection>(inputs, isa_, stages_, Outputs{to_bf16_, gives_residual_});
 }
 
 template <typename Visit>
 void Projection::each_number(Visit visit) {
-    for (auto& [matrix, has_norm, adapter_bytes] : stages_) {
-        visit(matrix.inputs), visit(matrix.outputs), visit(matrix.bits), visit(matrix.group);
-        visit(matrix.factor), visit(matrix.then), visit(matrix.epsilon), visit(has_norm);
-        visit(matrix.adapter_count), visit(adapter_bytes);
+    for (auto& [matmul, has_norm, adapter_bytes] : stages_) {
+        visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group);
+        visit(matmul.scale_factor), visit(matmul.epilogue), visit(matmul.epsilon), visit(has_norm);
+        visit(matmul.adapter_count), visit(adapter_bytes);
     }
 }
 
 bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
-    // Numbers with a fraction as bits: texts of them lose some.
+    // Floats are written as bits, because their text form is not exact.
     std::vector<int64_t> all;
     each_number([&](auto& value) {
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) {
@@ -148,11 +153,14 @@ bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
             all.push_back(int64_t(value));
         }
     });
+    auto isa = int64_t(isa_);
+    visitor.on_attribute("isa", isa);
+    isa_ = Isa(isa);
     visitor.on_attribute("stages", all);
     visitor.on_attribute("to_bf16", to_bf16_);
-    visitor.on_attribute("gives_stream", gives_stream_);
+    visitor.on_attribute("gives_residual", gives_residual_);
     OPENVINO_ASSERT(all.size() % STAGE_NUMBERS == 0 && all.size() / STAGE_NUMBERS <= STAGES_MAX,
-                    "a projection of ovfleet with ", all.size(), " numbers of its stages");
+                    "the stages of a native projection have ", all.size(), " attributes");
     stages_.resize(all.size() / STAGE_NUMBERS);
     auto next = all.begin();
     each_number([&](auto& value) {
@@ -169,26 +177,26 @@ bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
 }
 
 bool Projection::has_adapters() const {
-    return std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) { return stage.matrix.adapter_count > 0; });
+    return std::any_of(stages_.begin(), stages_.end(), [](const Stage& stage) { return stage.matmul.adapter_count > 0; });
 }
 
-size_t Projection::stream_size() const {
+size_t Projection::residual_columns() const {
     size_t size = 0;
     for (const auto& stage : stages_)
-        if (stage.matrix.then == Then::added) size = results(stage.matrix);
+        if (stage.matmul.epilogue == Epilogue::residual) size = dst_columns(stage.matmul);
     return size;
 }
 
 bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    const auto* found = kernels();
-    if (!found) return false;
+    const auto* kernels = projection_kernels(isa_);
+    OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of a native projection");
     check_tensors(outputs, inputs);
-    auto shape = inputs[ROWS].get_shape();
-    const size_t rows = ov::shape_size(shape) / stages_.front().matrix.inputs;
-    shape.back() = results(stages_.back().matrix);
+    auto shape = inputs[SRC].get_shape();
+    const size_t M = ov::shape_size(shape) / stages_.front().matmul.K;
+    shape.back() = dst_columns(stages_.back().matmul);
     outputs[0].set_shape(shape);
-    if (gives_stream_) {
-        shape.back() = stream_size();
+    if (gives_residual_) {
+        shape.back() = residual_columns();
         outputs[1].set_shape(shape);
     }
     const int32_t* adapters = nullptr;
@@ -197,34 +205,33 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         if (checked_.load(std::memory_order_relaxed) != memory) check_adapters(memory);
         checked_.store(memory, std::memory_order_relaxed);
         adapters = static_cast<const int32_t*>(inputs.back().data());
-        if (std::all_of(adapters, adapters + rows, [](int32_t number) { return number == 0; })) adapters = nullptr;
+        if (std::all_of(adapters, adapters + M, [](int32_t number) { return number == 0; })) adapters = nullptr;
     }
-    // What stages but the last give, and the stream if nobody else wants it.
+    // The memory of intermediate destinations, and of the residual if it is no output.
     size_t most = 0;
-    for (auto stage = stages_.begin(); stage + 1 < stages_.end(); ++stage) most = std::max(most, rows * results(stage->matrix));
-    thread_local Buffer<float> own_between, own_stream;
-    const Numbers last = numbers(outputs[0]), between{own_between.at_least(most), false};
-    const Numbers sum = gives_stream_ ? numbers(outputs[1])
-                        : is_added()  ? last
-                                      : Numbers{own_stream.at_least(rows * stream_size()), false};
-    Numbers from = numbers(inputs[ROWS]), stream = has_stream() ? numbers(inputs[STREAM]) : Numbers{};
+    for (auto stage = stages_.begin(); stage + 1 < stages_.end(); ++stage)
+        most = std::max(most, M * dst_columns(stage->matmul));
+    thread_local Buffer<float> intermediate_buffer, residual_buffer;
+    const FloatData last = floats(outputs[0]), intermediate{intermediate_buffer.at_least(most), false};
+    const FloatData sum = gives_residual_        ? floats(outputs[1])
+                          : ends_with_residual() ? last
+                                                 : FloatData{residual_buffer.at_least(M * residual_columns()), false};
+    FloatData src = floats(inputs[SRC]), residual = has_residual() ? floats(inputs[RESIDUAL]) : FloatData{};
     for (const auto& stage : stages_) {
-        Matrix matrix = stage.matrix;
-        if (stage.has_norm) matrix.norm = reinterpret_cast<const float*>(memory);
-        matrix.panels = memory + panels_at(stage);
-        if (stage.adapter_bytes > 0) matrix.adapters = reinterpret_cast<const Adapter*>(memory + adapters_at(stage));
-        memory += memory_of(stage);
-        const bool adds = matrix.then == Then::added;
-        const Numbers to = adds ? sum : &stage == &stages_.back() ? last : between;
-        run(*found, matrix, rows, adapters, from, stream, to);
-        from = to;
-        if (adds) stream = to;
+        Matmul matmul = stage.matmul;
+        if (stage.has_norm) matmul.norm = reinterpret_cast<const float*>(memory);
+        matmul.weights = memory + weights_at(stage);
+        if (stage.adapter_bytes > 0) matmul.adapters = reinterpret_cast<const LoraAdapter*>(memory + adapters_at(stage));
+        memory += memory_bytes(stage);
+        const bool adds = matmul.epilogue == Epilogue::residual;
+        const FloatData dst = adds ? sum : &stage == &stages_.back() ? last : intermediate;
+        run(*kernels, matmul, M, adapters, src, residual, dst);
+        src = dst;
+        if (adds) residual = dst;
     }
     return true;
 }
 
-ov::Extension::Ptr extension() {
-    return std::make_shared<ov::OpExtension<Projection>>();
-}
+ov::Extension::Ptr extension() { return std::make_shared<ov::OpExtension<Projection>>(); }
 
 }  // namespace ovfleet::projection

@@ -1,4 +1,4 @@
-// Projections of our own as an operation of a graph.
+// The native projections as an operation of a graph.
 #pragma once
 
 #include <atomic>
@@ -8,45 +8,51 @@
 #include <openvino/core/op_extension.hpp>
 #include <openvino/op/op.hpp>
 
-#include "projection.hpp"
+#include "kernels/projection.hpp"
 
 namespace ovfleet::projection {
 
-// Inputs: rows, the memory of the matrices, the stream if there is any, and then, if any stage has adapters, the number of that
-// of each row. Few, since the plugin takes its time for each: therefore as many
-// projections as follow each other are one operation.
-enum Input : size_t { ROWS, MEMORY, STREAM };
+// The inputs: the source, the memory of the matrices, the residual if a stage adds one, and then, if a stage has adapters, the
+// number of the adapter of each row. The plugin needs time for each input and each operation that it does not know, so
+// consecutive projections are one operation.
+enum Input : size_t { SRC, MEMORY, RESIDUAL };
 
-// One of the projections of an operation. Its rows are what the one before it gives. What is added to is the stream: that of
-// the operation's input, and then the sum.
+// One projection of an operation. Its source is the destination of the stage before it. The residual is the input of the
+// operation, and after a stage that adds it, the sum.
 struct Stage {
-    Matrix matrix;
+    Matmul matmul;
     bool has_norm;
     size_t adapter_bytes;
 };
 
-// Where the panels of a stage begin in its memory, behind its norm, and behind them its adapters; and its end.
-inline size_t panels_at(const Stage& stage) {
-    return stage.has_norm ? (stage.matrix.inputs * sizeof(float) + 63) / 64 * 64 : 0;
-}
+// The positions of the weights of a stage in its memory, behind its norm, and of its adapters behind the weights; and the size
+// of its memory.
+inline size_t weights_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
 inline size_t adapters_at(const Stage& stage) {
-    return panels_at(stage) + panels(stage.matrix) * panel_bytes(stage.matrix);
+    return weights_at(stage) + num_n_blocks(stage.matmul) * n_block_bytes(stage.matmul);
 }
-inline size_t memory_of(const Stage& stage) { return adapters_at(stage) + stage.adapter_bytes; }
+inline size_t memory_bytes(const Stage& stage) { return adapters_at(stage) + stage.adapter_bytes; }
 
-// Outputs: what the last stage gives, and the stream with `gives_stream`.
+// The type of the destination, and whether the residual is an output.
+struct Outputs {
+    bool to_bf16 = false, gives_residual = false;
+};
+
+// The outputs: the destination of the last stage, and the residual with `gives_residual`.
 class Projection : public ov::op::Op {
 public:
     OPENVINO_OP("Projection", "ovfleet");
 
     Projection() = default;
-    Projection(const ov::OutputVector& inputs, std::vector<Stage> stages, bool to_bf16, bool gives_stream);
+    Projection(const ov::OutputVector& inputs, Isa isa, std::vector<Stage> stages, Outputs outputs);
 
+    Isa isa() const { return isa_; }
     const std::vector<Stage>& stages() const { return stages_; }
-    bool is_added() const { return stages_.back().matrix.then == Then::added; }
+    // Whether the destination of the last stage is the residual.
+    bool ends_with_residual() const { return stages_.back().matmul.epilogue == Epilogue::residual; }
     bool to_bf16() const { return to_bf16_; }
     bool has_adapters() const;
-    bool has_stream() const { return get_input_size() > STREAM + (has_adapters() ? 1 : 0); }
+    bool has_residual() const { return get_input_size() > RESIDUAL + (has_adapters() ? 1 : 0); }
 
     void validate_and_infer_types() override;
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override;
@@ -55,24 +61,24 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
 
 private:
-    // Throw unless the kernels can compute what the attributes, the tensors and the adapters in memory say: any of these may
-    // come from a file.
+    // These throw unless the kernels support the attributes, the tensors and the adapters in memory: a file may contain any.
     void check_attributes() const;
     void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
     void check_adapters(const uint8_t* memory) const;
     // Calls `visit` with each number of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // Numbers of a row of the stream that is given.
-    size_t stream_size() const;
+    // The number of columns of the residual that is an output.
+    size_t residual_columns() const;
 
+    Isa isa_ = Isa::plugin;
     std::vector<Stage> stages_;
-    bool to_bf16_ = false, gives_stream_ = false;
-    // The memory whose adapters have been checked: it is a constant of the graph, so once is enough.
+    bool to_bf16_ = false, gives_residual_ = false;
+    // The memory whose adapters have been checked. It is a constant of the graph, so one check is enough.
     mutable std::atomic<const uint8_t*> checked_{nullptr};
 };
 
-// How graphs with it are read.
+// Lets a core read graphs with this operation.
 ov::Extension::Ptr extension();
 
 }  // namespace ovfleet::projection

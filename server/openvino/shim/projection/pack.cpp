@@ -1,4 +1,3 @@
-// Weights as a graph has them, and as the kernels want them.
 #include "pack.hpp"
 
 #include <cmath>
@@ -7,8 +6,8 @@
 #include <openvino/core/type/float16.hpp>
 #include <openvino/op/ops.hpp>
 
+#include "../graph/weights.hpp"
 #include "../threads.hpp"
-#include "../weights.hpp"
 
 namespace ovfleet::projection {
 namespace {
@@ -18,19 +17,20 @@ using Constant = op::v0::Constant;
 
 size_t size_of(const Constant& constant) { return ov::shape_size(constant.get_shape()); }
 
-// Integers of 4 or 8 bits, as numbers that are not negative: signed ones are moved by half of their range.
+// Integers of 4 or 8 bits as numbers that are not negative: half of the range is added to signed ones.
 struct Integers {
     explicit Integers(const Constant& constant)
-        : data(static_cast<const uint8_t*>(constant.get_data_ptr())), bits(constant.get_element_type().bitwidth()),
-          moved(constant.get_element_type().is_signed() ? 1u << (bits - 1) : 0) {}
+        : data(static_cast<const uint8_t*>(constant.get_data_ptr())),
+          bits(constant.get_element_type().bitwidth()),
+          offset(constant.get_element_type().is_signed() ? 1u << (bits - 1) : 0) {}
 
     uint32_t operator[](size_t index) const {
-        return (bits == 8 ? data[index] : data[index / 2] >> index % 2 * 4 & 15) ^ moved;
+        return (bits == 8 ? data[index] : data[index / 2] >> index % 2 * 4 & 15) ^ offset;
     }
 
     const uint8_t* data;
     size_t bits;
-    uint32_t moved;
+    uint32_t offset;
 };
 
 bool is_integers(const Constant& constant) {
@@ -38,16 +38,14 @@ bool is_integers(const Constant& constant) {
     return type == ov::element::u4 || type == ov::element::i4 || type == ov::element::u8 || type == ov::element::i8;
 }
 
-// Zeros or scales, one for each group, or for each output, or for all.
-struct Each {
-    Each(const std::shared_ptr<Constant>& constant, const Weight& weight)
-        : groups(weight.inputs / weight.group), size(constant ? size_of(*constant) : 0) {
+// Zero points or scales: one for each group, or one for all.
+struct GroupValues {
+    GroupValues(const std::shared_ptr<Constant>& constant, const GraphWeight& weight)
+        : groups(weight.K / weight.group), size(constant ? size_of(*constant) : 0) {
         if (constant) values = constant->cast_vector<float>();
     }
 
-    float at(size_t output, size_t group) const {
-        return size == 0 ? 0 : values[size == 1 ? 0 : output * groups + group];
-    }
+    float at(size_t row, size_t group) const { return size == 0 ? 0 : values[size == 1 ? 0 : row * groups + group]; }
 
     size_t groups, size;
     std::vector<float> values;
@@ -55,13 +53,13 @@ struct Each {
 
 }  // namespace
 
-std::optional<Weight> weight_of(const std::shared_ptr<ov::Node>& node) {
+std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
     auto at = node;
     if (ov::is_type<op::v0::Convert>(at)) at = at->get_input_node_shared_ptr(0);
     if (ov::is_type<op::v1::Reshape>(at)) at = at->get_input_node_shared_ptr(0);
     auto scaled = ov::as_type_ptr<op::v1::Multiply>(at);
     if (!scaled || node->get_output_partial_shape(0).is_dynamic()) return {};
-    Weight weight;
+    GraphWeight weight;
     weight.scales = constant_of(scaled->get_input_node_shared_ptr(1));
     at = scaled->get_input_node_shared_ptr(0);
     if (ov::is_type<op::v1::Subtract>(at)) {
@@ -74,59 +72,58 @@ std::optional<Weight> weight_of(const std::shared_ptr<ov::Node>& node) {
     if (!weight.quants || !weight.scales || !is_integers(*weight.quants)) return {};
     const auto whole = node->get_output_shape(0), parts = weight.quants->get_shape();
     if (whole.size() != 2 || parts.size() < 2 || parts.size() > 3 || parts[0] != whole[0]) return {};
-    weight.outputs = whole[0];
-    weight.inputs = whole[1];
+    weight.N = whole[0];
+    weight.K = whole[1];
     weight.group = parts.back();
-    if (size_of(*weight.quants) != weight.outputs * weight.inputs) return {};
-    const size_t groups = weight.inputs / weight.group;
+    if (size_of(*weight.quants) != weight.N * weight.K) return {};
+    const size_t groups = weight.K / weight.group;
     for (const auto& each : {weight.scales, weight.zeros}) {
         if (!each) continue;
         const bool is_real = each->get_element_type().is_real();
-        if (size_of(*each) != 1 && size_of(*each) != weight.outputs * groups) return {};
+        if (size_of(*each) != 1 && size_of(*each) != weight.N * groups) return {};
         if (!is_real && (each == weight.scales || !is_integers(*each))) return {};
     }
-    if (weight.group != 16 && weight.group % ROUNDED != 0) return {};
-    return weight.inputs % ROUNDED == 0 ? std::make_optional(weight) : std::nullopt;
+    if (weight.group != 16 && weight.group % SRC_GROUP != 0) return {};
+    return weight.K % SRC_GROUP == 0 ? std::make_optional(weight) : std::nullopt;
 }
 
-void measure(const Weight& weight, Matrix& matrix) {
-    matrix.inputs = weight.inputs;
-    matrix.outputs = weight.outputs;
-    matrix.bits = weight.quants->get_element_type().bitwidth();
-    matrix.group = std::min(weight.group, ROUNDED);
+void describe(const GraphWeight& weight, Matmul& matmul) {
+    matmul.K = weight.K;
+    matmul.N = weight.N;
+    matmul.bits = weight.quants->get_element_type().bitwidth();
+    matmul.group = std::min(weight.group, SRC_GROUP);
     const auto scales = weight.scales->cast_vector<float>();
     float most = 0;
     for (const auto scale : scales) most = std::max(most, std::abs(scale));
     int exponent = 0;
     std::frexp(most, &exponent);
-    // The largest of the scales is below 2 to the 15th then.
-    matrix.factor = std::ldexp(1.0f, most > 0 && std::isfinite(most) ? exponent - 15 : 0);
+    // With this factor, the largest scale is below 2^15.
+    matmul.scale_factor = std::ldexp(1.0f, most > 0 && std::isfinite(most) ? exponent - 15 : 0);
 }
 
-void pack(const Weight& weight, const Matrix& matrix, uint8_t* to) {
+void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to) {
     const Integers quants(*weight.quants);
-    const Each scales(weight.scales, weight), zeros(weight.zeros, weight);
-    // What signed quants are moved by, so are their zeros, whatever these are written in.
-    const float moved = float(quants.moved);
-    const size_t half = PANEL / 2, repeated = weight.group / matrix.group;
-    share(panels(matrix), 1, false, [&](size_t panel) {
-        uint8_t* at = to + panel * panel_bytes(matrix);
-        std::memset(at, 0, panel_bytes(matrix));
-        for (size_t group = 0; group < groups(matrix); ++group, at += group_bytes(matrix)) {
-            for (size_t in_panel = 0; in_panel < PANEL; ++in_panel) {
-                const auto place = output_at(matrix, panel, in_panel);
-                if (!place) continue;
-                const size_t output = *place;
+    const GroupValues scales(weight.scales, weight), zeros(weight.zeros, weight);
+    // The offset of signed quants is also added to their zero points, whatever type these have.
+    const float offset = float(quants.offset);
+    const size_t half = N_BLOCK / 2, repeated = weight.group / matmul.group;
+    parallel_for(num_n_blocks(matmul), 1, [&](size_t block) {
+        uint8_t* at = to + block * n_block_bytes(matmul);
+        std::memset(at, 0, n_block_bytes(matmul));
+        for (size_t group = 0; group < num_groups(matmul); ++group, at += group_bytes(matmul)) {
+            for (size_t in_block = 0; in_block < N_BLOCK; ++in_block) {
+                const auto row = weight_row(matmul, block, in_block);
+                if (!row) continue;
                 auto* halves = reinterpret_cast<ov::float16*>(at);
-                halves[in_panel] = ov::float16(scales.at(output, group / repeated) / matrix.factor);
-                halves[PANEL + in_panel] = ov::float16(zeros.at(output, group / repeated) + moved);
-                uint8_t* fours = at + PANEL * 2 * sizeof(uint16_t);
-                for (size_t i = 0; i < matrix.group; ++i) {
-                    const auto quant = uint8_t(quants[output * weight.inputs + group * matrix.group + i]);
-                    // Fours of 16 outputs, the first 16 of the panel before the others; of 4 bits two share their bytes.
-                    const size_t four = i / 4 / (8 / matrix.bits), at_four = in_panel % half * 4 + i % 4;
-                    const size_t shift = matrix.bits == 4 && i / 4 % 2 == 1 ? 4 : 0;
-                    fours[(four * 2 + in_panel / half) * half * 4 + at_four] |= uint8_t(quant << shift);
+                halves[in_block] = ov::float16(scales.at(*row, group / repeated) / matmul.scale_factor);
+                halves[N_BLOCK + in_block] = ov::float16(zeros.at(*row, group / repeated) + offset);
+                uint8_t* fours = at + N_BLOCK * 2 * sizeof(uint16_t);
+                for (size_t i = 0; i < matmul.group; ++i) {
+                    const auto quant = uint8_t(quants[*row * weight.K + group * matmul.group + i]);
+                    // Fours of the first 16 columns come before those of the others; two fours of 4 bits share bytes.
+                    const size_t four = i / 4 / (8 / matmul.bits), at_four = in_block % half * 4 + i % 4;
+                    const size_t shift = matmul.bits == 4 && i / 4 % 2 == 1 ? 4 : 0;
+                    fours[(four * 2 + in_block / half) * half * 4 + at_four] |= uint8_t(quant << shift);
                 }
             }
         }

@@ -1,4 +1,4 @@
-// Weights as a graph has them, and as the kernels want them.
+// Weights of a graph, and their conversion to the format of the kernels.
 #pragma once
 
 #include <memory>
@@ -6,31 +6,32 @@
 
 #include <openvino/op/constant.hpp>
 
-#include "projection.hpp"
+#include "kernels/projection.hpp"
 
 namespace ovfleet::projection {
 
-// A weight `[outputs][inputs]` of integers with zeros and scales.
-struct Weight {
+// A weight `[N][K]` of integers with zero points and scales.
+struct GraphWeight {
     std::shared_ptr<ov::op::v0::Constant> quants, zeros, scales;
-    size_t outputs, inputs;
-    // Inputs that share a zero and a scale.
+    size_t N, K;
+    // The number of weights that share a zero point and a scale.
     size_t group;
 };
 
-// What the constants and operations are that a node stands for; none if that is no such weight.
-std::optional<Weight> weight_of(const std::shared_ptr<ov::Node>& node);
+// The weight that a node and its inputs represent; nothing if they have another form.
+std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
-// The output that is at a place of a panel; none if the last panel has no more.
-inline std::optional<size_t> output_at(const Matrix& matrix, size_t panel, size_t in_panel) {
-    const size_t most = matrix.then == Then::gated ? PANEL / 2 : PANEL;
-    const size_t result = panel * most + in_panel % most;
-    if (result >= results(matrix)) return {};
-    return result + in_panel / most * results(matrix);
+// The row of the weights at a position in a block of columns; nothing for the padding of the last block.
+inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size_t in_block) {
+    const size_t block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
+    const size_t column = block * block_columns + in_block % block_columns;
+    if (column >= dst_columns(matmul)) return {};
+    return column + in_block / block_columns * dst_columns(matmul);
 }
 
-// Fills in what of a matrix follows from its weight, and writes its panels.
-void measure(const Weight& weight, Matrix& matrix);
-void pack(const Weight& weight, const Matrix& matrix, uint8_t* to);
+// Sets the members of a matrix that follow from its weight.
+void describe(const GraphWeight& weight, Matmul& matmul);
+// Writes the blocks of columns of a matrix.
+void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 
 }  // namespace ovfleet::projection

@@ -1,13 +1,13 @@
-// A projection of the rows of a step.
+// Computes a projection on several threads.
 #pragma once
 
-#include "projection.hpp"
+#include "kernels/projection.hpp"
 
 namespace ovfleet::projection {
 
-// Rounds so many rows and multiplies them, on the threads of the arena that this is called in. `adapters` are the numbers of
-// those that the rows have, or null if none has any.
-void run(const Kernels& kernels, const Matrix& matrix, size_t count, const int32_t* adapters, Numbers from, Numbers base,
-         Numbers to);
+// Quantizes the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` has the
+// number of the adapter of each row, or is null if no row has one.
+void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
+         FloatData dst);
 
 }  // namespace ovfleet::projection

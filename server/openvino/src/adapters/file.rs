@@ -1,4 +1,4 @@
-//! Reads an adapter's folder: the pairs of matrices, in f32, by the modules that they are for.
+//! Reads the directory of an adapter: its matrices in f32, by the modules that they change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,8 +10,9 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use server_gguf::{bf16_to_f32, f16_to_f32};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::config::AdapterConfig;
-use super::{ADAPTER_RANK_MAX, AdapterSource, names};
+use super::names;
+use super::peft_config::PeftConfig;
+use super::source::{ADAPTER_RANK_MAX, AdapterSource};
 use crate::Error;
 
 /// Size of the `adapter_config.json` of a LoRA adapter.
@@ -24,33 +25,33 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Beyond it: the server does not start.
 const TENSORS_BYTES_MAX: u64 = 4 << 30;
 
-/// An adapter.
+/// The content of an adapter.
 #[derive(Debug)]
 pub(super) struct Adapter {
-    /// By module.
-    pub(super) pairs: BTreeMap<String, Pair>,
-    /// The highest of any of them.
+    /// The matrices of each module.
+    pub(super) matrices: BTreeMap<String, LoraMatrices>,
+    /// The largest rank of a module.
     pub(super) rank: usize,
-    /// The model it was made for, as it says.
-    pub(super) base: String,
-    /// Of its files' content.
+    /// The model for which the adapter was trained, as its configuration names it.
+    pub(super) base_model: String,
+    /// A digest of the files' content.
     pub(super) digest: u64,
 }
 
-/// What is added to a projection: `up * (down * x)`.
+/// The matrices of one projection, which add `up * (down * x)` to its output.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Pair {
+pub(super) struct LoraMatrices {
     pub(super) rank: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
     /// `[rank, columns]`.
     pub(super) down: Vec<f32>,
-    /// `[rows, rank]`, the scale in it.
+    /// `[rows, rank]`, multiplied by the scale.
     pub(super) up: Vec<f32>,
 }
 
-impl Pair {
-    /// Some of the rows.
+impl LoraMatrices {
+    /// The matrices of some of the rows.
     pub(super) fn part(&self, rows: Range<usize>) -> Self {
         let up = self.up[rows.start * self.rank..rows.end * self.rank].to_vec();
         Self { rows: rows.len(), up, down: self.down.clone(), ..*self }
@@ -60,25 +61,25 @@ impl Pair {
 /// Reads an adapter.
 ///
 /// # Errors
-/// It is unsound, or not one that can be served.
+/// The adapter is not valid or not supported.
 pub(super) fn read(source: &AdapterSource) -> Result<Adapter, Error> {
     read_folder(&source.path).map_err(|why| Error::Adapter { name: source.name.clone(), why })
 }
 
 fn read_folder(folder: &Path) -> Result<Adapter, String> {
     let text = bytes(&folder.join("adapter_config.json"), CONFIG_BYTES_MAX)?;
-    let config = AdapterConfig::read(&text)?;
+    let config = PeftConfig::read(&text)?;
     let bytes = bytes(&folder.join("adapter_model.safetensors"), TENSORS_BYTES_MAX)?;
     let mut digest = Xxh3Default::new();
     digest.update(&text);
     digest.update(&bytes);
-    let wrong = |why: String| format!("adapter_model.safetensors: {why}");
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
-    let pairs = pairs(&tensors, &config).map_err(wrong)?;
+    let invalid = |why: String| format!("adapter_model.safetensors: {why}");
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| invalid(error.to_string()))?;
+    let matrices = matrices_by_module(&tensors, &config).map_err(invalid)?;
     Ok(Adapter {
-        rank: pairs.values().map(|pair| pair.rank).max().unwrap_or(0),
-        pairs,
-        base: config.base().to_owned(),
+        rank: matrices.values().map(|matrices| matrices.rank).max().unwrap_or(0),
+        matrices,
+        base_model: config.base_model().to_owned(),
         digest: digest.digest(),
     })
 }
@@ -89,89 +90,99 @@ fn bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(format!("{} has more than {bytes_max} bytes", path.display()));
+        return Err(format!("{} is too large (limit: {bytes_max} bytes)", path.display()));
     }
     Ok(bytes)
 }
 
-/// The two halves of a pair as they are found.
+/// The tensors of one module.
 #[derive(Default)]
-struct Halves<'a> {
-    /// The module's whole name.
+struct ModuleTensors<'a> {
+    /// The full name of the module.
     path: &'a str,
     down: Option<TensorView<'a>>,
     up: Option<TensorView<'a>>,
 }
 
-fn pairs(tensors: &SafeTensors<'_>, config: &AdapterConfig) -> Result<BTreeMap<String, Pair>, String> {
-    let mut modules: BTreeMap<String, Halves<'_>> = BTreeMap::new();
+fn matrices_by_module(
+    tensors: &SafeTensors<'_>,
+    config: &PeftConfig,
+) -> Result<BTreeMap<String, LoraMatrices>, String> {
+    let mut modules: BTreeMap<String, ModuleTensors<'_>> = BTreeMap::new();
     for (name, tensor) in tensors.iter() {
-        let (path, is_down) = half(name)
-            .ok_or_else(|| format!("{name} is not one of the matrices lora_A and lora_B of a projection"))?;
+        let TensorName { path, is_down } = TensorName::parse(name)
+            .ok_or_else(|| format!("{name} is not a matrix lora_A or lora_B of a projection"))?;
         let module = names::of_adapter(path).ok_or_else(|| {
-            format!("{name} is for a module that cannot be adapted: no projection of a layer")
+            format!(
+                "{name} is for a module that cannot be adapted, because it is not a projection of a layer"
+            )
         })?;
-        let halves = modules.entry(module).or_default();
-        halves.path = path;
-        let place = if is_down { &mut halves.down } else { &mut halves.up };
-        if place.replace(tensor).is_some() {
-            return Err(format!("{name} is there twice, under another name"));
+        let module = modules.entry(module).or_default();
+        module.path = path;
+        let matrix = if is_down { &mut module.down } else { &mut module.up };
+        if matrix.replace(tensor).is_some() {
+            return Err(format!("{name} exists twice, with different names"));
         }
     }
     if modules.is_empty() {
         return Err("it has no matrices".to_owned());
     }
-    let pair = |(module, halves): (String, Halves<'_>)| match halves {
-        Halves { path, down: Some(down), up: Some(up) } => {
-            let pair = pair(path, (&down, &up), config).map_err(|why| format!("{module}: {why}"))?;
-            Ok((module, pair))
-        }
-        _ => Err(format!("{module} has only one of its matrices lora_A and lora_B")),
+    let matrices = |(name, module): (String, ModuleTensors<'_>)| {
+        let matrices = matrices(&module, config).map_err(|why| format!("{name}: {why}"))?;
+        Ok((name, matrices))
     };
-    modules.into_iter().map(pair).collect()
+    modules.into_iter().map(matrices).collect()
 }
 
-/// The module's path, and whether it is what is multiplied by first.
-fn half(name: &str) -> Option<(&str, bool)> {
-    let name = name.strip_suffix(".weight")?;
-    // PEFT leaves the adapter's own name out; others keep the usual one.
-    let name = name.strip_suffix(".default").unwrap_or(name);
-    match name.rsplit_once('.')? {
-        (path, "lora_A") => Some((path, true)),
-        (path, "lora_B") => Some((path, false)),
-        _ => None,
+/// The parts of a tensor's name.
+struct TensorName<'a> {
+    /// The path of the module.
+    path: &'a str,
+    /// Whether the input is multiplied by this matrix, and not by the other.
+    is_down: bool,
+}
+
+impl<'a> TensorName<'a> {
+    fn parse(name: &'a str) -> Option<Self> {
+        let name = name.strip_suffix(".weight")?;
+        // PEFT omits the name of the adapter; other programs write the usual one.
+        let name = name.strip_suffix(".default").unwrap_or(name);
+        match name.rsplit_once('.')? {
+            (path, "lora_A") => Some(Self { path, is_down: true }),
+            (path, "lora_B") => Some(Self { path, is_down: false }),
+            _ => None,
+        }
     }
 }
 
-fn pair(
-    module: &str,
-    (down, up): (&TensorView<'_>, &TensorView<'_>),
-    config: &AdapterConfig,
-) -> Result<Pair, String> {
-    let (&[rank, columns], &[rows, other_rank]) = (down.shape(), up.shape()) else {
-        return Err(format!("lora_A {:?} and lora_B {:?} are no matrices", down.shape(), up.shape()));
+fn matrices(module: &ModuleTensors<'_>, config: &PeftConfig) -> Result<LoraMatrices, String> {
+    let ModuleTensors { path, down: Some(down), up: Some(up) } = module else {
+        return Err("one of the matrices lora_A and lora_B is missing".to_owned());
     };
-    let (scale, expected) = config.scale_and_rank(module);
+    let (&[rank, columns], &[rows, other_rank]) = (down.shape(), up.shape()) else {
+        return Err(format!("lora_A {:?} and lora_B {:?} are not matrices", down.shape(), up.shape()));
+    };
+    let (scale, expected) = config.scale_and_rank(path);
     if rank != expected || other_rank != expected {
         return Err(format!(
-            "lora_A {:?} and lora_B {:?} are not of the rank {expected} that adapter_config.json gives",
+            "lora_A {:?} and lora_B {:?} do not have the rank {expected} of adapter_config.json",
             down.shape(),
             up.shape()
         ));
     }
     if rank > ADAPTER_RANK_MAX {
-        return Err(format!("its rank {rank} is more than {ADAPTER_RANK_MAX}"));
+        return Err(format!("its rank {rank} is too large (limit: {ADAPTER_RANK_MAX})"));
     }
     if rows == 0 || columns == 0 {
         return Err("its matrices are empty".to_owned());
     }
     let scaled = |value: f32| (f64::from(value) * scale) as f32;
-    let pair =
-        Pair { rank, rows, columns, down: values(down)?, up: values(up)?.into_iter().map(scaled).collect() };
-    if pair.down.iter().chain(&pair.up).all(|value| value.is_finite()) {
-        Ok(pair)
+    let (down, up) = (values(down)?, values(up)?.into_iter().map(scaled).collect());
+    let matrices = LoraMatrices { rank, rows, columns, down, up };
+    if matrices.down.iter().chain(&matrices.up).all(|value| value.is_finite()) {
+        Ok(matrices)
     } else {
-        Err("its matrices have values that are no finite numbers".to_owned())
+        Err("its matrices have values that are not finite".to_owned())
     }
 }
 
@@ -184,6 +195,6 @@ fn values(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
         Dtype::F32 => Ok(data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
         Dtype::F16 => Ok(halves(f16_to_f32)),
         Dtype::BF16 => Ok(halves(bf16_to_f32)),
-        other => Err(format!("its matrices are of type {other:?}, which is none of F32, F16 and BF16")),
+        other => Err(format!("its matrices have the type {other:?} (supported: F32, F16, BF16)")),
     }
 }

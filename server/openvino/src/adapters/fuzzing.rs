@@ -1,5 +1,5 @@
-//! Any folder of an adapter: it is read, and what it gives has the sizes that it says, or it is refused with a reason. `server/fuzz`
-//! feeds it for hours, the tests below for seconds.
+//! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason. `server/fuzz`
+//! runs this for hours, the tests below for seconds.
 
 #[cfg(test)]
 #[path = "../../../fuzz/mutations.rs"]
@@ -10,17 +10,17 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use super::file::{self, Pair};
-use super::{ADAPTER_RANK_MAX, AdapterSource};
+use super::file::{self, LoraMatrices};
+use super::source::{ADAPTER_RANK_MAX, AdapterSource};
 
-/// Between the parts of an input: `adapter_config.json` and `adapter_model.safetensors`.
+/// Separates the parts of an input: `adapter_config.json` and `adapter_model.safetensors`.
 const SEPARATOR: u8 = 0x1e;
 
 thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// Panics if a promise is broken.
+/// Panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
@@ -33,13 +33,13 @@ pub(crate) fn check(input: &[u8]) {
             Ok(adapter) => adapter,
             Err(error) => return assert!(error.to_string().len() > "cannot use the adapter".len()),
         };
-        assert!(!adapter.pairs.is_empty());
-        for (module, pair) in &adapter.pairs {
-            let Pair { rank, rows, columns, down, up } = pair;
+        assert!(!adapter.matrices.is_empty());
+        for (module, matrices) in &adapter.matrices {
+            let LoraMatrices { rank, rows, columns, down, up } = matrices;
             assert!((1..=ADAPTER_RANK_MAX).contains(rank), "{module}: rank {rank}");
             assert_eq!((down.len(), up.len()), (rank * columns, rows * rank), "{module}");
             assert!(down.iter().chain(up).all(|value| value.is_finite()), "{module}");
-            assert_eq!(pair.part(0..rows / 2).up.len(), rows / 2 * rank, "{module}");
+            assert_eq!(matrices.part(0..rows / 2).up.len(), rows / 2 * rank, "{module}");
         }
     });
 }
@@ -52,7 +52,7 @@ mod tests {
     const CASES: u64 = 10_000;
 
     #[test]
-    fn any_adapter_is_read_whole_or_refused_with_a_reason() {
+    fn any_adapter_is_read_completely_or_rejected_with_a_reason() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/adapter");
         let mut paths: Vec<_> =
             std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,11 +1,11 @@
-//! What adapters call the projections of a model. They name modules of the original model's code; a GGUF file has
-//! names of its own for them, and an IR those of the modules with more around.
+//! Maps the names of projections in GGUF files, IRs and adapters to each other. Adapters use the module names of the original
+//! model's code, GGUF files have other names, and an IR has the module names with prefixes and suffixes.
 //!
-//! A module is told by what is left of its name from the layers on, `layers.3.self_attn.q_proj`.
+//! This crate identifies a module by the part of its name that begins with the layers, such as `layers.3.self_attn.q_proj`.
 
 use std::collections::BTreeSet;
 
-/// What comes before the layers in names of the language part of a model.
+/// The parts of module names before the layers, in the language part of a model.
 const PREFIXES: [&str; 6] = [
     "",
     "model.",
@@ -15,7 +15,7 @@ const PREFIXES: [&str; 6] = [
     "model.language_model.model.",
 ];
 
-/// The projections of a layer, in files and in code.
+/// The names of a layer's projections in GGUF files and in code.
 const PROJECTIONS: [(&str, &str); 7] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -26,11 +26,11 @@ const PROJECTIONS: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The module that a tensor of a GGUF file is the weight of, where `tensors` are all that are projections.
+/// The module whose weight is a given tensor of a GGUF file. `tensors` are the names of all projections.
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
-    // One matrix: the gate, then up.
+    // A single matrix holds the gate and up projections, in this order.
     let is_fused = part == "ffn_up" && !tensors.contains(format!("blk.{layer}.ffn_gate.weight").as_str());
     let module = if is_fused { "mlp.gate_up_proj" } else { module };
     Some(format!("layers.{layer}.{module}"))
@@ -42,7 +42,7 @@ pub(super) fn of_node(node: &str) -> Option<String> {
     from_layers(path.strip_prefix("__module.")?)
 }
 
-/// The module that an adapter's tensors are for: `base_model.model.model.layers.3.self_attn.q_proj`.
+/// The module that tensors of an adapter change: `base_model.model.model.layers.3.self_attn.q_proj`.
 pub(super) fn of_adapter(path: &str) -> Option<String> {
     from_layers(path.strip_prefix("base_model.model.").unwrap_or(path))
 }
@@ -55,7 +55,7 @@ fn from_layers(path: &str) -> Option<String> {
     (is_layer && !rest.is_empty() && PREFIXES.contains(&before)).then(|| module.to_owned())
 }
 
-/// The projections whose rows are in a fused one, in order.
+/// The projections that a fused projection consists of, in their order.
 pub(super) fn parts_of_fused(module: &str) -> Option<[String; 3]> {
     let layer = module.strip_suffix("self_attn.qkv_proj")?;
     Some(["q", "k", "v"].map(|part| format!("{layer}self_attn.{part}_proj")))
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_nodes_and_adapters_meet_in_the_name_of_a_module() {
+    fn names_of_tensors_nodes_and_adapters_map_to_the_same_module() {
         let q = Some("layers.12.self_attn.q_proj".to_owned());
         let all = BTreeSet::from(["blk.12.ffn_gate.weight"]);
         assert_eq!(of_tensor("blk.12.attn_q.weight", &all), q);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_projection_of_the_language_part_has_no_module() {
+    fn names_outside_the_projections_of_the_language_part_have_no_module() {
         let none = BTreeSet::new();
         for tensor in ["output.weight", "blk.0.ffn_gate_inp.weight", "blk.0.attn_q.bias", "blk.attn_q.weight"]
         {

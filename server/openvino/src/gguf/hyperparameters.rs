@@ -1,12 +1,12 @@
-//! The hyperparameters of a GGUF file. They are checked before the front end or this crate divides by them, multiplies them or
-//! allocates memory by them: files come from strangers.
+//! Checks the hyperparameters of a GGUF file before the front end or this crate divides by them, multiplies them or allocates
+//! memory by them, because files are untrusted.
 
 use server_gguf::{GgufFile, Value};
 
 use crate::Error;
 
-/// An integer below the architecture's name, and the values that it may have: far beyond any model, and far below what
-/// overflows or exhausts memory.
+/// An integer of the architecture, and its valid values. The limits are far beyond any model, and far below values that
+/// overflow or exhaust memory.
 struct Range {
     key: &'static str,
     least: u64,
@@ -32,7 +32,7 @@ const INTEGERS: [Range; 12] = [
     range("expert_used_count", 0, 1 << 16),
 ];
 
-/// Numbers with a fraction, which must be finite and not negative.
+/// Floating-point numbers, which must be finite and not negative.
 const FLOATS: [&str; 6] = [
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
@@ -42,17 +42,17 @@ const FLOATS: [&str; 6] = [
     "rope.scaling.factor",
 ];
 
-/// Refuses a file with a hyperparameter that no model can have.
+/// Rejects a file with an invalid hyperparameter.
 pub(super) fn check(file: &GgufFile) -> Result<(), Error> {
     for range in &INTEGERS {
         if let Some(value) = file.get_of_architecture(range.key) {
-            check_integer(value, range).map_err(|fault| refused(range.key, &fault))?;
+            check_integer(value, range).map_err(|fault| invalid(range.key, &fault))?;
         }
     }
     for key in FLOATS {
         let value = file.get_of_architecture(key).and_then(Value::f32);
         if let Some(value) = value.filter(|value| !(value.is_finite() && *value >= 0.0)) {
-            return Err(refused(key, &format!("is {value}; it must be finite and at least 0")));
+            return Err(invalid(key, &format!("is {value}; it must be finite and at least 0")));
         }
     }
     Ok(())
@@ -60,7 +60,7 @@ pub(super) fn check(file: &GgufFile) -> Result<(), Error> {
 
 fn check_integer(value: &Value, range: &Range) -> Result<(), String> {
     let Range { least, most, .. } = *range;
-    // A number for each layer: of layers without attention, it is 0.
+    // A list has one number for each layer, which is 0 for layers without attention.
     if let Some(all) = value.i64s() {
         let outside = all.iter().find(|value| u64::try_from(**value).map_or(true, |value| value > most));
         return match outside {
@@ -78,7 +78,7 @@ fn check_integer(value: &Value, range: &Range) -> Result<(), String> {
     }
 }
 
-fn refused(key: &str, fault: &str) -> Error {
+fn invalid(key: &str, fault: &str) -> Error {
     Error::Unsupported(format!("its hyperparameter {key} {fault}"))
 }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn hyperparameters_that_overflow_divide_by_zero_or_exhaust_memory_are_refused() {
+    fn hyperparameters_that_overflow_divide_by_zero_or_exhaust_memory_are_rejected() {
         let heads = "attention.head_count";
         for (key, value) in [
             (heads, Value::U32(0)),

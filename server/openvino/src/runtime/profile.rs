@@ -1,4 +1,4 @@
-//! What the nodes of a compiled model take, as the plugin counts it.
+//! Execution times of the nodes of a compiled model, as the plugin measures them.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -6,50 +6,49 @@ use std::time::Duration;
 
 use openvino_sys as ov;
 
-use super::{InferRequest, check};
+use super::status::check;
 use crate::Error;
 
-/// What a node of a compiled model took: the mean of all runs.
+/// The execution time of one node of a compiled model.
 #[derive(Clone, Debug)]
 pub struct NodeTime {
-    /// Its name.
+    /// The name of the node in the graph.
     pub name: String,
-    /// Its operation, in the plugin's words.
+    /// The type of the operation, as the plugin names it.
     pub kind: String,
-    /// What computed it, in the plugin's words.
+    /// The implementation that computed it, as the plugin names it.
     pub kernel: String,
-    /// The mean time of a run.
+    /// The mean time over all runs.
     pub time: Duration,
 }
 
-impl InferRequest {
-    /// What the nodes took that were run, if the model was compiled with `PERF_COUNT`.
-    pub(crate) fn node_times(&self) -> Result<Vec<NodeTime>, Error> {
-        let mut list = ov::ov_profiling_info_list_t { profiling_infos: ptr::null_mut(), size: 0 };
-        // SAFETY: on success the list is ours to free.
-        check(
-            unsafe { ov::ov_infer_request_get_profiling_info(self.0, &raw mut list) },
-            "read what nodes took",
-        )?;
-        // SAFETY: the list holds `size` entries, whose strings are NUL-terminated and live as long as it does.
-        let times = unsafe {
-            let entries = match list.size {
-                0 => &[][..],
-                size => std::slice::from_raw_parts(list.profiling_infos, size),
-            };
-            let text = |text: *const c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
-            let ran =
-                |info: &&ov::ov_profiling_info_t| info.status == ov::ov_profiling_info_t_Status::EXECUTED;
-            let time = |info: &ov::ov_profiling_info_t| NodeTime {
-                name: text(info.node_name),
-                kind: text(info.node_type),
-                kernel: text(info.exec_type),
-                time: Duration::from_micros(info.real_time.unsigned_abs()),
-            };
-            entries.iter().filter(ran).map(time).collect()
+/// The execution times of the nodes that a request has run. Empty unless the model was compiled with `PERF_COUNT`.
+///
+/// # Safety
+/// `request` must be a valid request that no thread runs.
+pub(super) unsafe fn node_times(request: *const ov::ov_infer_request_t) -> Result<Vec<NodeTime>, Error> {
+    let mut list = ov::ov_profiling_info_list_t { profiling_infos: ptr::null_mut(), size: 0 };
+    // SAFETY: the caller guarantees a valid request; on success the list is ours to free.
+    let status = unsafe { ov::ov_infer_request_get_profiling_info(request, &raw mut list) };
+    check(status, "read the execution times")?;
+    // SAFETY: the list holds `size` entries, whose strings are NUL-terminated and live as long as the list.
+    let times = unsafe {
+        let entries = match list.size {
+            0 => &[][..],
+            size => std::slice::from_raw_parts(list.profiling_infos, size),
         };
-        // SAFETY: filled by the call above, freed once.
-        unsafe { ov::ov_profiling_info_list_free(&raw mut list) };
-        Ok(times)
-    }
+        let text = |text: *const c_char| CStr::from_ptr(text).to_string_lossy().into_owned();
+        let has_run =
+            |info: &&ov::ov_profiling_info_t| info.status == ov::ov_profiling_info_t_Status::EXECUTED;
+        let time = |info: &ov::ov_profiling_info_t| NodeTime {
+            name: text(info.node_name),
+            kind: text(info.node_type),
+            kernel: text(info.exec_type),
+            time: Duration::from_micros(info.real_time.unsigned_abs()),
+        };
+        entries.iter().filter(has_run).map(time).collect()
+    };
+    // SAFETY: the call above has filled the list, which is freed once.
+    unsafe { ov::ov_profiling_info_list_free(&raw mut list) };
+    Ok(times)
 }

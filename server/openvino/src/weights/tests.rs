@@ -2,7 +2,7 @@ use server_gguf::f16_to_f32;
 
 use super::*;
 
-/// What the shim's graph computes from a matrix.
+/// The values that the shim's graph computes from a matrix.
 fn values(matrix: &Matrix) -> Vec<f32> {
     let nibble = |bytes: &[u8], i: usize| bytes[i / 2] >> (4 * (i % 2)) & 15;
     (0..matrix.rows * matrix.columns)
@@ -11,7 +11,7 @@ fn values(matrix: &Matrix) -> Vec<f32> {
                 Quants::U4(bytes) => f32::from(nibble(bytes, i)),
                 Quants::U8(bytes) => f32::from(bytes[i]),
                 Quants::I8(bytes) => f32::from(bytes[i].cast_signed()),
-                other => panic!("not quantised: {other:?}"),
+                other => panic!("not quantized: {other:?}"),
             };
             let group = i / matrix.group;
             let zero = match &matrix.zeros {
@@ -25,8 +25,8 @@ fn values(matrix: &Matrix) -> Vec<f32> {
         .collect()
 }
 
-/// A group of each kind that zero points make difficult: ordinary, all positive, all negative, constant,
-/// nearly constant, zero.
+/// Groups whose zero points are difficult, one of each kind: ordinary, all positive, all negative, constant, nearly constant,
+/// zero.
 fn affine(bits: u32) -> Affine {
     let scale = vec![0.01, 0.01, 0.01, 0.0, 1e-7, 0.0, -0.02];
     let min = vec![0.0733, -0.5, 0.4, 0.25, -3.0, 0.0, 0.011];
@@ -34,8 +34,8 @@ fn affine(bits: u32) -> Affine {
     Affine { bits, group: 32, zero: 0, quants, scale, min }
 }
 
-fn worst(affine: &Affine, form: Form) -> Vec<f32> {
-    let (quants, scales, zeros) = asymmetric(affine.clone(), form);
+fn worst(affine: &Affine, format: WeightFormat) -> Vec<f32> {
+    let (quants, scales, zeros) = asymmetric(affine.clone(), format);
     let matrix = Matrix { rows: 1, columns: affine.quants.len(), group: 32, quants, scales, zeros };
     matrix.assert_lengths();
     let written = values(&matrix);
@@ -47,10 +47,10 @@ fn worst(affine: &Affine, form: Form) -> Vec<f32> {
 }
 
 #[test]
-fn compact_keeps_every_value_to_the_rounding_of_f16() {
+fn compact_is_exact_up_to_the_rounding_of_f16() {
     for bits in [4, 5] {
         let affine = affine(bits);
-        for (group, error) in worst(&affine, Form::Compact).into_iter().enumerate() {
+        for (group, error) in worst(&affine, WeightFormat::Compact).into_iter().enumerate() {
             let bound = affine.min[group].abs() / 2048.0 + 1e-7;
             assert!(error <= bound, "{bits} bits, group {group}: {error} > {bound}");
         }
@@ -61,21 +61,21 @@ fn compact_keeps_every_value_to_the_rounding_of_f16() {
 fn fine_is_within_a_few_hundredths_of_a_step() {
     for bits in [4, 5] {
         let affine = affine(bits);
-        for (group, error) in worst(&affine, Form::Fine).into_iter().enumerate() {
-            // Groups whose spread is small beside their minimum have a coarser grid; none is off by more
-            // than half of what 8 bits can tell apart over the interval from 0 to the farthest value.
+        for (group, error) in worst(&affine, WeightFormat::Fine).into_iter().enumerate() {
+            // Groups whose spread is small compared to their minimum have a coarser grid. The error is at most half of an
+            // 8-bit step over the interval from 0 to the value that is farthest from it.
             let step = affine.scale[group].abs();
             let spread = affine.min[group].abs() + step * ((1 << bits) - 1) as f32;
             let bound = (spread / 255.0 / 2.0).max(step / 17.0) + 1e-6;
             assert!(error <= bound, "{bits} bits, group {group}: {error} > {bound}");
         }
-        assert!(worst(&affine, Form::Fine)[0] < 0.01 * 0.03, "an ordinary group is nearly exact");
+        assert!(worst(&affine, WeightFormat::Fine)[0] < 0.01 * 0.03, "an ordinary group is nearly exact");
     }
 }
 
 #[test]
 fn rounded_is_off_by_up_to_half_a_step() {
-    let error = worst(&affine(4), Form::Rounded)[0];
+    let error = worst(&affine(4), WeightFormat::Rounded)[0];
     assert!((0.002..=0.005).contains(&error), "{error}");
 }
 

@@ -1,4 +1,4 @@
-//! Adapters of random weights: their folders, as PEFT writes them, and what they add to the weights of a file.
+//! Adapters with random weights: their directories in the format of PEFT, and their effect on the weights of a file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use server_gguf::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use crate::reference::{Random, Reference};
 
-/// What a file's projection is called in the code that adapters are made for.
+/// The names of projections in GGUF files and in the code for which adapters are made.
 const MODULES: [(&str, &str); 7] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -20,7 +20,7 @@ const MODULES: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The same of files that have q, k and v in one, and gate and up.
+/// The same for files with fused q, k and v, and with fused gate and up.
 const FUSED: [(&str, &str); 4] = [
     ("attn_qkv", "self_attn.qkv_proj"),
     ("attn_output", "self_attn.o_proj"),
@@ -28,15 +28,15 @@ const FUSED: [(&str, &str); 4] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// What an adapter is made of. The same recipe gives the same adapter.
+/// The description of an adapter. The same recipe gives the same adapter.
 #[derive(Clone)]
 pub(crate) struct AdapterRecipe {
     pub(crate) seed: u64,
     pub(crate) rank: usize,
     pub(crate) dtype: Dtype,
-    /// What of a layer it changes, as it is called in the file.
+    /// The projections of a layer that it changes, by their names in the file.
     pub(crate) changes: Vec<&'static str>,
-    /// What is in its configuration besides.
+    /// Additional members of its configuration.
     pub(crate) config: Value,
 }
 
@@ -50,7 +50,7 @@ impl AdapterRecipe {
         Self { seed, rank: 8, dtype: Dtype::F32, changes, config: json!({}) }
     }
 
-    /// Writes the folder for a model, and adds to the model what it does.
+    /// Writes the directory, and changes the weights of the model accordingly.
     pub(crate) fn write(&self, folder: &Path, model: &mut Reference, scale: f32) -> PathBuf {
         let mut random = Random(self.seed);
         let mut tensors = Vec::new();
@@ -62,7 +62,7 @@ impl AdapterRecipe {
                     self.rounded(random.normals((self.rank * columns) as u64, 1.0 / (columns as f32).sqrt()));
                 let up =
                     self.rounded(random.normals((rows * self.rank) as u64, 0.5 / (self.rank as f32).sqrt()));
-                let change = product((&up, &down), (rows, self.rank, columns), scale);
+                let change = product(&up, &down, self.rank, scale);
                 model.add(&tensor, &model.in_file_order(part, &change, columns));
                 let fused = FUSED.iter().filter(|_| model.is_fused());
                 let (_, module) = fused.chain(&MODULES).find(|(known, _)| known == part).unwrap();
@@ -98,7 +98,7 @@ impl AdapterRecipe {
     }
 }
 
-/// Writes a folder with these tensors.
+/// Writes a directory with these tensors.
 pub(crate) fn write_folder(
     folder: &Path,
     config: &Value,
@@ -114,12 +114,9 @@ pub(crate) fn write_folder(
     folder.to_owned()
 }
 
-/// `scale * up * down`, row after row.
-fn product(
-    (up, down): (&[f32], &[f32]),
-    (rows, rank, columns): (usize, usize, usize),
-    scale: f32,
-) -> Vec<f32> {
+/// `scale * up * down`, row by row.
+fn product(up: &[f32], down: &[f32], rank: usize, scale: f32) -> Vec<f32> {
+    let (rows, columns) = (up.len() / rank, down.len() / rank);
     let mut product = vec![0f64; rows * columns];
     for (row, out) in product.chunks_exact_mut(columns).enumerate() {
         for r in 0..rank {

@@ -1,4 +1,4 @@
-//! Adapters: what is served is the model with the product of their matrices added to its weights.
+//! A model with an adapter computes the same as one whose weights include the product of the adapter's matrices.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use server_engine::ModelRunner as _;
 use server_gguf::TensorType;
-use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, Form, Unpack, load};
+use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, UnpackWeights, WeightFormat, load};
 
 use crate::adapter::{AdapterRecipe, write_folder};
 use crate::reference::{
@@ -14,19 +14,19 @@ use crate::reference::{
     difference_allowed, load_file, private_folder, recipe, worst_difference_with,
 };
 
-/// What the matrices' product is multiplied by, as much as the weights themselves.
+/// The scale of the product of the matrices, so that it is as large as the weights.
 const SCALE: f32 = 2.0;
 
-/// A file, its adapters, and what each and none of them makes of the same tokens.
-struct Adapted {
+/// A file, its adapters, and the logits of the same tokens with each adapter and without any.
+struct AdapterCase {
     folder: tempfile::TempDir,
     tokens: Vec<u32>,
-    /// By number: none, the first adapter, the second.
+    /// The logits without an adapter, with the first one, and with the second one.
     logits: Vec<Vec<Vec<f32>>>,
     sources: Vec<AdapterSource>,
 }
 
-impl Adapted {
+impl AdapterCase {
     fn new(recipe: &Recipe, adapters: &[(AdapterRecipe, f32)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.gguf");
@@ -48,11 +48,11 @@ impl Adapted {
         self.folder.path().join("model.gguf")
     }
 
-    fn config(&self, form: Form) -> Config {
-        Config { adapters: self.sources.clone(), ..config(&self.file(), form, &EXACT) }
+    fn config(&self, format: WeightFormat) -> Config {
+        Config { adapters: self.sources.clone(), ..config(&self.file(), format, &EXACT) }
     }
 
-    /// The largest difference, where the sequences of each step have these adapters.
+    /// The largest difference if the sequences of each step have these adapters.
     fn difference(&self, config: &Config, numbers: [u32; 4]) -> f64 {
         let (mut runner, _) = load(config, &mut |_| {}).unwrap();
         assert_eq!(runner.adapters() as usize, self.sources.len());
@@ -62,24 +62,25 @@ impl Adapted {
     }
 
     fn check(&self, kind: TensorType, numbers: [u32; 4]) {
-        let difference = self.difference(&self.config(Form::Compact), numbers);
+        let difference = self.difference(&self.config(WeightFormat::Compact), numbers);
         assert!(
-            difference <= difference_allowed(kind, Form::Compact),
+            difference <= difference_allowed(kind, WeightFormat::Compact),
             "{kind} {numbers:?}: {difference:.1e}"
         );
     }
 
-    /// By our own kernels, which add what adapters do: in f32, and in what the processor likes best, beside our own attention and
-    /// the plugin's.
+    /// Checks the native projections with adapters: in f32, with the fastest configuration, and with the attention of the plugin.
     fn check_rounded(&self, numbers: [u32; 4]) {
-        let plugins_attention = ("KEY_CACHE_PRECISION", "u8");
-        for properties in [&[EXACT[0], ROUNDED[0]][..], &ROUNDED, &[plugins_attention]] {
-            let rounded =
-                Config { adapters: self.sources.clone(), ..config(&self.file(), Form::Compact, properties) };
-            let are_own = load(&rounded, &mut |_| {}).unwrap().1.own_kernels;
+        let plugin_attention = ("KEY_CACHE_PRECISION", "u8");
+        for properties in [&[EXACT[0], ROUNDED[0]][..], &ROUNDED, &[plugin_attention]] {
+            let rounded = Config {
+                adapters: self.sources.clone(),
+                ..config(&self.file(), WeightFormat::Compact, properties)
+            };
+            let is_native = load(&rounded, &mut |_| {}).unwrap().1.native_kernels;
             assert_eq!(
-                are_own,
-                has_own_kernels() && !properties.contains(&plugins_attention),
+                is_native,
+                has_native_kernels() && !properties.contains(&plugin_attention),
                 "{properties:?}"
             );
             let difference = self.difference(&rounded, numbers);
@@ -91,20 +92,20 @@ impl Adapted {
 fn check(architecture: &'static str) {
     for kind in [TensorType::F32, TensorType::F16, TensorType::Q8_0] {
         let adapter = AdapterRecipe::of(architecture, 7);
-        let case = Adapted::new(&recipe(architecture, kind), &[(adapter, SCALE)]);
-        // That they are told apart says that the adapter does something.
+        let case = AdapterCase::new(&recipe(architecture, kind), &[(adapter, SCALE)]);
+        // The adapter has an effect.
         assert!(difference(&case.logits[0], &case.logits[1]) > 0.5);
         case.check(kind, [1, 1, 1, 1]);
         case.check(kind, [0, 1, 0, 1]);
-        // A little turns round which of nearly equal experts are taken.
+        // A small error may change the selection of experts.
         if kind == TensorType::Q8_0 && architecture != "qwen3moe" {
             case.check_rounded([0, 1, 0, 1]);
         }
     }
 }
 
-/// Whether this processor has what our own projections are made for.
-fn has_own_kernels() -> bool {
+/// Whether this processor has native projections.
+fn has_native_kernels() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
@@ -118,7 +119,7 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 }
 
 #[test]
-fn llama_with_rows_in_an_order_of_its_own() {
+fn llama_with_interleaved_rows() {
     check("llama");
 }
 
@@ -126,7 +127,7 @@ fn llama_with_rows_in_an_order_of_its_own() {
 fn llama_whose_rotation_is_not_rewritten() {
     for kind in [TensorType::F32, TensorType::Q8_0] {
         let biased = Recipe { biased: true, ..recipe("llama", kind) };
-        let case = Adapted::new(&biased, &[(AdapterRecipe::of("llama", 7), SCALE)]);
+        let case = AdapterCase::new(&biased, &[(AdapterRecipe::of("llama", 7), SCALE)]);
         case.check(kind, [1, 0, 1, 0]);
     }
 }
@@ -156,14 +157,14 @@ fn gemma3_with_sliding_windows() {
     check("gemma3");
 }
 
-/// Adapters that differ in all that they may.
+/// Two adapters that differ in everything that adapters may differ in.
 fn two() -> [(AdapterRecipe, f32); 2] {
     let first = AdapterRecipe { rank: 5, dtype: Dtype::BF16, ..AdapterRecipe::of("llama", 7) };
     let second = AdapterRecipe {
         rank: 16,
         dtype: Dtype::F16,
         changes: vec!["attn_v", "ffn_down", "attn_q"],
-        // What the scale is comes of it: 8 / sqrt(16).
+        // The scale is 8 / sqrt(16).
         config: json!({"use_rslora": true, "lora_alpha": 8.0}),
         ..AdapterRecipe::of("llama", 8)
     };
@@ -173,7 +174,7 @@ fn two() -> [(AdapterRecipe, f32); 2] {
 #[test]
 fn sequences_of_two_adapters_and_of_none_share_a_step() {
     for kind in [TensorType::F32, TensorType::Q4K] {
-        let case = Adapted::new(&recipe("llama", kind), &two());
+        let case = AdapterCase::new(&recipe("llama", kind), &two());
         assert!(difference(&case.logits[1], &case.logits[2]) > 0.5);
         for numbers in [[0, 1, 2, 1], [2, 0, 1, 2], [1, 2, 0, 0], [0, 0, 0, 0]] {
             case.check(kind, numbers);
@@ -185,24 +186,28 @@ fn sequences_of_two_adapters_and_of_none_share_a_step() {
 }
 
 #[test]
-fn each_projection_alone_is_changed_by_our_own_kernels() {
+fn the_native_kernels_apply_an_adapter_of_each_projection() {
     let recipe = recipe("llama", TensorType::Q8_0);
     for part in AdapterRecipe::of("llama", 7).changes {
         let adapter = AdapterRecipe { changes: vec![part], ..AdapterRecipe::of("llama", 7) };
-        let case = Adapted::new(&recipe, &[(adapter, SCALE)]);
+        let case = AdapterCase::new(&recipe, &[(adapter, SCALE)]);
         let change = f64::from(difference(&case.logits[0], &case.logits[1])) / deviation(&case.logits[0]);
-        assert!(change > 3.0 * ROUNDED_DIFFERENCE_MAX, "{part} changes {change:.1e}, which may be lost");
+        assert!(
+            change > 3.0 * ROUNDED_DIFFERENCE_MAX,
+            "{part} changes {change:.1e}, which rounding may hide"
+        );
         case.check_rounded([0, 1, 1, 0]);
     }
 }
 
 #[test]
-fn without_an_adapter_a_token_gives_what_it_does_where_there_are_none() {
-    if !has_own_kernels() {
+fn adapters_do_not_change_the_logits_of_sequences_without_one() {
+    if !has_native_kernels() {
         return;
     }
-    let case = Adapted::new(&recipe("llama", TensorType::Q4K), &two());
-    let loaded = Config { adapters: case.sources.clone(), ..config(&case.file(), Form::Compact, &ROUNDED) };
+    let case = AdapterCase::new(&recipe("llama", TensorType::Q4K), &two());
+    let loaded =
+        Config { adapters: case.sources.clone(), ..config(&case.file(), WeightFormat::Compact, &ROUNDED) };
     let beside = case.difference(&loaded, [0; 4]);
     let (mut runner, _) = load(&Config { adapters: Vec::new(), ..loaded }, &mut |_| {}).unwrap();
     let alone = worst_difference_with(&mut runner, &case.tokens, [(0, &case.logits[0][..]); 4]);
@@ -210,49 +215,51 @@ fn without_an_adapter_a_token_gives_what_it_does_where_there_are_none() {
 }
 
 #[test]
-fn large_steps_on_weights_of_their_own_have_the_adapters_too() {
-    let case = Adapted::new(&recipe("llama", TensorType::Q8_0), &two());
-    let config = Config { unpack: Unpack::FromTokens(8), ..case.config(Form::Compact) };
+fn large_steps_with_f32_weights_have_the_adapters_too() {
+    let case = AdapterCase::new(&recipe("llama", TensorType::Q8_0), &two());
+    let config =
+        Config { unpack_weights: UnpackWeights::FromTokens(8), ..case.config(WeightFormat::Compact) };
     let difference = case.difference(&config, [0, 1, 2, 1]);
-    assert!(difference <= difference_allowed(TensorType::Q8_0, Form::Compact), "{difference:.1e}");
+    assert!(difference <= difference_allowed(TensorType::Q8_0, WeightFormat::Compact), "{difference:.1e}");
 }
 
 #[test]
-fn a_kept_graph_takes_other_adapters_than_it_was_made_with() {
-    let mut case = Adapted::new(&recipe("llama", TensorType::Q8_0), &two());
-    let kept = tempfile::tempdir().unwrap();
-    let allowed = difference_allowed(TensorType::Q8_0, Form::Compact);
-    for (warm, numbers) in [(false, [0, 1, 2, 1]), (true, [2, 1, 0, 1])] {
-        let config = Config { graph_folder: Some(kept.path().to_owned()), ..case.config(Form::Compact) };
-        assert_eq!(load(&config, &mut |_| {}).unwrap().1.warm, warm);
+fn a_cached_graph_can_be_used_with_other_adapters() {
+    let mut case = AdapterCase::new(&recipe("llama", TensorType::Q8_0), &two());
+    let cache = tempfile::tempdir().unwrap();
+    let allowed = difference_allowed(TensorType::Q8_0, WeightFormat::Compact);
+    for (from_cache, numbers) in [(false, [0, 1, 2, 1]), (true, [2, 1, 0, 1])] {
+        let config =
+            Config { cache_dir: Some(cache.path().to_owned()), ..case.config(WeightFormat::Compact) };
+        assert_eq!(load(&config, &mut |_| {}).unwrap().1.from_cache, from_cache);
         let difference = case.difference(&config, numbers);
-        assert!(difference <= allowed, "{warm}: {difference:.1e}");
+        assert!(difference <= allowed, "{from_cache}: {difference:.1e}");
     }
-    // The other one is the first now.
+    // The order of the adapters is reversed.
     case.sources.swap(0, 1);
     case.logits.swap(1, 2);
-    let config = Config { graph_folder: Some(kept.path().to_owned()), ..case.config(Form::Compact) };
+    let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config(WeightFormat::Compact) };
     let difference = case.difference(&config, [1, 0, 2, 1]);
     assert!(difference <= allowed, "{difference:.1e}");
-    // Without any, the graph is one of its own.
+    // The graph without adapters is a different one.
     let config = Config { adapters: Vec::new(), ..config };
-    assert!(!load(&config, &mut |_| {}).unwrap().1.warm);
+    assert!(!load(&config, &mut |_| {}).unwrap().1.from_cache);
 }
 
 #[test]
-fn an_ir_is_adapted_by_the_names_of_its_modules() {
-    let case = Adapted::new(&recipe("qwen3", TensorType::F16), &[(AdapterRecipe::of("qwen3", 7), SCALE)]);
+fn adapters_find_the_projections_of_an_ir_by_module_names() {
+    let case = AdapterCase::new(&recipe("qwen3", TensorType::F16), &[(AdapterRecipe::of("qwen3", 7), SCALE)]);
     let folder = tempfile::tempdir().unwrap();
-    let config = Config { graph_folder: Some(folder.path().to_owned()), ..case.config(Form::Compact) };
+    let config = Config { cache_dir: Some(folder.path().to_owned()), ..case.config(WeightFormat::Compact) };
     drop(load(&config, &mut |_| {}).unwrap());
     let cached = private_folder(folder.path());
     as_ir(&cached);
-    let config = Config { model: cached, graph_folder: None, ..config };
+    let config = Config { model: cached, cache_dir: None, ..config };
     let difference = case.difference(&config, [1, 0, 1, 0]);
-    assert!(difference <= difference_allowed(TensorType::F16, Form::Compact), "{difference:.1e}");
+    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Compact), "{difference:.1e}");
 }
 
-/// Makes the kept graph of a folder an IR with the names that exporters give.
+/// Turns the cached graph of a directory into an IR with the names that exporters use.
 fn as_ir(folder: &Path) {
     let entries = || std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     for ending in ["xml", "bin"] {
@@ -292,7 +299,7 @@ fn as_ir(folder: &Path) {
             (format!("id=\"{reader}\" name=\"{old}\""), format!("id=\"{reader}\" name=\"{new}\""));
         assert_eq!(text.matches(&from).count(), 1, "{from}");
         text = text.replace(&from, &to);
-        // No trace of the file's names.
+        // Removes the names of the file.
         text = text.replace(&format!("name=\"{name}\""), &format!("name=\"constant-{id}\""));
         renamed += 1;
     }
@@ -300,7 +307,7 @@ fn as_ir(folder: &Path) {
     std::fs::write(path, text).unwrap();
 }
 
-/// Why an adapter with these tensors is refused.
+/// The error for an adapter with these tensors.
 fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f32) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
@@ -316,14 +323,14 @@ fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f3
         .collect();
     let path = write_folder(&folder.path().join("adapter"), config, &tensors, dtype);
     let source = AdapterSource { name: "mine".to_owned(), path };
-    let config = Config { adapters: vec![source], ..self::config(&file, Form::Compact, &EXACT) };
-    let refused = load(&config, &mut |_| {}).err().expect("it is refused").chain();
+    let config = Config { adapters: vec![source], ..self::config(&file, WeightFormat::Compact, &EXACT) };
+    let refused = load(&config, &mut |_| {}).err().expect("it is rejected").chain();
     assert!(refused.starts_with("cannot use the adapter \"mine\": "), "{refused}");
     refused
 }
 
 #[test]
-fn what_does_not_fit_the_model_is_refused_by_name() {
+fn adapters_that_do_not_fit_the_model_are_rejected_with_the_reason() {
     const Q: &str = "model.layers.0.self_attn.q_proj";
     let plain = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 2});
     let refused_with = |more: Value, tensors: &[(&str, &[usize])]| {
@@ -337,12 +344,12 @@ fn what_does_not_fit_the_model_is_refused_by_name() {
     for (more, tensors, named) in [
         (json!({"use_dora": true}), &right[..], "DoRA"),
         (json!({"modules_to_save": ["embed_tokens"]}), &right[..], "modules_to_save"),
-        (json!({"r": 4}), &right[..], "not of the rank 4"),
-        (json!({}), &right[..1], "only one of its matrices"),
+        (json!({"r": 4}), &right[..], "do not have the rank 4"),
+        (json!({}), &right[..1], "one of the matrices lora_A and lora_B is missing"),
         (json!({}), &[], "it has no matrices"),
         (json!({}), &[("lora_A", &[2, 128]), ("lora_B", &[256, 2])], "256 rows and 128 columns"),
-        (json!({}), &[("lora_A", &[2, 256]), ("lora_B", &[256, 3])], "not of the rank 2"),
-        (json!({}), &[("lora_A", &[2]), ("lora_B", &[256, 2])], "are no matrices"),
+        (json!({}), &[("lora_A", &[2, 256]), ("lora_B", &[256, 3])], "do not have the rank 2"),
+        (json!({}), &[("lora_A", &[2]), ("lora_B", &[256, 2])], "are not matrices"),
         (json!({}), &[("lora_magnitude_vector", &[256])], "lora_magnitude_vector"),
         (json!({}), &[("lora_embedding_A", &[2, 256])], "lora_embedding_A"),
     ] {
@@ -352,7 +359,7 @@ fn what_does_not_fit_the_model_is_refused_by_name() {
     let rank = ADAPTER_RANK_MAX + 1;
     let refused_rank =
         refused_with(json!({"r": rank}), &[("lora_A", &[rank, 256]), ("lora_B", &[256, rank])]);
-    assert!(refused_rank.contains("its rank 257 is more than 256"), "{refused_rank}");
+    assert!(refused_rank.contains("its rank 257 is too large (limit: 256)"), "{refused_rank}");
     for module in
         ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.2.self_attn.q_proj"]
     {
@@ -363,13 +370,14 @@ fn what_does_not_fit_the_model_is_refused_by_name() {
     let (a, b) = (format!("{Q}.lora_A"), format!("{Q}.lora_B"));
     let tensors: [(&str, &[usize]); 2] = [(&a, &[2, 256]), (&b, &[256, 2])];
     assert!(refused(&plain, &tensors, Dtype::F64, 1.0).contains("F64"));
-    assert!(refused(&plain, &tensors, Dtype::F32, f32::NAN).contains("no finite numbers"));
+    assert!(refused(&plain, &tensors, Dtype::F32, f32::NAN).contains("not finite"));
 }
 
 #[test]
-fn folders_that_are_not_whole_are_refused() {
-    let case = Adapted::new(&recipe("llama", TensorType::F16), &two()[..1]);
-    let refused = || load(&case.config(Form::Compact), &mut |_| {}).err().expect("it is refused").chain();
+fn incomplete_directories_are_rejected() {
+    let case = AdapterCase::new(&recipe("llama", TensorType::F16), &two()[..1]);
+    let refused =
+        || load(&case.config(WeightFormat::Compact), &mut |_| {}).err().expect("it is rejected").chain();
     let tensors = case.sources[0].path.join("adapter_model.safetensors");
     let bytes = std::fs::read(&tensors).unwrap();
     for broken in [&bytes[..4], &bytes[..bytes.len() / 2], &[0xff; 64][..]] {
@@ -383,18 +391,18 @@ fn folders_that_are_not_whole_are_refused() {
 }
 
 #[test]
-fn the_same_name_twice_is_refused() {
-    let mut case = Adapted::new(&recipe("llama", TensorType::F16), &two());
+fn duplicate_names_are_rejected() {
+    let mut case = AdapterCase::new(&recipe("llama", TensorType::F16), &two());
     case.sources[1].name = case.sources[0].name.clone();
-    let refused = load(&case.config(Form::Compact), &mut |_| {}).err().unwrap().chain();
-    assert!(refused.contains("another has the same name"), "{refused}");
+    let refused = load(&case.config(WeightFormat::Compact), &mut |_| {}).err().unwrap().chain();
+    assert!(refused.contains("another adapter has the same name"), "{refused}");
 }
 
 #[test]
-fn without_adapters_there_are_none() {
+fn a_model_without_adapters_reports_none() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     recipe("llama", TensorType::F16).write(&file);
-    let (runner, loaded) = load_file(&file, Form::Compact, &EXACT).unwrap();
-    assert_eq!((runner.adapters(), loaded.adapters), (0, Vec::new()));
+    let (runner, loaded) = load_file(&file, WeightFormat::Compact, &EXACT).unwrap();
+    assert_eq!((runner.adapters(), loaded.adapter_digests), (0, Vec::new()));
 }

@@ -1,20 +1,20 @@
-//! Every common architecture: what is served is the model that the file contains.
+//! Every common architecture is served exactly.
 
 use crate::reference::{
     CONTEXT, Case, DEFAULT_CACHE, EXACT, EXPERTS, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed,
     load_file, recipe,
 };
 use server_gguf::TensorType;
-use server_openvino::Form;
+use server_openvino::WeightFormat;
 
 fn check(architecture: &'static str) {
     for kind in [TensorType::Q8_0, TensorType::Q4K, TensorType::F16] {
         let case = Case::new(&recipe(architecture, kind));
-        for form in [Form::Compact, Form::Fine] {
-            let difference = case.difference(form, &EXACT);
-            assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
+        for format in [WeightFormat::Compact, WeightFormat::Fine] {
+            let difference = case.difference(format, &EXACT);
+            assert!(difference <= difference_allowed(kind, format), "{kind} {format:?}: {difference:.1e}");
         }
-        let difference = case.difference(Form::Compact, &ROUNDED);
+        let difference = case.difference(WeightFormat::Compact, &ROUNDED);
         assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
@@ -35,19 +35,19 @@ fn qwen3moe_with_experts() {
     let mut qwen3moe = recipe("qwen3moe", F16);
     for kind in [Q4_0, Q8_0, Q6K, F16, Bf16] {
         (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
-        let difference = Case::new(&qwen3moe).difference(Form::Compact, &EXACT);
-        assert!(difference <= difference_allowed(kind, Form::Compact), "{kind}: {difference:.1e}");
+        let difference = Case::new(&qwen3moe).difference(WeightFormat::Compact, &EXACT);
+        assert!(difference <= difference_allowed(kind, WeightFormat::Compact), "{kind}: {difference:.1e}");
     }
-    // Of all experts none is chosen: a small error cannot turn a near-tie between them round.
+    // All experts are used, so that a small error cannot change the selection.
     qwen3moe.experts_used = EXPERTS;
     for kind in [Q4_1, Q4K, Q5K] {
         (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
         let case = Case::new(&qwen3moe);
-        for form in [Form::Compact, Form::Fine] {
-            let difference = case.difference(form, &EXACT);
-            assert!(difference <= difference_allowed(kind, form), "{kind} {form:?}: {difference:.1e}");
+        for format in [WeightFormat::Compact, WeightFormat::Fine] {
+            let difference = case.difference(format, &EXACT);
+            assert!(difference <= difference_allowed(kind, format), "{kind} {format:?}: {difference:.1e}");
         }
-        let difference = case.difference(Form::Compact, &ROUNDED);
+        let difference = case.difference(WeightFormat::Compact, &ROUNDED);
         assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
@@ -58,33 +58,33 @@ fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
 }
 
 #[test]
-fn phi3_stretched_to_a_long_context() {
+fn phi3_extended_to_a_long_context() {
     let mut phi3 = recipe("phi3", TensorType::F16);
-    let allowed = difference_allowed(TensorType::F16, Form::Compact);
-    // The original context is all there is; shorter than what the model is made for; than what is asked for.
+    let allowed = difference_allowed(TensorType::F16, WeightFormat::Compact);
+    // The original context is the whole context; shorter than that of the model; as long as, and shorter than, the limit.
     for (original, served) in [(CONTEXT, None), (256, None), (256, Some(256)), (256, Some(257))] {
         phi3.original_context = Some(original);
-        let difference = Case::within(&phi3, served).difference(Form::Compact, &EXACT);
+        let difference = Case::within(&phi3, served).difference(WeightFormat::Compact, &EXACT);
         assert!(difference <= allowed, "{original} {served:?}: {difference:.1e}");
     }
 }
 
 #[test]
-fn what_is_kept_computes_the_same() {
+fn cached_models_compute_the_same() {
     for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"] {
         let mut model = recipe(architecture, TensorType::Q8_0);
         if architecture == "phi3" {
             model.original_context = Some(256);
         }
-        let allowed = difference_allowed(TensorType::Q8_0, Form::Compact);
-        // The runtime does not read the products of experts that it writes.
-        let is_kept = architecture != "qwen3moe";
+        let allowed = difference_allowed(TensorType::Q8_0, WeightFormat::Compact);
+        // The runtime cannot read back the operations of experts.
+        let is_cached = architecture != "qwen3moe";
         let case = Case::new(&model);
-        let [cold, compiled, graph] = case.differences_cold_and_warm(&EXACT, is_kept);
+        let [cold, compiled, graph] = case.differences_cold_and_warm(&EXACT, is_cached);
         assert!(cold <= allowed && graph <= allowed, "{architecture}: {cold:.1e}, {graph:.1e}");
         assert_eq!(compiled, cold, "{architecture}");
-        if is_kept {
-            let [cold, compiled, graph] = case.differences_cold_and_warm(&ROUNDED, is_kept);
+        if is_cached {
+            let [cold, compiled, graph] = case.differences_cold_and_warm(&ROUNDED, is_cached);
             assert_eq!((compiled, graph), (cold, cold), "{architecture}, rounded");
         }
     }
@@ -96,8 +96,9 @@ fn gemma3_with_sliding_windows_shorter_than_the_sequence() {
 }
 
 #[test]
-fn gemma3_keeps_its_window_in_the_default_cache() {
-    let difference = Case::new(&recipe("gemma3", TensorType::F16)).difference(Form::Fine, &DEFAULT_CACHE);
+fn gemma3_has_its_sliding_window_in_the_default_cache() {
+    let difference =
+        Case::new(&recipe("gemma3", TensorType::F16)).difference(WeightFormat::Fine, &DEFAULT_CACHE);
     assert!(difference <= 0.15, "{difference:.1e}");
 }
 
@@ -105,32 +106,32 @@ fn gemma3_keeps_its_window_in_the_default_cache() {
 fn llama_with_factors_for_its_rotation() {
     let mut llama = recipe("llama", TensorType::F16);
     llama.rope_factors = true;
-    let difference = Case::new(&llama).difference(Form::Fine, &EXACT);
-    assert!(difference <= difference_allowed(TensorType::F16, Form::Fine), "{difference:.1e}");
+    let difference = Case::new(&llama).difference(WeightFormat::Fine, &EXACT);
+    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Fine), "{difference:.1e}");
 }
 
 #[test]
 fn llama_with_tied_embeddings() {
     let mut llama = recipe("llama", TensorType::F16);
     llama.tied = true;
-    let difference = Case::new(&llama).difference(Form::Fine, &EXACT);
-    assert!(difference <= difference_allowed(TensorType::F16, Form::Fine), "{difference:.1e}");
+    let difference = Case::new(&llama).difference(WeightFormat::Fine, &EXACT);
+    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Fine), "{difference:.1e}");
 }
 
 #[test]
-fn experts_of_an_architecture_that_is_not_known_to_be_right_are_refused_by_name() {
+fn experts_of_an_unsupported_architecture_are_rejected_by_name() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut olmoe = recipe("olmoe", TensorType::Q4K);
     olmoe.experts_used = 2;
     olmoe.write(file.path());
-    let refused = load_file(file.path(), Form::Compact, &[]).err().unwrap().chain();
-    assert!(refused.contains("\"olmoe\" with experts"), "{refused}");
+    let refused = load_file(file.path(), WeightFormat::Compact, &[]).err().unwrap().chain();
+    assert!(refused.contains("\"olmoe\" is not supported with experts"), "{refused}");
 }
 
 #[test]
-fn an_unknown_architecture_is_refused_by_name() {
+fn an_unknown_architecture_is_rejected_by_name() {
     let file = tempfile::NamedTempFile::new().unwrap();
     recipe("nosuch", TensorType::F16).write(file.path());
-    let refused = load_file(file.path(), Form::Compact, &[]).err().unwrap().chain();
+    let refused = load_file(file.path(), WeightFormat::Compact, &[]).err().unwrap().chain();
     assert!(refused.contains("\"nosuch\""), "{refused}");
 }

@@ -8,7 +8,7 @@ use server_engine::{
     Sampling, StepReport, StopCriteria, TokenId,
 };
 use server_gguf::TensorType;
-use server_openvino::{Form, load_pair};
+use server_openvino::{WeightFormat, load_pair};
 
 use crate::reference::{EXACT, config, load_file, recipe};
 
@@ -38,18 +38,18 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
     let runner: Box<dyn ModelRunner>;
     let engine = match draft {
         Some(draft) => {
-            let [of_model, of_draft] = [model, draft].map(|path| config(path, Form::Fine, &EXACT));
+            let [of_model, of_draft] = [model, draft].map(|path| config(path, WeightFormat::Fine, &EXACT));
             let [model, draft] = load_pair(&of_model, &of_draft, &mut |_| {}).unwrap();
             assert_eq!(model.1.layout.blocks_total, draft.1.layout.blocks_total);
             let bytes = model.1.layout.block_bytes + draft.1.layout.block_bytes;
-            assert!(bytes * u64::from(model.1.layout.blocks_total) <= of_model.cache_bytes.unwrap());
+            assert!(bytes * u64::from(model.1.layout.blocks_total) <= of_model.kv_cache_bytes.unwrap());
             runner = Box::new(model.0);
             let draft = DraftRunner { runner: Box::new(draft.0), max_model_len: 256 };
             let extras = EngineOptions { draft: Some(draft), ..EngineOptions::default() };
             Engine::start_with_options(engine_config(), runner, extras, observer).unwrap()
         }
         None => {
-            runner = Box::new(load_file(model, Form::Fine, &EXACT).unwrap().0);
+            runner = Box::new(load_file(model, WeightFormat::Fine, &EXACT).unwrap().0);
             Engine::start(engine_config(), runner, observer).unwrap()
         }
     };

@@ -1,5 +1,4 @@
-//! What is served is the model that the file contains: random weights of every common architecture and tensor
-//! type against a plain forward pass.
+//! Compares served models with a plain forward pass: random weights of every common architecture and tensor type.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,5 +6,5 @@ mod adapter;
 mod adapters;
 mod architectures;
 mod drafts;
-mod quantised;
+mod quantized;
 mod reference;

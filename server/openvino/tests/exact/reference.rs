@@ -1,5 +1,5 @@
-//! What the tests of whole models share: small files of random weights, a forward pass that is plainly right,
-//! and a way to step a runner through the same tokens. Knows nothing of how the crate under test works.
+//! The parts that tests of whole models share: small files of random weights, a simple forward pass, and a way to run a runner
+//! through the same tokens. They do not depend on how the crate under test works.
 
 mod file;
 mod forward;
@@ -8,35 +8,36 @@ mod steps;
 use std::path::{Path, PathBuf};
 
 use server_gguf::TensorType;
-use server_openvino::{Attention, Config, Form, Loaded, OpenVinoRunner, Unpack, Weights, load};
+use server_openvino::{Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
 pub(crate) use steps::{deviation, worst_difference, worst_difference_with};
 
-/// The folder below `cache_dir` in which a server's user caches models.
+/// The directory in `cache_dir` in which the current user caches models.
 pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
     let mut folders = std::fs::read_dir(cache_dir).unwrap().map(|entry| entry.unwrap().path());
     folders.find(|path| path.is_dir()).expect("loading a model creates the folder")
 }
 
-/// Tokens of a test's sequence: past two blocks of 32, and more than twice gemma's window.
+/// Tokens of a test's sequence: more than two blocks of 32, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;
 
-/// What computes exactly: f32 throughout, and activations not quantised on their way into a projection.
+/// Properties for exact computation: f32 everywhere, and no quantization of activations.
 pub(crate) const EXACT: [(&str, &str); 3] = [
     ("INFERENCE_PRECISION_HINT", "f32"),
     ("KV_CACHE_PRECISION", "f32"),
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
 ];
 
-/// As the processor likes it best: in bf16 if it has that, with rows rounded to 8 bits by our own kernels if it multiplies these.
+/// Properties for the fastest computation: the processor's default precision, and native projections, which quantize activations to
+/// 8 bits, if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest difference that this is to make (seen: 0.04 to 0.1). A wrong graph gives 0.4 and more.
+/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph gives 0.4 and more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
-/// A file of a recipe, its tokens, and the logits that its weights give.
+/// A file of a recipe, its tokens, and their logits from the plain forward pass.
 pub(crate) struct Case {
     file: tempfile::NamedTempFile,
     tokens: Vec<u32>,
@@ -49,7 +50,7 @@ impl Case {
         Self::within(recipe, None)
     }
 
-    /// The same, served with this longest sequence.
+    /// The same with a limit on the length of sequences.
     pub(crate) fn within(recipe: &Recipe, context: Option<u32>) -> Self {
         let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
         recipe.write(file.path());
@@ -63,65 +64,73 @@ impl Case {
         self.file.path()
     }
 
-    /// Loads the file in `form` and gives the largest difference between its logits and the reference's, as a
-    /// part of the reference's standard deviation.
-    pub(crate) fn difference(&self, form: Form, properties: &[(&str, &str)]) -> f64 {
-        self.loaded_difference(config(self.path(), form, properties)).0
+    /// Loads the file, and returns the largest difference between its logits and those of the reference, as a fraction of the
+    /// reference's standard deviation.
+    pub(crate) fn difference(&self, format: WeightFormat, properties: &[(&str, &str)]) -> f64 {
+        self.loaded_difference(config(self.path(), format, properties)).0
     }
 
-    /// The difference with the file as it is loaded the first time, with what was compiled then, and with the graph that was
-    /// kept; or always the first if nothing `is_kept`.
-    pub(crate) fn differences_cold_and_warm(&self, properties: &[(&str, &str)], is_kept: bool) -> [f64; 3] {
+    /// The differences of the first load, of one from the cached compiled model, and of one from the cached graph. If the model
+    /// is not cached, all loads are like the first.
+    pub(crate) fn differences_cold_and_warm(&self, properties: &[(&str, &str)], is_cached: bool) -> [f64; 3] {
         let folder = tempfile::tempdir().unwrap();
         let compiled = || {
             let files =
                 std::fs::read_dir(private_folder(folder.path())).unwrap().map(|entry| entry.unwrap().path());
             files.filter(|path| path.to_str().unwrap().contains("compiled-")).collect::<Vec<_>>()
         };
-        ["cold", "compiled", "graph"].map(|kept| {
-            if kept == "graph" {
+        ["cold", "compiled", "graph"].map(|source| {
+            if source == "graph" {
                 compiled().iter().for_each(|path| std::fs::remove_file(path).unwrap());
             }
-            let graph_folder = Some(folder.path().to_owned());
-            let config = Config { graph_folder, ..config(self.path(), Form::Compact, properties) };
-            let (difference, warm, stages) = self.loaded_difference(config);
-            assert_eq!(compiled().len(), usize::from(is_kept));
-            let compiles = kept != "compiled" || !is_kept;
-            assert_eq!((warm, stages.contains(&"compile")), (kept != "cold" && is_kept, compiles), "{kept}");
+            let cache_dir = Some(folder.path().to_owned());
+            let config = Config { cache_dir, ..config(self.path(), WeightFormat::Compact, properties) };
+            let (difference, from_cache, stages) = self.loaded_difference(config);
+            assert_eq!(compiled().len(), usize::from(is_cached));
+            let compiles = source != "compiled" || !is_cached;
+            assert_eq!(
+                (from_cache, stages.contains(&"compile")),
+                (source != "cold" && is_cached, compiles),
+                "{source}"
+            );
             difference
         })
     }
 
-    /// Answers also whether anything was kept, and the stages of loading.
+    /// The difference, whether anything was read from the cache, and the stages of loading.
     fn loaded_difference(&self, config: Config) -> (f64, bool, Vec<&'static str>) {
-        let config = Config { context_tokens_max: self.context, ..config };
+        let config = Config { max_model_len: self.context, ..config };
         let mut stages = Vec::new();
         let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
-        (worst_difference(&mut runner, &self.tokens, &self.logits), loaded.warm, stages)
+        (worst_difference(&mut runner, &self.tokens, &self.logits), loaded.from_cache, stages)
     }
 }
 
 pub(crate) fn load_file(
     path: &Path,
-    form: Form,
+    format: WeightFormat,
     properties: &[(&str, &str)],
-) -> Result<(OpenVinoRunner, Loaded), server_openvino::Error> {
-    load(&config(path, form, properties), &mut |_| {})
+) -> Result<(OpenVinoRunner, LoadReport), server_openvino::Error> {
+    load(&config(path, format, properties), &mut |_| {})
 }
 
-pub(crate) fn config(path: &Path, form: Form, properties: &[(&str, &str)]) -> Config {
+pub(crate) fn config(path: &Path, format: WeightFormat, properties: &[(&str, &str)]) -> Config {
     Config {
         model: path.to_owned(),
         device: "CPU".to_owned(),
-        properties: properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
-        weights: Weights::As(form),
-        unpack: Unpack::Never,
-        graph_folder: None,
-        context_tokens_max: None,
-        cache_bytes: Some(32 << 20),
-        cache_tokens_max: 0,
+        plugin_config: properties
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect(),
+        weights: Some(format),
+        unpack_weights: UnpackWeights::Never,
+        cache_dir: None,
+        max_model_len: None,
+        kv_cache_bytes: Some(32 << 20),
+        kv_cache_tokens_max: 0,
         adapters: Vec::new(),
-        attention: Attention::default(),
+        sparse_attention: None,
+        block_scores: false,
     }
 }
 
@@ -142,18 +151,17 @@ pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
 /// The default 8-bit cache, all else exact.
 pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
 
-/// The largest difference that is no fault, as a part of the logits' standard deviation.
+/// The largest allowed difference, as a fraction of the standard deviation of the logits.
 ///
-/// Types without minima: rounding in f32, and the attention's scale, which the front end keeps in f16 (seen:
-/// 3e-6 to 5e-4). Compact rounds zero points near 8 to f16, 1/512 of a step (seen: 3e-3 to 8e-3). Fine rounds
-/// them to some thousandths of a step (seen: 2e-2 to 3.4e-2, the latter over gemma's seven layers). A wrong
-/// graph gives 0.4 and more.
-pub(crate) fn difference_allowed(kind: TensorType, form: Form) -> f64 {
+/// Types without minima: rounding in f32, and the attention's scale, which the front end stores in f16 (measured:
+/// 3e-6 to 5e-4). Compact rounds zero points near 8 to f16, 1/512 of a step (measured: 3e-3 to 8e-3). Fine rounds them to some
+/// thousandths of a step (measured: 2e-2 to 3.4e-2, the latter over gemma's seven layers). A wrong graph gives 0.4 and more.
+pub(crate) fn difference_allowed(kind: TensorType, format: WeightFormat) -> f64 {
     let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
-    match form {
+    match format {
         _ if !has_minima => 1e-3,
-        Form::Compact => 1.5e-2,
-        Form::Fine => 5e-2,
-        Form::Rounded => f64::INFINITY,
+        WeightFormat::Compact => 1.5e-2,
+        WeightFormat::Fine => 5e-2,
+        WeightFormat::Rounded => f64::INFINITY,
     }
 }

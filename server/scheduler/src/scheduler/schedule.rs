@@ -98,12 +98,12 @@ impl Scheduler {
     /// The number of prompt tokens that may be added to the decodes of `batch`.
     fn prompt_budget(&self, batch: &Batch) -> u32 {
         let decode_tokens = batch.tokens.len() as u32;
-        let mut running = self.running.iter().map(|entry| self.sequences.get(entry.slot));
-        let prompt = running.find(|prompt| {
-            prompt.batch_index.is_none()
-                && !prompt.is_suspended
-                && !self.shares.is_paused(prompt.group.tenant)
+        let mut running = self.running.iter();
+        let prompt = running.find(|entry| {
+            let prompt = self.sequences.get(entry.slot);
+            prompt.batch_index.is_none() && !prompt.is_suspended && !self.pauses(entry)
         });
+        let prompt = prompt.map(|entry| self.sequences.get(entry.slot));
         let computed_tokens = prompt.map_or(0, |prompt| prompt.residency.computed_tokens);
         let work = StepWork::of(batch);
         if self.shares.is_shared() {
@@ -170,7 +170,10 @@ impl Scheduler {
             if self.is_paused(&self.running[group.start]) {
                 continue;
             }
-            if self.can_decode(group.clone(), budget) && self.allocate_group_slots(group.clone(), batch) {
+            if self.can_decode(group.clone(), budget)
+                && !self.defer_decode(group.start)
+                && self.allocate_group_slots(group.clone(), batch)
+            {
                 for position in group {
                     let drafts = self.allocate_drafts(position, budget);
                     self.schedule_tokens(self.running[position].slot, 1, drafts, batch, budget);
@@ -226,7 +229,7 @@ impl Scheduler {
                 return;
             }
             let slot = self.running[position].slot;
-            if self.sequences.get(slot).batch_index.is_none() && !self.is_paused(&self.running[position]) {
+            if self.sequences.get(slot).batch_index.is_none() && !self.pauses(&self.running[position]) {
                 self.schedule_chunk(slot, batch, budget);
             }
         }
@@ -235,6 +238,25 @@ impl Scheduler {
     /// Whether the tenant of a sequence takes no part in this step.
     fn is_paused(&self, entry: &QueueEntry) -> bool {
         self.shares.is_paused(self.sequences.get(entry.slot).group.tenant)
+    }
+
+    /// Whether the running sequence at `position`, which lacks only its latest token, waits for a later step because its tenant
+    /// has generated enough tokens in this one. Sequences in lockstep cannot be divided.
+    fn defer_decode(&mut self, position: usize) -> bool {
+        let QueueEntry { slot, priority, .. } = self.running[position];
+        let group = &self.sequences.get(slot).group;
+        let overhead = self.step_time.overhead();
+        !group.lockstep
+            && self.shares.defer_decode(group.tenant, priority, overhead, |work| self.step_time.cost(work))
+    }
+
+    /// Whether a sequence takes no part in this step because its tenant pauses or generates other sequences' tokens.
+    fn pauses(&self, entry: &QueueEntry) -> bool {
+        let sequence = self.sequences.get(entry.slot);
+        let is_deferred = sequence.uncomputed_tokens() == 1
+            && !sequence.group.lockstep
+            && self.shares.is_decode_deferred(sequence.group.tenant, entry.priority);
+        is_deferred || self.is_paused(entry)
     }
 
     /// Schedules as many of a sequence's next tokens as possible, which may be none.

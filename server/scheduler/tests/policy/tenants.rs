@@ -138,6 +138,12 @@ fn many_sequences_of_another_tenant_delay_little() {
 }
 
 #[test]
+fn many_long_sequences_of_another_tenant_delay_little() {
+    let slowdown = slowdown(attackers(2, 3200, 128, 2));
+    assert!(slowdown < 3.0, "{slowdown} times");
+}
+
+#[test]
 fn requests_that_fill_the_cache_delay_little() {
     let slowdown = slowdown(attackers(8, 7900, 1, 200));
     assert!(slowdown < 3.0, "{slowdown} times");

@@ -1,43 +1,42 @@
-//! The form that a request asks for: OpenAI's `response_format`, with XGrammar's formats in it as OVMS takes them, and
-//! vLLM's parameters. A request asks in one way or in none.
+//! The form that a request demands: OpenAI's `response_format`, which may contain XGrammar's formats as in OVMS, and vLLM's
+//! parameters. A request may use only one of them.
 
 use serde_json::{Map, Value};
-use server_guidance::{Form, is_structural_tag_type, structural_tag};
+use server_guidance::{Form, FormError, is_structural_tag_type, structural_tag};
 use server_openai::Generation;
 
-use super::refused;
 use crate::error::Error;
 
-/// A form, and the parameter that asks for it.
+/// A form, and the parameter that demands it.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct RequestedForm {
     pub(super) form: Form,
     pub(super) param: String,
 }
 
-/// OpenAI's parameter.
+/// OpenAI's parameter for a form.
 const FORMAT: &str = "response_format";
 
-/// The ways of vLLM.
+/// The kinds of forms of vLLM.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
-/// What the request asks for.
+/// Returns the form that the request demands, if any.
 ///
 /// # Errors
-/// It is none, or there are two.
-pub(super) fn wanted(generation: &Generation) -> Result<Option<Wanted>, Error> {
+/// The form is invalid, or the request has two.
+pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>, Error> {
     let mut wanted = None;
     if let Some(map) = &generation.response_format
         && let Some(form) = response_format(map, FORMAT)?
     {
-        wanted = Some(Wanted { form, param: FORMAT.to_owned() });
+        wanted = Some(RequestedForm { form, param: FORMAT.to_owned() });
     }
     let mut add = |kind: &str, value: &Value, param: String| {
         if let Some(form) = vllm(kind, value, &param)? {
-            if let Some(Wanted { param: other, .. }) = &wanted {
+            if let Some(RequestedForm { param: other, .. }) = &wanted {
                 return Err(Error::invalid(param, format!("cannot be combined with {other}")));
             }
-            wanted = Some(Wanted { form, param });
+            wanted = Some(RequestedForm { form, param });
         }
         Ok(())
     };
@@ -63,11 +62,17 @@ pub(super) fn wanted(generation: &Generation) -> Result<Option<Wanted>, Error> {
     Ok(wanted)
 }
 
-/// `None` for plain text.
+/// Converts an error of a form into the error of the request.
+pub(super) fn rejected(invalid: FormError, param: &str) -> Error {
+    let FormError { at, problem } = invalid;
+    Error::invalid(if at.is_empty() { param.to_owned() } else { at }, problem)
+}
+
+/// Reads a `response_format`; `None` for plain text.
 fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, Error> {
     let kind = match map.get("type") {
         Some(Value::String(kind)) => kind.as_str(),
-        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.type"), "is no string")),
+        Some(_) => return Err(Error::coded("invalid_type", format!("{at}.type"), "must be a string")),
         None => return Err(Error::missing(format!("{at}.type"))),
     };
     match kind {
@@ -75,25 +80,25 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
         "json_object" => Ok(Some(Form::json_object(at))),
         "json_schema" => json_schema(map, at).map(Some),
         kind if is_structural_tag_type(kind) => {
-            structural_tag(map, at).map(Some).map_err(|invalid| refused(invalid, at))
+            structural_tag(map, at).map(Some).map_err(|invalid| rejected(invalid, at))
         }
         kind => {
             let problem = format!(
-                "{kind:?} is none of text, json_object, json_schema, structural_tag, and no format of one"
+                "{kind:?} must be text, json_object, json_schema, structural_tag, or a format of a structural tag"
             );
             Err(Error::invalid(format!("{at}.type"), problem))
         }
     }
 }
 
-/// OpenAI's: the schema with a name, in `json_schema` or, as responses have it, beside the type. A `json_schema` that
-/// has no `schema` is one, as in structural tags.
+/// Reads OpenAI's form: a schema with a name, in `json_schema` or, in the responses endpoint, beside the type. A
+/// `json_schema` without `schema` is the schema itself, as in structural tags.
 fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     let (named, at) = match map.get("json_schema") {
         None => (map, at.to_owned()),
         Some(Value::Object(inner)) => (inner, format!("{at}.json_schema")),
         Some(_) => {
-            return Err(Error::coded("invalid_type", format!("{at}.json_schema"), "is no object"));
+            return Err(Error::coded("invalid_type", format!("{at}.json_schema"), "must be an object"));
         }
     };
     let field = |name: &str| named.get(name).filter(|value| !value.is_null());
@@ -102,10 +107,10 @@ fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
         return Ok(Form::Json { schema: Value::Object(named.clone()), at });
     }
     if field("name").is_some_and(|name| !name.is_string()) {
-        return Err(Error::coded("invalid_type", format!("{at}.name"), "is no string"));
+        return Err(Error::coded("invalid_type", format!("{at}.name"), "must be a string"));
     }
     if field("strict").is_some_and(|strict| !strict.is_boolean()) {
-        return Err(Error::coded("invalid_type", format!("{at}.strict"), "is no boolean"));
+        return Err(Error::coded("invalid_type", format!("{at}.strict"), "must be a boolean"));
     }
     match field("schema") {
         Some(schema) => Ok(Form::Json { schema: schema.clone(), at: format!("{at}.schema") }),
@@ -113,14 +118,14 @@ fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     }
 }
 
-/// `None` for what asks for nothing.
+/// Reads a parameter of vLLM; `None` if it demands no form.
 fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
     if value.is_null() {
         return Ok(None);
     }
     let text = || {
         let text = value.as_str().map(str::to_owned);
-        text.ok_or_else(|| Error::coded("invalid_type", at, "is no string"))
+        text.ok_or_else(|| Error::coded("invalid_type", at, "must be a string"))
     };
     Ok(Some(match kind {
         "json" => Form::Json { schema: object(value, at)?, at: at.to_owned() },
@@ -130,45 +135,47 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
         "json_object" => match value {
             Value::Bool(true) => Form::json_object(at),
             Value::Bool(false) => return Ok(None),
-            _ => return Err(Error::coded("invalid_type", at, "is no boolean")),
+            _ => return Err(Error::coded("invalid_type", at, "must be a boolean")),
         },
         "structural_tag" => {
             let tag = object(value, at)?;
             let Value::Object(map) = &tag else {
-                return Err(Error::coded("invalid_type", at, "is no object"));
+                return Err(Error::coded("invalid_type", at, "must be an object"));
             };
-            structural_tag(map, at).map_err(|invalid| refused(invalid, at))?
+            structural_tag(map, at).map_err(|invalid| rejected(invalid, at))?
         }
-        // They say how, not what, of engines that are not this one's.
+        // These are options of vLLM's backends.
         "backend" | "disable_fallback" | "_backend" | "_backend_was_auto" => return Ok(None),
         "disable_any_whitespace" | "disable_additional_properties" if *value == Value::Bool(false) => {
             return Ok(None);
         }
         _ => {
             let known = KINDS.join(", ");
-            return Err(Error::invalid(at, format!("is not supported; these are: {known}")));
+            return Err(Error::invalid(at, format!("is not supported; supported kinds: {known}")));
         }
     }))
 }
 
-/// An object, or JSON in a string.
+/// Reads an object, or JSON in a string.
 fn object(value: &Value, at: &str) -> Result<Value, Error> {
     match value {
         Value::String(text) => {
-            serde_json::from_str(text).map_err(|error| Error::invalid(at, format!("is no JSON: {error}")))
+            serde_json::from_str(text).map_err(|error| Error::invalid(at, format!("is not JSON: {error}")))
         }
         value => Ok(value.clone()),
     }
 }
 
 fn choice(value: &Value, at: &str) -> Result<Form, Error> {
-    let Value::Array(values) = value else { return Err(Error::coded("invalid_type", at, "is no array")) };
+    let Value::Array(values) = value else {
+        return Err(Error::coded("invalid_type", at, "must be an array"));
+    };
     if values.is_empty() {
         return Err(Error::coded("empty_array", at, "is empty"));
     }
     let text = |(index, value): (usize, &Value)| match value {
         Value::String(text) => Ok(Form::literal(text.as_str())),
-        _ => Err(Error::coded("invalid_type", format!("{at}[{index}]"), "is no string")),
+        _ => Err(Error::coded("invalid_type", format!("{at}[{index}]"), "must be a string")),
     };
     Ok(Form::Choice(values.iter().enumerate().map(text).collect::<Result<_, _>>()?))
 }

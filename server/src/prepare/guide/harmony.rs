@@ -1,13 +1,13 @@
-//! Harmony as a form: the whole answer is messages, of which only what counts is held to anything. Reasoning may come
-//! before, in messages of its own.
+//! Forms of answers in Harmony: the whole answer consists of messages, of which only the last is constrained. Messages with
+//! reasoning may come before.
 //!
-//! What ends an answer is none of the form: a call is over with its arguments.
+//! The end token of an answer is not part of the form: a call ends with its arguments.
 
 use server_guidance::Form;
 
 use super::tools::Calls;
 
-/// Messages of analysis, any number of them.
+/// Any number of messages in the analysis channel.
 fn analysis() -> Form {
     Form::Sequence(vec![
         Form::literal("<|channel|>analysis<|message|>"),
@@ -17,7 +17,7 @@ fn analysis() -> Form {
     .repeated(0)
 }
 
-/// What is said before a call.
+/// The text before a call.
 fn preamble() -> Form {
     Form::Sequence(vec![
         Form::literal("<|channel|>commentary<|message|>"),
@@ -37,7 +37,7 @@ fn last(content: Form) -> Form {
     ])
 }
 
-/// An answer that is held to something.
+/// An answer whose content is constrained.
 pub(super) fn answer(content: Form) -> Form {
     Form::Sequence(vec![analysis(), last(content)])
 }
@@ -55,7 +55,7 @@ pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Fo
         ends.push(last(content.cloned().unwrap_or_else(Form::text)));
     }
     let mut parts = vec![analysis()];
-    // A preamble is content, which is of its form or not there.
+    // A preamble is content too, so there is none if the content is constrained.
     if content.is_none() {
         parts.extend([preamble().optional(), analysis()]);
     }

@@ -154,18 +154,18 @@ fn formats(tool: ToolFormat) -> Formats {
 
 /// What an answer says.
 #[derive(Debug, Default)]
-struct Said {
+struct ParsedAnswer {
     content: String,
     reasoning: String,
     calls: Vec<(String, String, bool)>,
 }
 
-fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> Said {
+fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> ParsedAnswer {
     let tools = Tools::new(tools.iter().map(|tool| (tool.name.as_str(), tool.parameters.as_ref())));
     let mut parser = Parser::new(formats, &Arc::new(tools), prompt_end);
     let mut deltas = parser.push(text);
     deltas.extend(parser.finish());
-    let mut said = Said::default();
+    let mut said = ParsedAnswer::default();
     for delta in deltas {
         match delta {
             Delta::Content(text) => said.content.push_str(&text),
@@ -179,7 +179,7 @@ fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> Said 
 }
 
 /// Every call is whole, and its arguments fit its tool's schema.
-fn check_calls(said: &Said, tools: &[Tool], text: &str) {
+fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
     for (name, arguments, is_whole) in &said.calls {
         assert!(is_whole, "a call of {name} has no end in {text:?}");
         let tool = tools.iter().find(|tool| tool.name == *name);
@@ -198,8 +198,8 @@ fn check_calls(said: &Said, tools: &[Tool], text: &str) {
 }
 
 fn guide(conversation: &Conversation, formats: Formats, content: Option<&Form>) -> Guide {
-    let asked = Asked { conversation, formats, content };
-    assert!(!asked.is_nothing());
+    let asked = FormRequest { conversation, formats, content };
+    assert!(!asked.is_unconstrained());
     asked.compiled(&COMPILER, "response_format").unwrap()
 }
 
@@ -213,7 +213,7 @@ fn all_formats() -> impl Iterator<Item = Formats> {
 }
 
 #[test]
-fn calls_that_are_required_are_read_as_calls_of_the_tools_in_every_format() {
+fn required_calls_parse_as_calls_in_every_format() {
     for formats in all_formats() {
         for parallel in [None, Some(false)] {
             let tools = three_tools(false);
@@ -242,7 +242,7 @@ fn calls_that_are_required_are_read_as_calls_of_the_tools_in_every_format() {
 }
 
 #[test]
-fn a_tool_that_is_named_is_called_once_and_no_other_is() {
+fn a_named_tool_is_called_exactly_once_and_no_other_is_called() {
     for formats in all_formats() {
         let tools = three_tools(false);
         let named =
@@ -265,7 +265,7 @@ fn a_tool_that_is_named_is_called_once_and_no_other_is() {
 }
 
 #[test]
-fn strict_tools_are_held_to_their_schemas_where_text_may_come_too() {
+fn strict_tools_are_constrained_within_text() {
     for formats in all_formats() {
         let tools = three_tools(true);
         let guide = guide(&conversation(tools.clone(), ToolChoice::Auto), formats, None);
@@ -288,9 +288,9 @@ fn strict_tools_are_held_to_their_schemas_where_text_may_come_too() {
 }
 
 #[test]
-fn where_nothing_is_asked_for_there_is_no_guide() {
+fn a_request_without_a_form_has_no_guide() {
     let nothing = |conversation: &Conversation| {
-        Asked { conversation, formats: formats(ToolFormat::Hermes3), content: None }.is_nothing()
+        FormRequest { conversation, formats: formats(ToolFormat::Hermes3), content: None }.is_unconstrained()
     };
     assert!(nothing(&conversation(three_tools(false), ToolChoice::Auto)));
     assert!(nothing(&conversation(three_tools(true), ToolChoice::None)));
@@ -299,7 +299,7 @@ fn where_nothing_is_asked_for_there_is_no_guide() {
 }
 
 #[test]
-fn content_is_of_its_form_beside_calls_and_after_reasoning() {
+fn content_is_constrained_beside_calls_and_after_reasoning() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
     let form = Form::Json { schema: schema.clone(), at: "response_format".to_owned() };
     let validator = jsonschema::validator_for(&schema).unwrap();
@@ -333,7 +333,7 @@ fn content_is_of_its_form_beside_calls_and_after_reasoning() {
 }
 
 #[test]
-fn a_schema_that_cannot_be_followed_is_refused_if_its_tool_is_strict_and_else_left_out() {
+fn an_unsupported_schema_is_rejected_if_its_tool_is_strict_and_otherwise_ignored() {
     let unique = json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}, "required": ["a"]});
     for formats in all_formats() {
         let with = |strict: bool| {
@@ -342,7 +342,7 @@ fn a_schema_that_cannot_be_followed_is_refused_if_its_tool_is_strict_and_else_le
             conversation(tools, ToolChoice::Required)
         };
         let strict = with(true);
-        let asked = Asked { conversation: &strict, formats, content: None };
+        let asked = FormRequest { conversation: &strict, formats, content: None };
         let error = asked.compiled(&COMPILER, "tools").unwrap_err();
         let Error::Invalid { param, message, .. } = &error else { panic!("{error:?}") };
         assert!(param.starts_with("tools[3].function.parameters"), "{formats:?}: {message}");
@@ -356,14 +356,14 @@ fn a_schema_that_cannot_be_followed_is_refused_if_its_tool_is_strict_and_else_le
 }
 
 #[test]
-fn however_many_schemas_are_broken_each_is_tried_once() {
+fn each_unsupported_schema_is_tried_once() {
     let unique = json!({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}, "required": ["a"]});
     let count = 40;
     for formats in all_formats() {
         let tools =
             (0..count).map(|index| tool(&format!("odd{index}"), Some(unique.clone()), false)).collect();
         let conversation = conversation(tools, ToolChoice::Required);
-        let asked = Asked { conversation: &conversation, formats, content: None };
+        let asked = FormRequest { conversation: &conversation, formats, content: None };
         let (compiled, tried) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let attempts = Attempts {
             vocabulary: COMPILER.vocabulary(),
@@ -385,7 +385,7 @@ fn however_many_schemas_are_broken_each_is_tried_once() {
 #[test]
 fn a_model_without_a_format_of_calls_cannot_be_required_to_call() {
     let required = conversation(three_tools(false), ToolChoice::Required);
-    let asked = Asked { conversation: &required, formats: Formats::default(), content: None };
+    let asked = FormRequest { conversation: &required, formats: Formats::default(), content: None };
     let error = asked.compiled(&COMPILER, "tools").unwrap_err();
     assert!(matches!(&error, Error::Invalid { param, .. } if param == "tool_choice"), "{error:?}");
 }
@@ -395,7 +395,7 @@ fn generation(value: Value) -> Generation {
 }
 
 #[test]
-fn every_way_to_ask_for_a_form_is_read() {
+fn every_parameter_with_a_form_is_read() {
     let schema = json!({"type": "integer"});
     let json_at = |at: &str| Some(Form::Json { schema: schema.clone(), at: at.to_owned() });
     let regex_at = |at: &str| Some(Form::Regex { pattern: "a+".to_owned(), at: at.to_owned() });
@@ -448,13 +448,13 @@ fn every_way_to_ask_for_a_form_is_read() {
         (json!({"guided_json_object": false}), None),
     ];
     for (request, expected) in cases {
-        let wanted = format::wanted(&generation(request.clone())).unwrap();
+        let wanted = format::requested(&generation(request.clone())).unwrap();
         assert_eq!(wanted.map(|wanted| wanted.form), expected, "{request}");
     }
 }
 
 #[test]
-fn what_is_no_form_is_told_with_its_parameter() {
+fn an_error_names_the_parameter_of_an_invalid_form() {
     for (request, place) in [
         (json!({"response_format": {}}), "response_format.type"),
         (json!({"response_format": {"type": 3}}), "response_format.type"),
@@ -488,7 +488,7 @@ fn what_is_no_form_is_told_with_its_parameter() {
         (json!({"response_format": {"type": "json_object"}, "guided_regex": "a"}), "guided_regex"),
         (json!({"guided_grammar": ["a"]}), "guided_grammar"),
     ] {
-        let error = format::wanted(&generation(request.clone())).unwrap_err();
+        let error = format::requested(&generation(request.clone())).unwrap_err();
         let Error::Invalid { param, message, .. } = &error else { panic!("{error:?}") };
         assert_eq!(param, place, "{message}: {request}");
     }

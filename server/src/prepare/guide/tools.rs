@@ -1,5 +1,5 @@
-//! Calls as a form, in the way of each model: what comes out is read as calls of the tools that are offered, with
-//! arguments that fit their schemas.
+//! Forms of tool calls in the format of each model. The parser reads an answer of such a form as calls of the offered
+//! tools, with arguments that match their schemas.
 
 use std::collections::HashSet;
 
@@ -10,41 +10,45 @@ use server_parsers::ToolFormat;
 use crate::prepare::conversation::Conversation;
 use crate::prepare::tools::{Tool, ToolChoice};
 
-/// The tools that may be called, with their places in the request.
+/// Returns the tools that may be called, with their indices in the request.
 pub(super) fn offered(conversation: &Conversation) -> impl Iterator<Item = (usize, &Tool)> {
     let allowed = |(_, tool): &(usize, &Tool)| conversation.choice.allows(&tool.name);
     conversation.tools.iter().enumerate().filter(allowed)
 }
 
-fn place(index: usize) -> String {
+fn schema_path(index: usize) -> String {
     format!("tools[{index}].function.parameters")
 }
 
-/// Whether what is at `at` is in the schema of this tool.
+/// Whether the path `at` is in the schema of this tool.
 pub(super) fn is_of(at: &str, index: usize) -> bool {
-    at.strip_prefix(&place(index)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    at.strip_prefix(&schema_path(index)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The calls that a request admits.
+/// The calls that a request allows.
 pub(super) struct Calls<'a> {
     format: ToolFormat,
     tools: Vec<(usize, &'a Tool)>,
-    /// Tools of whose arguments nothing is asked.
-    loose: &'a HashSet<usize>,
+    /// Indices of the tools whose arguments may be any object.
+    unconstrained: &'a HashSet<usize>,
     parallel: bool,
 }
 
 impl<'a> Calls<'a> {
-    pub(super) fn new(conversation: &'a Conversation, format: ToolFormat, loose: &'a HashSet<usize>) -> Self {
-        // One that is named is called, and that is all.
+    pub(super) fn new(
+        conversation: &'a Conversation,
+        format: ToolFormat,
+        unconstrained: &'a HashSet<usize>,
+    ) -> Self {
+        // A tool that is named is called exactly once.
         let is_named = matches!(conversation.choice, ToolChoice::Named(_));
         let parallel = conversation.parallel.unwrap_or(true) && !is_named;
-        Self { format, tools: offered(conversation).collect(), loose, parallel }
+        Self { format, tools: offered(conversation).collect(), unconstrained, parallel }
     }
 
-    /// The whole answer is calls, at least one; `None` if the model is not known to write any.
+    /// Returns the form of an answer of at least one call and nothing else; `None` if the model has no known format.
     pub(super) fn alone(&self, vocabulary: &Vocabulary) -> Option<Form> {
-        let one = |written: Written| written.form();
+        let one = |marked: MarkedForm| marked.form();
         Some(match self.format {
             ToolFormat::None | ToolFormat::Gptoss => return None,
             ToolFormat::Hermes3 => self.several(self.each(|call| one(self.hermes(call))), "\n"),
@@ -61,10 +65,10 @@ impl<'a> Calls<'a> {
         })
     }
 
-    /// Calls within text, each held to its tool from its mark on; `None` if the model is not known to write any.
+    /// Returns the form of calls within text, each constrained from its mark on; `None` if the model has no known format.
     pub(super) fn in_text(&self, vocabulary: &Vocabulary) -> Option<Form> {
-        let calls = || self.tools.iter().map(|tool| self.call(tool));
-        let tags: Vec<Written> = match self.format {
+        let calls = || self.calls();
+        let tags: Vec<MarkedForm> = match self.format {
             ToolFormat::None | ToolFormat::Gptoss => return None,
             ToolFormat::Llama3 => return Some(self.llama_in_text()),
             ToolFormat::Hermes3 => calls().map(|call| self.hermes(call)).collect(),
@@ -72,7 +76,7 @@ impl<'a> Calls<'a> {
             ToolFormat::Devstral => calls().map(devstral).collect(),
             ToolFormat::Phi4 => self.phi4(vocabulary),
             ToolFormat::Granite => self.granite(vocabulary),
-            // Its outer tag may be missing.
+            // The outer tag may be missing.
             ToolFormat::Qwen3Coder => calls().map(qwen).chain(calls().map(bare_qwen)).collect(),
             ToolFormat::MiniCpm5 => calls().map(minicpm).collect(),
             ToolFormat::Lfm2 => vec![self.lfm2()],
@@ -83,7 +87,7 @@ impl<'a> Calls<'a> {
         triggers.dedup();
         triggers.sort_unstable();
         triggers.dedup();
-        let tags = tags.into_iter().map(|Written { mark, rest }| Tag { begin: mark.to_owned(), rest });
+        let tags = tags.into_iter().map(|MarkedForm { mark, rest }| Tag { begin: mark.to_owned(), rest });
         Some(Form::TriggeredTags(TriggeredTags {
             triggers,
             tags: tags.collect(),
@@ -94,37 +98,38 @@ impl<'a> Calls<'a> {
         }))
     }
 
-    /// The name of each tool and its arguments as JSON.
+    /// Returns the name of each tool and its arguments as JSON.
     pub(super) fn json_arguments(&self) -> impl Iterator<Item = (&'a str, Form)> {
-        self.tools.iter().map(|tool| {
-            let call = self.call(tool);
-            (call.name, call.json())
-        })
+        self.calls().map(|call| (call.name, call.json()))
     }
 
-    fn call(&self, (index, tool): &(usize, &'a Tool)) -> Call<'a> {
-        // OpenAI's: a tool without parameters takes none.
+    fn calls(&self) -> impl Iterator<Item = Call<'a>> {
+        self.tools.iter().map(|(index, tool)| self.call(*index, tool))
+    }
+
+    fn call(&self, index: usize, tool: &'a Tool) -> Call<'a> {
+        // As in OpenAI's API, a tool without parameters has no arguments.
         let nothing = || json!({"type": "object", "properties": {}, "additionalProperties": false});
         let mut schema = match &tool.parameters {
-            _ if self.loose.contains(index) => json!({"type": "object"}),
+            _ if self.unconstrained.contains(&index) => json!({"type": "object"}),
             None => nothing(),
             Some(parameters) => parameters.clone(),
         };
-        // Arguments are an object, said or not.
+        // Arguments are always an object, even if the schema does not say so.
         if let Value::Object(map) = &mut schema
             && !map.contains_key("type")
             && !map.contains_key("$ref")
         {
             map.insert("type".to_owned(), json!("object"));
         }
-        Call { name: &tool.name, schema, at: place(*index) }
+        Call { name: &tool.name, schema, at: schema_path(index) }
     }
 
     fn each(&self, write: impl Fn(Call<'a>) -> Form) -> Form {
-        Form::Choice(self.tools.iter().map(|tool| write(self.call(tool))).collect())
+        Form::Choice(self.calls().map(write).collect())
     }
 
-    /// One or, where they may be, several, with something between them.
+    /// Returns the form of one call or, if parallel calls are allowed, of several with a separator.
     fn several(&self, one: Form, between: &str) -> Form {
         if !self.parallel {
             return one;
@@ -133,33 +138,33 @@ impl<'a> Calls<'a> {
         Form::Sequence(vec![one, next.repeated(0)])
     }
 
-    fn either(&self, written: Vec<Written>) -> Form {
-        let several = |written: Written| match written.mark {
-            "<tool_call>" => self.several(written.form(), "\n"),
-            _ => written.form(),
+    fn either(&self, forms: Vec<MarkedForm>) -> Form {
+        let several = |marked: MarkedForm| match marked.mark {
+            "<tool_call>" => self.several(marked.form(), "\n"),
+            _ => marked.form(),
         };
-        Form::Choice(written.into_iter().map(several).collect())
+        Form::Choice(forms.into_iter().map(several).collect())
     }
 
-    fn hermes(&self, call: Call<'_>) -> Written {
+    fn hermes(&self, call: Call<'_>) -> MarkedForm {
         let rest = vec![Form::literal("\n"), object(call, "arguments"), Form::literal("\n</tool_call>")];
-        Written { mark: "<tool_call>", rest: Form::Sequence(rest) }
+        MarkedForm { mark: "<tool_call>", rest: Form::Sequence(rest) }
     }
 
-    /// Objects in an array.
-    fn array(&self, mark: &'static str, end: &str) -> Written {
+    /// Calls as JSON objects in an array.
+    fn array(&self, mark: &'static str, end: &str) -> MarkedForm {
         let objects = self.several(self.each(|call| object(call, "arguments")), ", ");
         let rest = vec![
-            // Some tokenizers put a space after the mark.
+            // Some tokenizers add a space after the mark.
             Form::literal(" ").optional(),
             Form::literal("["),
             objects,
             Form::literal(format!("]{end}")),
         ];
-        Written { mark, rest: Form::Sequence(rest) }
+        MarkedForm { mark, rest: Form::Sequence(rest) }
     }
 
-    fn phi4(&self, vocabulary: &Vocabulary) -> Vec<Written> {
+    fn phi4(&self, vocabulary: &Vocabulary) -> Vec<MarkedForm> {
         let mut ways = vec![self.array("functools", "")];
         if vocabulary.special("<|tool_call|>").is_some() {
             ways.push(self.array("<|tool_call|>", "<|/tool_call|>"));
@@ -167,15 +172,16 @@ impl<'a> Calls<'a> {
         ways
     }
 
-    fn granite(&self, vocabulary: &Vocabulary) -> Vec<Written> {
-        let mut ways = vec![Written { mark: "<tool_call>", rest: self.each(|call| self.hermes(call).rest) }];
+    fn granite(&self, vocabulary: &Vocabulary) -> Vec<MarkedForm> {
+        let mut ways =
+            vec![MarkedForm { mark: "<tool_call>", rest: self.each(|call| self.hermes(call).rest) }];
         if vocabulary.special("<|tool_call|>").is_some() {
             ways.push(self.array("<|tool_call|>", ""));
         }
         ways
     }
 
-    fn lfm2(&self) -> Written {
+    fn lfm2(&self) -> MarkedForm {
         let call = |call: Call<'a>| {
             let Call { name, schema, at } = call;
             Form::Sequence(vec![
@@ -189,17 +195,17 @@ impl<'a> Calls<'a> {
             self.several(self.each(call), ", "),
             Form::literal("]<|tool_call_end|>"),
         ];
-        Written { mark: "<|tool_call_start|>", rest: Form::Sequence(rest) }
+        MarkedForm { mark: "<|tool_call_start|>", rest: Form::Sequence(rest) }
     }
 
-    fn deepseek(&self) -> Written {
+    fn deepseek(&self) -> MarkedForm {
         let one = self.deepseek_call().form();
         let rest = vec![self.several(one, "\n"), Form::literal("<｜tool▁calls▁end｜>")];
-        Written { mark: "<｜tool▁calls▁begin｜>", rest: Form::Sequence(rest) }
+        MarkedForm { mark: "<｜tool▁calls▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// A call in either form of DeepSeek's.
-    fn deepseek_call(&self) -> Written {
+    /// A call in either of DeepSeek's two formats.
+    fn deepseek_call(&self) -> MarkedForm {
         const SEPARATOR: &str = "<｜tool▁sep｜>";
         let older = self.each(|call| {
             let begin = Form::literal(format!("function{SEPARATOR}{}\n```json\n", call.name));
@@ -210,10 +216,10 @@ impl<'a> Calls<'a> {
             Form::Sequence(vec![begin, call.json()])
         });
         let rest = vec![Form::Choice(vec![older, newer]), Form::literal("<｜tool▁call▁end｜>")];
-        Written { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
+        MarkedForm { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// Calls have no mark, but are the whole answer then: other text does not begin as they do.
+    /// Llama's calls have no mark, but they are the whole answer: other text does not begin like a call.
     fn llama_in_text(&self) -> Form {
         let calls = self.several(self.each(|call| object(call, "parameters")), "; ");
         let text = Form::Regex { pattern: r"[^\s\{\[](?s:.*)".to_owned(), at: "tools".to_owned() };
@@ -234,61 +240,61 @@ impl Call<'_> {
     }
 }
 
-/// Something that begins with a mark.
-struct Written {
+/// A form that begins with a mark.
+struct MarkedForm {
     mark: &'static str,
     rest: Form,
 }
 
-impl Written {
+impl MarkedForm {
     fn form(self) -> Form {
         Form::Sequence(vec![Form::literal(self.mark), self.rest])
     }
 }
 
-/// A call as a JSON object, laid out as models are taught it.
+/// A call as a JSON object, with the whitespace that models are trained with.
 fn object(call: Call<'_>, arguments: &str) -> Form {
     let begin = format!("{{\"name\": {}, \"{arguments}\": ", json!(call.name));
     Form::Sequence(vec![Form::literal(begin), call.json(), Form::literal("}")])
 }
 
-fn devstral(call: Call<'_>) -> Written {
+fn devstral(call: Call<'_>) -> MarkedForm {
     let begin = Form::literal(format!("{}[ARGS]", call.name));
-    Written { mark: "[TOOL_CALLS]", rest: Form::Sequence(vec![begin, call.json()]) }
+    MarkedForm { mark: "[TOOL_CALLS]", rest: Form::Sequence(vec![begin, call.json()]) }
 }
 
-fn qwen(call: Call<'_>) -> Written {
+fn qwen(call: Call<'_>) -> MarkedForm {
     let inner = bare_qwen(call).rest;
     let rest = vec![Form::literal("\n<function="), inner, Form::literal("\n</tool_call>")];
-    Written { mark: "<tool_call>", rest: Form::Sequence(rest) }
+    MarkedForm { mark: "<tool_call>", rest: Form::Sequence(rest) }
 }
 
-fn bare_qwen(call: Call<'_>) -> Written {
+fn bare_qwen(call: Call<'_>) -> MarkedForm {
     let Call { name, schema, at } = call;
     let rest = vec![
         Form::literal(format!("{name}>\n")),
         Form::Value { dialect: Dialect::Qwen, schema, at },
         Form::literal("</function>"),
     ];
-    Written { mark: "<function=", rest: Form::Sequence(rest) }
+    MarkedForm { mark: "<function=", rest: Form::Sequence(rest) }
 }
 
-fn minicpm(call: Call<'_>) -> Written {
+fn minicpm(call: Call<'_>) -> MarkedForm {
     let Call { name, schema, at } = call;
     let rest = vec![
         Form::literal(format!("\"{name}\">")),
         Form::Value { dialect: Dialect::MiniCpm, schema, at },
         Form::literal("</function>"),
     ];
-    Written { mark: "<function name=", rest: Form::Sequence(rest) }
+    MarkedForm { mark: "<function name=", rest: Form::Sequence(rest) }
 }
 
-fn gemma(call: Call<'_>) -> Written {
+fn gemma(call: Call<'_>) -> MarkedForm {
     let Call { name, schema, at } = call;
     let rest = vec![
         Form::literal(format!("call:{name}{{")),
         Form::Value { dialect: Dialect::Gemma, schema, at },
         Form::literal("}<tool_call|>"),
     ];
-    Written { mark: "<|tool_call>", rest: Form::Sequence(rest) }
+    MarkedForm { mark: "<|tool_call>", rest: Form::Sequence(rest) }
 }

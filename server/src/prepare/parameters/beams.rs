@@ -1,4 +1,4 @@
-//! Whether and how the choices are searched with beams.
+//! The parameters of beam search.
 
 use std::sync::Arc;
 
@@ -7,12 +7,13 @@ use server_openai::Generation;
 use server_text::Tokenizer;
 
 use crate::error::Error;
-use crate::prepare::TextRule;
+use crate::prepare::prepared::TextRule;
 
-/// The search for `choices` choices with `width` beams, if one is asked for.
+/// Returns the search for `choices` choices with `width` beams if the request demands one.
 pub(super) fn beams(
     generation: &Generation,
-    (choices, width): (u32, u32),
+    choices: u32,
+    width: u32,
     text: &TextRule,
     tokenizer: &Arc<Tokenizer>,
 ) -> Result<Option<BeamSearch>, Error> {
@@ -20,12 +21,12 @@ pub(super) fn beams(
         return Ok(None);
     }
     if generation.stream == Some(true) {
-        let problem = "cannot be combined with stream: what the best beams are is known at the end";
+        let problem = "cannot be combined with stream: the best beams are known only at the end";
         return Err(Error::invalid("use_beam_search", problem));
     }
     let groups = generation.num_beam_groups.unwrap_or(1);
     if groups == 0 || !width.is_multiple_of(groups) {
-        let problem = format!("{groups} groups cannot have as many of {width} beams each");
+        let problem = format!("{width} beams cannot be divided evenly into {groups} groups");
         return Err(Error::invalid("num_beam_groups", problem));
     }
     let end = match &generation.early_stopping {
@@ -39,21 +40,21 @@ pub(super) fn beams(
         length_penalty: generation.length_penalty.unwrap_or(1.0),
         diversity_penalty: generation.diversity_penalty.unwrap_or(0.0),
         early_stopping: end,
-        stop_strings: Tail::of(text, tokenizer).map(|tail| Arc::new(tail) as Arc<dyn TextStop>),
+        stop_strings: StopStrings::of(text, tokenizer).map(|stops| Arc::new(stops) as Arc<dyn TextStop>),
     }))
 }
 
-/// Looks for stop strings in the text of a beam's last tokens.
+/// Searches for stop strings in the text of a beam's last tokens.
 #[derive(Debug)]
-struct Tail {
+struct StopStrings {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<String>,
-    /// Tokens that have the longest of them for certain, and the one that completes it.
+    /// Number of last tokens that certainly contain the longest stop string.
     tokens: usize,
     skip_special: bool,
 }
 
-impl Tail {
+impl StopStrings {
     fn of(text: &TextRule, tokenizer: &Arc<Tokenizer>) -> Option<Self> {
         let longest = text.stops.iter().map(String::len).max()?;
         let tokenizer = Arc::clone(tokenizer);
@@ -62,7 +63,7 @@ impl Tail {
     }
 }
 
-impl TextStop for Tail {
+impl TextStop for StopStrings {
     fn num_tokens(&self) -> usize {
         self.tokens
     }
@@ -77,7 +78,7 @@ impl TextStop for Tail {
         let mut text = bytes(before);
         let old = text.len();
         text.extend(bytes(&[last]));
-        // What was there before the last token ended nothing then: there were not as many tokens as there must be.
+        // A stop string before the last token did not count, because the text did not have `min_tokens` tokens.
         let is_new = |stop: &String| {
             let from = (old + 1).saturating_sub(stop.len());
             text[from..].windows(stop.len()).any(|part| part == stop.as_bytes())

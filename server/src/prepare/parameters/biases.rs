@@ -1,5 +1,4 @@
-//! The parameters that make tokens more and less probable one by one, or rule them out. Their tokens have to be in
-//! the vocabulary.
+//! The parameters that make single tokens more or less probable, or exclude them. Their tokens must be in the vocabulary.
 
 use std::sync::Arc;
 
@@ -8,21 +7,21 @@ use server_openai::Generation;
 
 use crate::error::Error;
 use crate::limits::BIASES_MAX;
-use crate::prepare::Target;
 use crate::prepare::encode::Encoder;
+use crate::prepare::prepared::Target;
 
-/// `logit_bias`.
-pub(super) fn biases(generation: &Generation, target: Target<'_>) -> Result<Vec<(TokenId, f32)>, Error> {
+/// Reads `logit_bias`.
+pub(super) fn logit_bias(generation: &Generation, target: Target<'_>) -> Result<Vec<(TokenId, f32)>, Error> {
     let Some(bias) = &generation.logit_bias else { return Ok(Vec::new()) };
     if bias.len() > BIASES_MAX {
-        let problem = format!("has {} tokens, which are more than {BIASES_MAX}", bias.len());
+        let problem = format!("has {} tokens (limit: {BIASES_MAX})", bias.len());
         return Err(Error::coded("object_above_max_properties", "logit_bias", problem));
     }
     let read = |(token, value): (&String, &serde_json::Value)| {
         let param = || format!("logit_bias.{token}");
         let token: TokenId = token
             .parse()
-            .map_err(|_| Error::invalid(param(), "the name is no token: an integer from 0 is expected"))?;
+            .map_err(|_| Error::invalid(param(), "the name must be a token ID, an integer of at least 0"))?;
         known(token, target).map_err(|problem| Error::invalid(param(), problem))?;
         super::Kind::Number(-100.0, 100.0).check(&param(), value)?;
         Ok((token, value.as_f64().unwrap_or(0.0) as f32))
@@ -30,21 +29,24 @@ pub(super) fn biases(generation: &Generation, target: Target<'_>) -> Result<Vec<
     bias.iter().map(read).collect()
 }
 
-/// `allowed_token_ids`, ascending. The table limits how many there are.
-pub(super) fn allowed(generation: &Generation, target: Target<'_>) -> Result<Option<Arc<[TokenId]>>, Error> {
+/// Reads `allowed_token_ids`, in ascending order. The table limits their number.
+pub(super) fn allowed_token_ids(
+    generation: &Generation,
+    target: Target<'_>,
+) -> Result<Option<Arc<[TokenId]>>, Error> {
     let Some(tokens) = &generation.allowed_token_ids else { return Ok(None) };
     if tokens.is_empty() {
         return Err(Error::coded("empty_array", "allowed_token_ids", "is empty: it allows nothing"));
     }
-    all_known("allowed_token_ids", tokens, target)?;
+    check_tokens("allowed_token_ids", tokens, target)?;
     let mut tokens = tokens.clone();
     tokens.sort_unstable();
     tokens.dedup();
     Ok(Some(tokens.into()))
 }
 
-/// `bad_words`: the ways their tokens may run, at the beginning of a text and after a space.
-pub(super) fn bad(generation: &Generation, target: Target<'_>) -> Result<Arc<[Vec<TokenId>]>, Error> {
+/// Reads `bad_words` as sequences of tokens, at the beginning of a text and after a space.
+pub(super) fn bad_words(generation: &Generation, target: Target<'_>) -> Result<Arc<[Vec<TokenId>]>, Error> {
     let words = generation.bad_words.as_deref().unwrap_or_default();
     let mut runs: Vec<Vec<TokenId>> = Vec::new();
     for (index, word) in words.iter().enumerate() {
@@ -64,18 +66,14 @@ pub(super) fn bad(generation: &Generation, target: Target<'_>) -> Result<Arc<[Ve
     Ok(runs.into())
 }
 
-/// Whether the vocabulary has all these tokens.
-pub(in crate::prepare) fn all_known(
-    param: &str,
-    tokens: &[TokenId],
-    target: Target<'_>,
-) -> Result<(), Error> {
+/// Checks that the vocabulary has all these tokens.
+pub(crate) fn check_tokens(param: &str, tokens: &[TokenId], target: Target<'_>) -> Result<(), Error> {
     (0..).zip(tokens).try_for_each(|(index, &token): (usize, _)| {
         known(token, target).map_err(|problem| Error::invalid(format!("{param}[{index}]"), problem))
     })
 }
 
-/// Whether the vocabulary has the token; if not, in words.
+/// Checks that the vocabulary has the token.
 fn known(token: TokenId, target: Target<'_>) -> Result<(), String> {
     let vocabulary = target.limits.vocabulary;
     if token < vocabulary {

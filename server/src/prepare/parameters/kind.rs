@@ -1,5 +1,5 @@
-//! What a parameter's value may be: the check, and the words for it. A value is checked before anything is read
-//! from it, so that every message names the value and the range, and every error has one of OpenAI's codes.
+//! The kind of a parameter: the check of its values and its description. A value is checked before it is read, so that
+//! every message names the value and the range, and every error has one of OpenAI's codes.
 
 use std::fmt;
 
@@ -7,43 +7,43 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// What a value may be.
+/// The allowed values of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Boolean,
-    /// From the first to the second.
+    /// An integer from the first number to the second.
     Integer(i64, i64),
-    /// From the first to the second, once it is an `f32`, which is what the engine computes with.
+    /// A number from the first to the second after its conversion to `f32`, with which the engine computes.
     Number(f64, f64),
-    /// Of so many bytes at most.
+    /// A string with this number of bytes at most.
     Text(usize),
-    /// One of these.
+    /// One of these strings.
     OneOf(&'static [&'static str]),
-    /// With any members; whoever reads them checks them.
+    /// An object with any members, which are checked when they are read.
     Object,
-    /// With these members, none of which has to be there. Others are ignored.
+    /// An object with these optional members. Others are ignored.
     Fields(&'static [(&'static str, Kind)]),
-    /// Of strings: so many of them, of so many bytes.
+    /// An array of strings: the largest number of strings, and of bytes in each.
     Texts(usize, usize),
-    /// OpenAI's metadata: so many pairs, names and values of so many bytes.
+    /// OpenAI's metadata: the largest number of pairs, of bytes in a name, and of bytes in a value.
     Pairs(usize, usize, usize),
-    /// So many values of a kind.
+    /// An array of values of a kind, and their largest number.
     Array(&'static Kind, usize),
-    /// One of several kinds.
+    /// A value of one of several kinds.
     Either(&'static [Kind]),
-    /// Whatever it is: whoever reads it checks it.
+    /// Any value, which is checked when it is read.
     Any,
 }
 
-/// Longest piece of a value that a message repeats, in characters.
+/// Length of the longest part of a value that a message repeats, in characters.
 const SHOWN_MAX: usize = 64;
 
 impl Kind {
-    /// Checks `value`, which is called `path`.
+    /// Checks the value at `path`.
     pub(crate) fn check(self, path: &str, value: &Value) -> Result<(), Error> {
         match self {
-            Self::Integer(min, max) => integer(path, value, (min, max), self),
-            Self::Number(min, max) => number(path, value, (min, max), self),
+            Self::Integer(min, max) => self.integer(path, value, min, max),
+            Self::Number(min, max) => self.number(path, value, min, max),
             Self::Text(bytes_max) => match value {
                 Value::String(text) if text.len() <= bytes_max => Ok(()),
                 Value::String(_) => Err(refused("string_above_max_length", path, value, self)),
@@ -64,7 +64,7 @@ impl Kind {
             Self::Pairs(count_max, name_max, value_max) => {
                 let pairs = self.object(path, value)?;
                 if pairs.len() > count_max {
-                    let problem = format!("has {} members, which are more than {count_max}", pairs.len());
+                    let problem = format!("has {} members (limit: {count_max})", pairs.len());
                     return Err(Error::coded("object_above_max_properties", path, problem));
                 }
                 pairs.iter().try_for_each(|(name, value)| {
@@ -72,8 +72,8 @@ impl Kind {
                     Self::Text(value_max).check(&format!("{path}.{name}"), value)
                 })
             }
-            Self::Array(kind, count_max) => self.array(path, value, (*kind, count_max)),
-            Self::Texts(count_max, bytes_max) => self.array(path, value, (Self::Text(bytes_max), count_max)),
+            Self::Array(kind, count_max) => self.array(path, value, *kind, count_max),
+            Self::Texts(count_max, bytes_max) => self.array(path, value, Self::Text(bytes_max), count_max),
             Self::Either(kinds) => self.either(path, value, kinds),
             Self::Boolean if !value.is_boolean() => Err(refused("invalid_type", path, value, self)),
             Self::Object => self.object(path, value).map(|_| ()),
@@ -85,36 +85,55 @@ impl Kind {
         value.as_object().ok_or_else(|| refused("invalid_type", path, value, self))
     }
 
-    fn array(self, path: &str, value: &Value, (kind, count_max): (Self, usize)) -> Result<(), Error> {
+    fn integer(self, path: &str, value: &Value, min: i64, max: i64) -> Result<(), Error> {
+        match value.as_i64() {
+            Some(number) if number < min => Err(refused("integer_below_min_value", path, value, self)),
+            Some(number) if number > max => Err(refused("integer_above_max_value", path, value, self)),
+            Some(_) => Ok(()),
+            None if value.as_u64().is_some() => Err(refused("integer_above_max_value", path, value, self)),
+            None => Err(refused("invalid_type", path, value, self)),
+        }
+    }
+
+    fn number(self, path: &str, value: &Value, min: f64, max: f64) -> Result<(), Error> {
+        match value.as_f64().map(|number| number as f32) {
+            Some(number) if number < min as f32 => Err(refused("decimal_below_min_value", path, value, self)),
+            Some(number) if number > max as f32 => Err(refused("decimal_above_max_value", path, value, self)),
+            Some(_) => Ok(()),
+            None => Err(refused("invalid_type", path, value, self)),
+        }
+    }
+
+    fn array(self, path: &str, value: &Value, element: Self, count_max: usize) -> Result<(), Error> {
         let Value::Array(values) = value else { return Err(refused("invalid_type", path, value, self)) };
         if values.len() > count_max {
-            let problem = format!("has {} elements, which are more than {count_max}", values.len());
+            let problem = format!("has {} elements (limit: {count_max})", values.len());
             return Err(Error::coded("array_above_max_length", path, problem));
         }
         (0..)
             .zip(values)
-            .try_for_each(|(index, value): (usize, _)| kind.check(&format!("{path}[{index}]"), value))
+            .try_for_each(|(index, value): (usize, _)| element.check(&format!("{path}[{index}]"), value))
     }
 
-    /// What the value comes closest to says what is wrong with it.
+    /// Returns the error of the kind that the value resembles most.
     fn either(self, path: &str, value: &Value, kinds: &[Self]) -> Result<(), Error> {
-        let (mut told, mut of_arrays) = (None, Vec::new());
+        let (mut closest, mut of_arrays) = (None, Vec::new());
         for kind in kinds {
             match kind.check(path, value) {
                 Ok(()) => return Ok(()),
-                Err(error) if kind.is_like(value) => told = Some(error),
+                Err(error) if kind.is_like(value) => closest = Some(error),
                 Err(error) if value.is_array() && matches!(kind, Self::Texts(..) | Self::Array(..)) => {
                     of_arrays.push(error);
                 }
                 Err(_) => {}
             }
         }
-        // An array of whatever comes close to the only kind of array that there may be.
-        let told = told.or_else(|| of_arrays.pop().filter(|_| of_arrays.is_empty()));
-        Err(told.unwrap_or_else(|| refused("invalid_type", path, value, self)))
+        // Any array resembles the only kind of array.
+        let closest = closest.or_else(|| of_arrays.pop().filter(|_| of_arrays.is_empty()));
+        Err(closest.unwrap_or_else(|| refused("invalid_type", path, value, self)))
     }
 
-    /// Whether `value` is of this type in JSON, and its first element of that of the elements.
+    /// Whether `value` has this type in JSON, and its first element the type of the elements.
     fn is_like(self, value: &Value) -> bool {
         match self {
             Self::Boolean => value.is_boolean(),
@@ -131,35 +150,16 @@ impl Kind {
     }
 }
 
-/// The first element of an array, if it is one and if it has one.
+/// The first element of an array; the inner `None` stands for an empty array.
 fn first(value: &Value) -> Option<Option<&Value>> {
     value.as_array().map(|values| values.first())
-}
-
-fn integer(path: &str, value: &Value, (min, max): (i64, i64), kind: Kind) -> Result<(), Error> {
-    match value.as_i64() {
-        Some(number) if number < min => Err(refused("integer_below_min_value", path, value, kind)),
-        Some(number) if number > max => Err(refused("integer_above_max_value", path, value, kind)),
-        Some(_) => Ok(()),
-        None if value.as_u64().is_some() => Err(refused("integer_above_max_value", path, value, kind)),
-        None => Err(refused("invalid_type", path, value, kind)),
-    }
-}
-
-fn number(path: &str, value: &Value, (min, max): (f64, f64), kind: Kind) -> Result<(), Error> {
-    match value.as_f64().map(|number| number as f32) {
-        Some(number) if number < min as f32 => Err(refused("decimal_below_min_value", path, value, kind)),
-        Some(number) if number > max as f32 => Err(refused("decimal_above_max_value", path, value, kind)),
-        Some(_) => Ok(()),
-        None => Err(refused("invalid_type", path, value, kind)),
-    }
 }
 
 fn refused(code: &'static str, path: &str, value: &Value, kind: Kind) -> Error {
     Error::coded(code, path, format!("{} is not {kind}", shown(value)))
 }
 
-/// The value as it was written, or what it is if that is long.
+/// Returns the JSON of the value, shortened if it is long.
 fn shown(value: &Value) -> String {
     let text = match value {
         Value::Array(_) => return "an array".to_owned(),

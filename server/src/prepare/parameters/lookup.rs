@@ -1,4 +1,4 @@
-//! Whether and how what comes next is guessed: from what was there before, and by a draft model.
+//! The parameters of speculative decoding: prompt lookup and a draft model.
 
 use server_engine::{DraftModelParams, PromptLookup};
 use server_openai::Generation;
@@ -7,40 +7,44 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::prepare::encode::Encoder;
 
-/// Tokens guessed at a time where neither the request nor the model says, and how many of the last tokens are looked for. As
-/// with OVMS.
-const TOKENS: u32 = 5;
-const NGRAM: u32 = 3;
-/// Tokens guessed at a time where a draft model ends by its confidence.
-const CONFIDENT_TOKENS: u32 = 20;
+/// The default number of draft tokens, which is OVMS's.
+const NUM_DRAFT_TOKENS_DEFAULT: u32 = 5;
+/// The default number of last tokens that prompt lookup searches for, which is OVMS's.
+const NGRAM_SIZE_DEFAULT: u32 = 3;
+/// The default number of draft tokens if a draft model stops below a confidence.
+const CONFIDENT_DRAFT_TOKENS_DEFAULT: u32 = 20;
 
-/// What a request asks for, or what all get from this model.
+/// Returns the prompt lookup of a request, if the request or the server enables it.
 pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<PromptLookup>, Error> {
     let predicted = generation.prediction.as_ref().map(|prediction| prediction.text()).unwrap_or_default();
-    let is_asked = model.prompt_lookup || generation.max_ngram_size.is_some() || !predicted.is_empty();
-    if !is_asked {
+    let is_enabled = model.prompt_lookup || generation.max_ngram_size.is_some() || !predicted.is_empty();
+    if !is_enabled {
         return Ok(None);
     }
     let prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
     let defaults = &model.text.defaults;
     Ok(Some(PromptLookup {
-        max_ngram_size: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM),
-        num_draft_tokens: generation.num_assistant_tokens.or(defaults.assistant_tokens_max).unwrap_or(TOKENS),
+        max_ngram_size: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM_SIZE_DEFAULT),
+        num_draft_tokens: generation
+            .num_assistant_tokens
+            .or(defaults.assistant_tokens_max)
+            .unwrap_or(NUM_DRAFT_TOKENS_DEFAULT),
         prediction,
     }))
 }
 
-/// How a draft model guesses, if there is one. A request says how many or how probable; what it says replaces both of the
-/// model's.
+/// Returns the parameters of the draft model, if there is one. If a request sets the number or the confidence, it replaces
+/// both of the model's defaults.
 pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams {
     let defaults = &model.text.defaults;
     let (tokens, confidence) =
         match (generation.num_assistant_tokens, generation.assistant_confidence_threshold) {
             (None, None) => (defaults.assistant_tokens_max, defaults.assistant_confidence_min),
-            asked => asked,
+            requested => requested,
         };
-    // Files say what they like.
+    // The model's files may have any value.
     let confidence_threshold = confidence.unwrap_or(0.0).clamp(0.0, 1.0);
-    let most = if confidence.is_some() { CONFIDENT_TOKENS } else { TOKENS };
-    DraftModelParams { num_draft_tokens: tokens.unwrap_or(most), confidence_threshold }
+    let default =
+        if confidence.is_some() { CONFIDENT_DRAFT_TOKENS_DEFAULT } else { NUM_DRAFT_TOKENS_DEFAULT };
+    DraftModelParams { num_draft_tokens: tokens.unwrap_or(default), confidence_threshold }
 }

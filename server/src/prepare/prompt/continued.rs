@@ -1,29 +1,29 @@
-//! Going on with the last message in place of answering it: its prompt ends where its text does, as Hugging Face's
-//! templates are cut (`continue_final_message`).
+//! Continues the last message instead of answering it (`continue_final_message`): the prompt ends with the text of the
+//! message, as in Hugging Face's transformers.
 
 use server_openai::{Content, Message};
 
 use crate::error::Error;
 use crate::prepare::conversation::Conversation;
 
-/// The prompt up to the end of what the last message says.
+/// Returns the prompt up to the end of the last message's text.
 ///
 /// # Errors
-/// It says nothing, or the template does not show it.
+/// The message has no text, or the template changes it.
 pub(super) fn cut(mut prompt: String, conversation: &Conversation) -> Result<String, Error> {
     let at = format!("{}[{}]", conversation.param, conversation.messages.len().saturating_sub(1));
-    let refused = |problem| Error::invalid("continue_final_message", format!("{at} {problem}"));
-    let said =
-        conversation.messages.last().and_then(text).ok_or_else(|| refused("has no text to go on with"))?;
-    let begin = prompt.rfind(said.trim()).ok_or_else(|| refused("is not in the prompt as it was said"))?;
-    // Some templates take spaces away at its ends, and some do not.
-    let whole = said.trim_start();
-    let length = if prompt[begin..].starts_with(whole) { whole.len() } else { said.trim().len() };
+    let invalid = |problem| Error::invalid("continue_final_message", format!("{at} {problem}"));
+    let last =
+        conversation.messages.last().and_then(text).ok_or_else(|| invalid("has no text to continue"))?;
+    let begin = prompt.rfind(last.trim()).ok_or_else(|| invalid("is changed by the chat template"))?;
+    // Some templates remove whitespace at the ends of the text, and some do not.
+    let untrimmed = last.trim_start();
+    let length = if prompt[begin..].starts_with(untrimmed) { untrimmed.len() } else { last.trim().len() };
     prompt.truncate(begin + length);
     Ok(prompt)
 }
 
-/// What a message says last, if it is more than space and no call follows it.
+/// Returns the last text of a message, unless it is only whitespace or a call follows it.
 fn text(message: &Message) -> Option<&str> {
     let text = match message.content.as_ref()? {
         Content::Text(text) => text,
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prompt_ends_where_the_text_does_with_the_space_that_the_template_left() {
+    fn the_prompt_ends_with_the_text_and_the_whitespace_of_the_template() {
         let said = |text: &str| json!({"role": "assistant", "content": text});
         for (prompt, text, cut) in [
             ("<a>Once upon<end>\n", "Once upon", "<a>Once upon"),
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_gone_on_with_is_refused() {
+    fn messages_that_cannot_be_continued_are_rejected() {
         for message in [
             json!({"role": "assistant", "content": " "}),
             json!({"role": "assistant"}),

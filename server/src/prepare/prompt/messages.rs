@@ -1,5 +1,5 @@
-//! Messages as a template wants them: content as one text, calls in the form that the template shows, or in words
-//! where it shows none.
+//! Converts messages for a template: content becomes one text, and calls get the form that the template renders. If it
+//! renders no calls, they become text.
 
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
@@ -11,13 +11,13 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::prepare::conversation::Conversation;
 
-/// Who may speak. `developer` is what OpenAI calls `system` lately; templates know only the latter.
+/// The roles of messages. `developer` is OpenAI's newer name of `system`; templates know only the latter.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
-/// The messages of a conversation.
+/// Returns the messages of a conversation for the template.
 ///
 /// # Errors
-/// One of them is none.
+/// A message is malformed.
 pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result<Vec<Value>, Error> {
     let mut messages = Vec::with_capacity(conversation.messages.len());
     for (index, message) in conversation.messages.iter().enumerate() {
@@ -36,16 +36,16 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
     Ok(messages.into_iter().map(|message| value(message, model)).collect())
 }
 
-/// A message that was looked through.
-struct Read {
+/// A message whose members were checked.
+struct ParsedMessage {
     role: String,
     content: Option<String>,
     name: Option<String>,
     reasoning: Option<String>,
     calls: Vec<Call>,
-    /// The call that this is the result of.
+    /// The ID of the call whose result this message is.
     call_id: Option<String>,
-    /// How the template wants the calls.
+    /// The form of calls that the template renders.
     style: Option<CallStyle>,
 }
 
@@ -53,13 +53,13 @@ struct Read {
 struct Call {
     id: Option<String>,
     name: String,
-    /// An object; a string if the model wrote no object.
+    /// An object, or a string if the model did not write an object.
     arguments: Value,
 }
 
-fn read(message: &Message, at: &str) -> Result<Read, Error> {
+fn read(message: &Message, at: &str) -> Result<ParsedMessage, Error> {
     if !ROLES.contains(&message.role.as_str()) {
-        let problem = format!("{:?} is none of {}", message.role, ROLES.join(", "));
+        let problem = format!("{:?} must be one of {}", message.role, ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let content = match &message.content {
@@ -71,7 +71,7 @@ fn read(message: &Message, at: &str) -> Result<Read, Error> {
     let calls = message.tool_calls.iter().flatten().enumerate();
     let calls = calls.map(|(index, call)| read_call(call, &format!("{at}.tool_calls[{index}]")));
     let role = if message.role == "developer" { "system" } else { &message.role };
-    Ok(Read {
+    Ok(ParsedMessage {
         role: role.to_owned(),
         content,
         name: message.name.clone(),
@@ -82,7 +82,7 @@ fn read(message: &Message, at: &str) -> Result<Read, Error> {
     })
 }
 
-/// The text of a message in parts, a line for each.
+/// Joins the parts of a message with line feeds.
 fn join(parts: &[ContentPart], at: &str) -> Result<String, Error> {
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
@@ -90,7 +90,7 @@ fn join(parts: &[ContentPart], at: &str) -> Result<String, Error> {
             "text" | "input_text" | "output_text" => ("text", &part.text),
             "refusal" => ("refusal", &part.refusal),
             kind => {
-                let problem = format!("a part of type {kind:?} is given, but this model takes only text");
+                let problem = format!("parts of type {kind:?} are not supported, only text");
                 return Err(Error::invalid(format!("{at}[{index}].type"), problem));
             }
         };
@@ -105,34 +105,34 @@ fn read_call(call: &Map<String, Value>, at: &str) -> Result<Call, Error> {
     let id = match call.get("id") {
         None | Some(Value::Null) => None,
         Some(Value::String(id)) => Some(id.clone()),
-        Some(_) => return Err(wrong("id", "is no string")),
+        Some(_) => return Err(wrong("id", "must be a string")),
     };
     let function = match call.get("function") {
         Some(Value::Object(function)) => function,
-        Some(_) => return Err(wrong("function", "is no object")),
+        Some(_) => return Err(wrong("function", "must be an object")),
         None => return Err(Error::missing(format!("{at}.function"))),
     };
     let name = match function.get("name") {
         Some(Value::String(name)) => name.clone(),
-        Some(_) => return Err(wrong("function.name", "is no string")),
+        Some(_) => return Err(wrong("function.name", "must be a string")),
         None => return Err(Error::missing(format!("{at}.function.name"))),
     };
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => json!({}),
         Some(object @ Value::Object(_)) => object.clone(),
         Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        // What is no object is the model's own writing, and stays as it was.
+        // Arguments that are not an object are the model's own output and stay unchanged.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(object @ Value::Object(_)) => object,
             _ => json!(text),
         },
-        Some(_) => return Err(wrong("function.arguments", "is neither a string nor an object")),
+        Some(_) => return Err(wrong("function.arguments", "must be a string or an object")),
     };
     Ok(Call { id, name, arguments })
 }
 
-/// The same conversation with a call in each message, followed by its result.
-fn one_call_each(messages: Vec<Read>) -> Vec<Read> {
+/// Splits messages with several calls into messages with one call each, followed by its result.
+fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
     let mut split = Vec::with_capacity(messages.len());
     let mut rest = messages.into_iter().peekable();
     while let Some(mut message) = rest.next() {
@@ -147,7 +147,7 @@ fn one_call_each(messages: Vec<Read>) -> Vec<Read> {
         for call in std::mem::take(&mut message.calls) {
             let result =
                 results.iter().position(|result| result.call_id.is_some() && result.call_id == call.id);
-            split.push(Read {
+            split.push(ParsedMessage {
                 role: message.role.clone(),
                 content: message.content.take(),
                 name: message.name.clone(),
@@ -163,7 +163,7 @@ fn one_call_each(messages: Vec<Read>) -> Vec<Read> {
     split
 }
 
-fn styled(mut message: Read, style: CallStyle) -> Read {
+fn styled(mut message: ParsedMessage, style: CallStyle) -> ParsedMessage {
     if style.ids == CallIds::Nine {
         let ids = message.calls.iter_mut().map(|call| &mut call.id).chain([&mut message.call_id]);
         ids.flatten().for_each(|id| *id = nine(id));
@@ -172,13 +172,13 @@ fn styled(mut message: Read, style: CallStyle) -> Read {
     message
 }
 
-/// Nine letters and digits for an id: itself, or what is as good as unique to it.
+/// Returns an ID of nine letters and digits: the ID itself, or a hash of it.
 fn nine(id: &str) -> String {
     const LENGTH: usize = 9;
     if id.len() == LENGTH && id.bytes().all(|letter| letter.is_ascii_alphanumeric()) {
         return id.to_owned();
     }
-    // FNV-1a: the same in all processes, so that the same conversation has the same prompt.
+    // FNV-1a is the same in all processes, so the same conversation always has the same prompt.
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -186,9 +186,9 @@ fn nine(id: &str) -> String {
     digits.filter_map(|digit| char::from_digit(digit, 36)).collect()
 }
 
-/// The same conversation with calls and their results written out.
-fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
-    let mut said: Vec<Read> = Vec::with_capacity(messages.len());
+/// Turns calls and their results into the text of messages.
+fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
+    let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for mut message in messages {
         let is_result = message.role == "tool";
@@ -196,40 +196,45 @@ fn in_words(messages: Vec<Read>, format: ToolFormat) -> Vec<Read> {
         if !calls.is_empty() {
             let before = message.content.take().filter(|text| !text.is_empty());
             message.content =
-                Some(before.into_iter().chain([written(&calls, format)]).collect::<Vec<_>>().join("\n"));
+                Some(before.into_iter().chain([calls_text(&calls, format)]).collect::<Vec<_>>().join("\n"));
         }
         if is_result && !words::shows_results(format) {
             let text = words::result(message.content.as_deref().unwrap_or_default());
-            if let Some(last) = said.last_mut().filter(|_| after_result) {
+            if let Some(last) = converted.last_mut().filter(|_| after_result) {
                 last.content = Some(format!("{}\n{text}", last.content.as_deref().unwrap_or_default()));
                 continue;
             }
-            message =
-                Read { role: "user".to_owned(), content: Some(text), name: None, call_id: None, ..message };
+            message = ParsedMessage {
+                role: "user".to_owned(),
+                content: Some(text),
+                name: None,
+                call_id: None,
+                ..message
+            };
         }
         after_result = is_result;
-        said.push(message);
+        converted.push(message);
     }
-    said
+    converted
 }
 
-fn written(calls: &[Call], format: ToolFormat) -> String {
+fn calls_text(calls: &[Call], format: ToolFormat) -> String {
     let calls: Vec<(&str, &Value)> = calls.iter().map(|call| (call.name.as_str(), &call.arguments)).collect();
     words::calls(&calls, format)
 }
 
-/// A message as the template sees it.
-fn value(message: Read, model: &Model) -> Value {
-    let Read { role, mut content, name, mut reasoning, calls, call_id, style } = message;
+/// Returns a message as JSON for the template.
+fn value(message: ParsedMessage, model: &Model) -> Value {
+    let ParsedMessage { role, mut content, name, mut reasoning, calls, call_id, style } = message;
     if model.formats.tool == ToolFormat::Gptoss && !calls.is_empty() {
-        // gpt-oss' template shows one of the two before a call, as a thought, and refuses both.
+        // gpt-oss's template renders either reasoning or content before a call, and rejects both together.
         if let (Some(thought), Some(text)) = (&mut reasoning, content.take_if(|text| !text.is_empty())) {
             *thought = format!("{thought}\n\n{text}");
         }
     }
     let wants_null = style.is_some_and(|style| style.content == NoText::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
-    // Templates add texts up: they want a string even where there is none.
+    // Templates concatenate texts, so a missing text must be an empty string.
     value["content"] = match content.filter(|text| !(wants_null && text.is_empty())) {
         None if wants_null => Value::Null,
         content => json!(content.unwrap_or_default()),

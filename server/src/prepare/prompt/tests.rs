@@ -52,7 +52,7 @@ fn history() -> Value {
 }
 
 #[test]
-fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
+fn a_template_that_renders_tools_gets_tools_calls_and_results() {
     check(
         &golden("qwen3"),
         json!({"tools": tools(), "messages": history()}),
@@ -86,7 +86,7 @@ fn a_template_that_knows_tools_shows_them_and_calls_and_results() {
 }
 
 #[test]
-fn a_template_that_takes_one_call_gets_each_with_its_result() {
+fn a_template_that_renders_one_call_gets_each_call_with_its_result() {
     let date = json!({"date_string": "26 Jul 2024"});
     check(
         &golden("llama3"),
@@ -113,7 +113,7 @@ fn a_template_that_takes_one_call_gets_each_with_its_result() {
 }
 
 #[test]
-fn a_template_that_wants_ids_of_nine_letters_gets_them() {
+fn a_template_that_requires_ids_of_nine_letters_gets_them() {
     check(
         &golden("mistral"),
         json!({"tools": tools(), "messages": history()}),
@@ -124,7 +124,7 @@ fn a_template_that_wants_ids_of_nine_letters_gets_them() {
 }
 
 #[test]
-fn a_template_that_knows_no_tools_gets_them_in_words() {
+fn a_template_that_renders_no_tools_gets_them_as_text() {
     check(
         &golden("chatml"),
         json!({"tools": tools(), "messages": history()}),
@@ -170,7 +170,7 @@ fn a_template_that_knows_no_tools_gets_them_in_words() {
 }
 
 #[test]
-fn a_template_that_refuses_a_system_has_the_user_tell_of_tools() {
+fn a_template_that_rejects_system_messages_gets_tools_in_the_users_message() {
     let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}";
     let told =
         prompt(template, json!({"tools": tools(), "messages": [{"role": "user", "content": "q"}]})).unwrap();
@@ -178,7 +178,7 @@ fn a_template_that_refuses_a_system_has_the_user_tell_of_tools() {
 }
 
 #[test]
-fn phi_takes_tools_from_the_systems_message() {
+fn phi_reads_tools_from_the_system_message() {
     check(
         &golden("phi"),
         json!({"tools": tools(), "messages": history()}),
@@ -189,7 +189,7 @@ fn phi_takes_tools_from_the_systems_message() {
 }
 
 #[test]
-fn tools_that_may_not_be_called_are_not_shown() {
+fn tools_that_may_not_be_called_are_not_rendered() {
     let with = |more: Value| {
         let mut request = json!({"messages": [{"role": "user", "content": "q"}]});
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -206,7 +206,7 @@ fn tools_that_may_not_be_called_are_not_shown() {
 }
 
 #[test]
-fn arguments_that_are_no_object_stay_as_the_model_wrote_them() {
+fn arguments_that_are_not_an_object_stay_unchanged() {
     let call = |arguments: &str| {
         json!({"messages": [
             {"role": "user", "content": "q"},
@@ -230,7 +230,7 @@ fn arguments_that_are_no_object_stay_as_the_model_wrote_them() {
 }
 
 #[test]
-fn what_the_assistant_thought_is_shown_as_the_template_shows_it() {
+fn reasoning_gets_the_name_that_the_template_reads() {
     let messages = |field: &str| {
         json!({"messages": [
             {"role": "user", "content": "q"},
@@ -251,18 +251,18 @@ fn what_the_assistant_thought_is_shown_as_the_template_shows_it() {
 }
 
 #[test]
-fn a_conversation_has_a_bounded_number_of_messages() {
+fn the_number_of_messages_is_limited() {
     let request = |count: usize| {
         let messages: Vec<Value> = vec![json!({"role": "user", "content": ""}); count];
         prompt("{{ messages | length }}", json!({"messages": messages}))
     };
     assert_eq!(request(MESSAGES_MAX).unwrap(), MESSAGES_MAX.to_string());
     let error = request(MESSAGES_MAX + 1).unwrap_err();
-    assert!(error.to_string().contains("4097 messages are more than 4096"), "{error}");
+    assert!(error.to_string().contains("has 4097 messages (limit: 4096)"), "{error}");
 }
 
 #[test]
-fn variables_that_are_parameters_of_their_own_are_refused() {
+fn variables_that_other_parameters_set_are_rejected() {
     for name in RESERVED {
         let request =
             json!({"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {name: 1}});

@@ -1,5 +1,6 @@
-//! What a template does not show of tools, in words: the tools as Hermes and Qwen are told of them, which other
-//! models follow best, but DeepSeek's as its own are; calls and results as the model itself writes and reads them.
+//! Descriptions of tools, calls and results as text, for templates that do not render them. Tools are described as for
+//! Hermes and Qwen, which other models follow best, or in DeepSeek's way for its models. Calls and results have the model's
+//! own format.
 
 use std::io;
 
@@ -11,8 +12,8 @@ use server_text::{ChatTemplate, ToolsPlace};
 
 use crate::model::Model;
 
-/// In whose words: the model's own where its template shows tools or it is known how it wants to be told of them,
-/// else those of Hermes.
+/// Returns the format of the text: the model's own if its template renders tools or its description of tools is known,
+/// otherwise that of Hermes.
 pub(super) fn format(model: &Model) -> ToolFormat {
     match (model.abilities.tools, model.formats.tool) {
         (_, ToolFormat::DeepSeek) => ToolFormat::DeepSeek,
@@ -21,7 +22,7 @@ pub(super) fn format(model: &Model) -> ToolFormat {
     }
 }
 
-/// What the model is told of its tools.
+/// Returns the description of the tools for the model.
 pub(super) fn tools(tools: &[Value], model: &Model) -> String {
     if format(model) == ToolFormat::DeepSeek { deepseek_tools(tools, model) } else { hermes_tools(tools) }
 }
@@ -43,7 +44,7 @@ fn hermes_tools(tools: &[Value]) -> String {
     text
 }
 
-/// DeepSeek's models have been told of tools in words, in either of two ways of writing calls: its template tells which.
+/// Describes tools for DeepSeek's models, in either of their two formats of calls, which the template determines.
 fn deepseek_tools(tools: &[Value], model: &Model) -> String {
     let template = model.text.chat_template.as_ref().map(ChatTemplate::source).unwrap_or_default();
     let call = if template.contains("```json") {
@@ -64,7 +65,7 @@ fn deepseek_tools(tools: &[Value], model: &Model) -> String {
     text
 }
 
-/// Calls as the model would have written them.
+/// Returns calls in the model's own format.
 pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
     let objects = calls.iter().map(|(name, arguments)| json!({"name": name, "arguments": arguments}));
     match format {
@@ -81,7 +82,7 @@ pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
     }
 }
 
-/// A call as LFM writes it. Arguments that are no object are the model's own, and stay.
+/// Returns a call in LFM's format. Arguments that are not an object are the model's own output and stay unchanged.
 fn python(name: &str, arguments: &Value) -> String {
     let Value::Object(arguments) = arguments else {
         return format!("{name}({})", arguments.as_str().unwrap_or_default());
@@ -97,17 +98,17 @@ fn python(name: &str, arguments: &Value) -> String {
     format!("{name}({})", arguments.join(", "))
 }
 
-/// Whether templates of the format show results as they are, though not calls.
+/// Whether templates of the format render results, although they render no calls.
 pub(super) fn shows_results(format: ToolFormat) -> bool {
     matches!(format, ToolFormat::Phi4 | ToolFormat::Granite | ToolFormat::Lfm2)
 }
 
-/// The result of a call.
+/// Returns the text of a call's result.
 pub(super) fn result(content: &str) -> String {
     format!("<tool_response>\n{content}\n</tool_response>")
 }
 
-/// The system's message at the beginning of a conversation, which gets one if it has none.
+/// Returns the system message at the beginning of a conversation, and adds one if there is none.
 pub(super) fn system(messages: &mut Vec<Value>) -> &mut Value {
     if messages.first().is_none_or(|first| first["role"] != "system") {
         messages.insert(0, json!({"role": "system", "content": ""}));
@@ -115,36 +116,36 @@ pub(super) fn system(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[0]
 }
 
-/// Adds to a message.
-pub(super) fn add(message: &mut Value, text: &str) {
+/// Appends a text to a message.
+pub(super) fn append(message: &mut Value, text: &str) {
     let before = message["content"].as_str().unwrap_or_default();
     let joined = if before.is_empty() { text.to_owned() } else { format!("{before}\n\n{text}") };
     message["content"] = json!(joined);
 }
 
-/// Adds to the beginning of a message.
-pub(super) fn add_before(message: &mut Value, text: &str) {
+/// Inserts a text at the beginning of a message.
+pub(super) fn prepend(message: &mut Value, text: &str) {
     let after = message["content"].as_str().unwrap_or_default();
     message["content"] = json!(format!("{text}\n\n{after}"));
 }
 
-/// JSON with a space after each comma and colon, as Python writes it and models have read it.
+/// Returns JSON with a space after each comma and colon, which is Python's format that models were trained with.
 pub(super) fn spaced(value: &Value) -> String {
     let mut text = Vec::new();
-    let written = value.serialize(&mut Serializer::with_formatter(&mut text, Spaced));
-    written.expect("invariant: a value is JSON, and memory takes it");
+    let written = value.serialize(&mut Serializer::with_formatter(&mut text, SpacedFormatter));
+    written.expect("invariant: writing a JSON value to memory does not fail");
     String::from_utf8(text).expect("invariant: JSON is UTF-8")
 }
 
-struct Spaced;
+struct SpacedFormatter;
 
-impl Spaced {
+impl SpacedFormatter {
     fn separate<W: io::Write + ?Sized>(writer: &mut W, is_first: bool) -> io::Result<()> {
         if is_first { Ok(()) } else { writer.write_all(b", ") }
     }
 }
 
-impl Formatter for Spaced {
+impl Formatter for SpacedFormatter {
     fn begin_array_value<W: io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         Self::separate(writer, first)
     }

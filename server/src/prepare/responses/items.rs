@@ -1,4 +1,4 @@
-//! Items as clients give them: read into what they are, with a name each.
+//! Reads the input items of a request and gives each an ID.
 
 use server_openai::responses::{
     Call, CallOutput, CustomCall, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
@@ -11,32 +11,32 @@ use crate::store::ItemIds;
 /// Size of an item ID that a client chooses.
 ///
 /// Beyond it: the server replaces the ID with a new one.
-const NAME_BYTES_MAX: usize = 128;
+const ID_BYTES_MAX: usize = 128;
 /// Number of input items of a response request.
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(crate) const ITEMS_MAX: usize = 8192;
-/// Who may speak.
+/// The roles of messages.
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
-/// What there is beside references.
+/// The types of items, for errors.
 const KINDS: &str = "message, reasoning, function_call, function_call_output, custom_tool_call, \
     custom_tool_call_output and item_reference";
 
-/// What an element of the input is.
+/// An element of the input.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Given {
+pub(crate) enum InputElement {
     Item(Item),
-    /// One that is kept, by its name.
+    /// The ID of a stored item.
     Reference(String),
 }
 
-/// Reads the items of parameter `at`, without those that have to be looked up.
+/// Reads the elements of parameter `at`. References are not looked up.
 ///
 /// # Errors
-/// One of them is none.
-pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result<Vec<Given>, Error> {
+/// An element is malformed, or there are too many.
+pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result<Vec<InputElement>, Error> {
     if items.len() > ITEMS_MAX {
-        let problem = format!("has {} items, which are more than {ITEMS_MAX}", items.len());
+        let problem = format!("has {} items (limit: {ITEMS_MAX})", items.len());
         return Err(Error::coded("array_above_max_length", at, problem));
     }
     items
@@ -46,7 +46,7 @@ pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result
         .collect()
 }
 
-/// The ID of the stored item that an element of the input refers to, if it does.
+/// Returns the ID of the stored item that an element of the input refers to, if it is a reference.
 pub(crate) fn reference(item: &InputItem) -> Option<&str> {
     let is_reference = match item.r#type.as_deref() {
         Some(kind) => kind == "item_reference",
@@ -55,8 +55,8 @@ pub(crate) fn reference(item: &InputItem) -> Option<&str> {
     item.id.as_deref().filter(|_| is_reference)
 }
 
-/// A text that the user says.
-pub(crate) fn said(text: String, ids: &mut ItemIds) -> Item {
+/// Returns a message of the user.
+pub(crate) fn user_message(text: String, ids: &mut ItemIds) -> Item {
     Item::Message(Message {
         id: ids.next("msg"),
         status: ItemStatus::Completed,
@@ -65,13 +65,13 @@ pub(crate) fn said(text: String, ids: &mut ItemIds) -> Item {
     })
 }
 
-fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Given, Error> {
+fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<InputElement, Error> {
     let kind = match item.r#type.as_deref() {
         Some(kind) => kind,
         None if item.role.is_none() && item.id.is_some() => "item_reference",
         None => "message",
     };
-    Ok(Given::Item(match kind {
+    Ok(InputElement::Item(match kind {
         "message" => message(item, at, ids)?,
         "reasoning" => reasoning(item, at, ids)?,
         "function_call" => call(item, at, ids)?,
@@ -79,10 +79,10 @@ fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Given, Error
         "custom_tool_call" => custom_call(item, at, ids)?,
         "custom_tool_call_output" => Item::CustomToolCallOutput(output(item, at, ids)?),
         "item_reference" => {
-            return item.id.map(Given::Reference).ok_or_else(|| Error::missing(format!("{at}.id")));
+            return item.id.map(InputElement::Reference).ok_or_else(|| Error::missing(format!("{at}.id")));
         }
         other => {
-            let problem = format!("{other:?} is not supported, only {KINDS}");
+            let problem = format!("{other:?} is not supported; supported types: {KINDS}");
             return Err(Error::invalid(format!("{at}.type"), problem));
         }
     }))
@@ -91,7 +91,7 @@ fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Given, Error
 fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
     let role = item.role.ok_or_else(|| Error::missing(format!("{at}.role")))?;
     if !ROLES.contains(&role.as_str()) {
-        let problem = format!("{role:?} is none of {}", ROLES.join(", "));
+        let problem = format!("{role:?} must be one of {}", ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let part = |text: String| {
@@ -109,7 +109,7 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
         Some(TextOrList::List(parts)) => read_parts(parts, &at, part)?,
     };
     Ok(Item::Message(Message {
-        id: name(item.id, "msg", ids),
+        id: item_id(item.id, "msg", ids),
         status: status(item.status.as_deref()),
         content,
         role,
@@ -128,7 +128,7 @@ fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) ->
             }
             Some("refusal") => Ok(Part::Refusal { refusal: needed(part.refusal, "refusal")? }),
             Some(kind) => {
-                let problem = format!("a part of type {kind:?} is given, but this model takes only text");
+                let problem = format!("parts of type {kind:?} are not supported, only text");
                 Err(Error::invalid(format!("{at}.type"), problem))
             }
             None => Err(Error::missing(format!("{at}.type"))),
@@ -152,7 +152,7 @@ fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error
     };
     let content = content.map(|content| content.into_iter().map(|text| ReasoningText { text }).collect());
     Ok(Item::Reasoning(Reasoning {
-        id: name(item.id, "rs", ids),
+        id: item_id(item.id, "rs", ids),
         summary: summary.into_iter().map(|text| SummaryText { text }).collect(),
         content,
         encrypted_content: item.encrypted_content,
@@ -167,7 +167,7 @@ fn call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
         name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
         arguments: item.arguments.ok_or_else(|| Error::missing(format!("{at}.arguments")))?,
         namespace: item.namespace,
-        id: name(item.id, "fc", ids),
+        id: item_id(item.id, "fc", ids),
         status: status(item.status.as_deref()),
     }))
 }
@@ -179,7 +179,7 @@ fn custom_call(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Err
         name: item.name.ok_or_else(|| Error::missing(format!("{at}.name")))?,
         input: item.input.ok_or_else(|| Error::missing(format!("{at}.input")))?,
         namespace: item.namespace,
-        id: name(item.id, "ctc", ids),
+        id: item_id(item.id, "ctc", ids),
         status: status(item.status.as_deref()),
     }))
 }
@@ -193,14 +193,19 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
             Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?)
         }
     };
-    // OVMS's clients may leave it out.
+    // OVMS's clients may omit it.
     let call_id = item.call_id.unwrap_or_default();
-    Ok(CallOutput { id: name(item.id, "fco", ids), status: status(item.status.as_deref()), call_id, output })
+    Ok(CallOutput {
+        id: item_id(item.id, "fco", ids),
+        status: status(item.status.as_deref()),
+        call_id,
+        output,
+    })
 }
 
-/// The name that the client gives, or a new one.
-fn name(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
-    let given = given.filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX);
+/// Returns the ID that the client gives, or a new one.
+fn item_id(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
+    let given = given.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX);
     given.unwrap_or_else(|| ids.next(prefix))
 }
 

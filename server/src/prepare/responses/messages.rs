@@ -1,18 +1,18 @@
-//! From items to the messages that chat templates know. Items are finer: what the assistant thinks, says and calls
-//! in one turn are several of them, and one message.
+//! Converts items to the messages that chat templates render. The reasoning, the text and the calls of one turn of the
+//! assistant are several items, but one message.
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use server_openai::responses::{
-    Call, CallOutput, CustomCall, Item, Message as Said, Output, Part, Reasoning,
+    Call, CallOutput, CustomCall, Item, Message as MessageItem, Output, Part, Reasoning,
 };
 use server_openai::{Content, Message};
 
 use super::tools::INPUT;
-use crate::prepare::tools::{Tool, joined_name};
+use crate::prepare::tools::joined_name;
 
-/// The messages that say the same as the items, after the instructions.
+/// Returns the instructions and the items as messages.
 pub(crate) fn messages<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = &'a Item>,
@@ -23,7 +23,7 @@ pub(crate) fn messages<'a>(
     }
     for item in items {
         match item {
-            Item::Message(said) => all.message(said),
+            Item::Message(item) => all.message(item),
             Item::Reasoning(reasoning) => all.reasoning(reasoning),
             Item::FunctionCall(call) => all.call(call),
             Item::FunctionCallOutput(output) | Item::CustomToolCallOutput(output) => all.output(output),
@@ -33,31 +33,31 @@ pub(crate) fn messages<'a>(
     all.finish()
 }
 
-/// Messages in the making.
+/// The messages of the items so far.
 #[derive(Default)]
 struct Turns {
     done: Vec<Message>,
-    /// What the assistant says, as far as it is known.
+    /// The last message of the assistant, to which items may still be added.
     open: Option<Message>,
-    /// Tools by their calls, the last of each ID: some templates name them in the answer again.
+    /// The names of called tools by the IDs of the calls, because some templates repeat the name in the result.
     called: HashMap<String, String>,
 }
 
 impl Turns {
-    fn message(&mut self, said: &Said) {
-        let text = joined(&said.content);
-        if said.role != "assistant" {
+    fn message(&mut self, item: &MessageItem) {
+        let text = joined(&item.content);
+        if item.role != "assistant" {
             self.close();
-            // The first message of many templates is the only one that may be the system's.
-            if said.role == "user" || self.done.iter().any(|message| message.role != "system") {
-                self.done.push(message(&said.role, text));
+            // Many templates accept a system message only at the beginning.
+            if item.role == "user" || self.done.iter().any(|message| message.role != "system") {
+                self.done.push(message(&item.role, text));
             } else {
                 self.system(text);
             }
             return;
         }
         match &mut self.open {
-            // It goes on: what was thought and called so far has no text.
+            // The message has only reasoning and calls so far.
             Some(open) if open.content.is_none() => open.content = Some(Content::Text(text)),
             _ => {
                 self.close();
@@ -66,7 +66,7 @@ impl Turns {
         }
     }
 
-    /// What is said before everything else, in one message.
+    /// Adds to the one system message at the beginning.
     fn system(&mut self, text: String) {
         match self.done.first_mut() {
             Some(Message { content: Some(Content::Text(before)), .. }) => {
@@ -102,7 +102,7 @@ impl Turns {
         self.function(call_id, called_name(namespace.as_deref(), name), arguments);
     }
 
-    /// A call of a custom tool, as the model made it.
+    /// Adds a call of a custom tool as the call of the function that the model called.
     fn custom_call(&mut self, call: &CustomCall) {
         let CustomCall { call_id, namespace, name, input, .. } = call;
         self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());
@@ -141,7 +141,7 @@ impl Turns {
     }
 }
 
-/// The name by which the model has called a tool.
+/// Returns the name by which the model calls a tool.
 fn called_name(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => joined_name(namespace, name),
@@ -157,26 +157,14 @@ fn joined(parts: &[Part]) -> String {
     parts.iter().map(Part::text).collect::<Vec<_>>().join("\n")
 }
 
-/// Where a conversation that is too long may be cut: what begins at these indices is a conversation of its own.
-/// What the system says at the beginning stays.
+/// Returns the indices at which a conversation may be cut: messages of the user. The system message at the beginning stays.
 pub(crate) fn cuts(messages: &[Message]) -> Vec<usize> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     (first..messages.len()).filter(|&at| at > first && messages[at].role == "user").collect()
 }
 
-/// The conversation without what is before `cut`.
+/// Returns the conversation without the messages before `cut`.
 pub(crate) fn without(messages: &[Message], cut: usize) -> Vec<Message> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     messages[..first].iter().chain(&messages[cut..]).cloned().collect()
-}
-
-/// As the endpoint shows a tool: flat.
-pub(crate) fn shown(tool: &Tool) -> Value {
-    json!({
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    })
 }

@@ -9,7 +9,7 @@ fn request(body: &Value) -> Request {
 }
 
 fn ids() -> ItemIds {
-    Store::open(&StoreConfig::default()).unwrap().name(Kind::Response).items()
+    Store::open(&StoreConfig::default()).unwrap().new_id(Kind::Response).items()
 }
 
 fn items(given: &Value) -> Result<Vec<Arc<Item>>, Error> {
@@ -28,7 +28,7 @@ fn refused(given: &Value, expected: &Expect) {
 }
 
 #[test]
-fn a_text_is_what_the_user_says() {
+fn a_text_is_a_message_of_the_user() {
     expect![[r#"
         {"role":"system","content":"Be brief."}
         {"role":"user","content":"Hello"}
@@ -37,7 +37,7 @@ fn a_text_is_what_the_user_says() {
 }
 
 #[test]
-fn what_the_system_says_first_is_one_message() {
+fn the_first_system_texts_are_one_message() {
     let given = json!([
         {"role": "developer", "content": "a"},
         {"role": "system", "content": [{"type": "input_text", "text": "b"}, {"type": "input_text", "text": "c"}]},
@@ -53,7 +53,7 @@ fn what_the_system_says_first_is_one_message() {
 }
 
 #[test]
-fn what_the_assistant_thinks_says_and_calls_in_a_turn_is_one_message() {
+fn reasoning_text_and_calls_of_a_turn_are_one_message() {
     let given = json!([
         {"role": "user", "content": "What time is it in Paris and Rome?"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Two"}], "content": []},
@@ -93,7 +93,7 @@ fn calls_before_their_text_are_in_its_message() {
 }
 
 #[test]
-fn what_is_no_item_is_told_by_its_place() {
+fn an_error_names_the_path_of_a_malformed_item() {
     refused(&json!([]), &expect!["input: is empty"]);
     refused(&json!(""), &expect!["input: is empty"]);
     refused(&json!([{}]), &expect!["input[0].role: is missing"]);
@@ -101,7 +101,7 @@ fn what_is_no_item_is_told_by_its_place() {
     refused(&json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
     refused(
         &json!([{"role": "robot", "content": "x"}]),
-        &expect![[r#"input[0].role: "robot" is none of user, assistant, system, developer"#]],
+        &expect![[r#"input[0].role: "robot" must be one of user, assistant, system, developer"#]],
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_text"}]}]),
@@ -111,14 +111,12 @@ fn what_is_no_item_is_told_by_its_place() {
         &json!([{"role": "user", "content": [
             {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"},
         ]}]),
-        &expect![[
-            r#"input[0].content[1].type: a part of type "input_image" is given, but this model takes only text"#
-        ]],
+        &expect![[r#"input[0].content[1].type: parts of type "input_image" are not supported, only text"#]],
     );
     refused(
         &json!([{"type": "web_search_call", "id": "x"}]),
         &expect![[
-            r#"input[0].type: "web_search_call" is not supported, only message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and item_reference"#
+            r#"input[0].type: "web_search_call" is not supported; supported types: message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output and item_reference"#
         ]],
     );
     refused(&json!([{"type": "function_call", "name": "f"}]), &expect!["input[0].call_id: is missing"]);
@@ -134,7 +132,7 @@ fn what_is_no_item_is_told_by_its_place() {
 }
 
 #[test]
-fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
+fn items_retain_their_ids_and_get_unique_new_ones() {
     let items = items(&json!([
         {"role": "user", "content": "a", "id": "msg_mine"},
         {"role": "user", "content": "b"},
@@ -150,7 +148,7 @@ fn items_keep_the_names_that_they_have_and_get_new_ones_that_differ() {
 }
 
 #[test]
-fn references_are_found_where_they_stand() {
+fn references_are_found_with_their_paths() {
     let found = references(&request(&json!({
         "previous_response_id": "resp_1",
         "input": [{"role": "user", "content": "a"}, {"type": "item_reference", "id": "msg_1"}, {"id": "msg_2"}],
@@ -175,7 +173,7 @@ fn references_are_found_where_they_stand() {
 }
 
 #[test]
-fn a_reference_is_what_it_refers_to_in_its_place() {
+fn a_reference_is_replaced_by_its_item() {
     let request = request(
         &json!({"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "b"}]}),
     );
@@ -186,7 +184,7 @@ fn a_reference_is_what_it_refers_to_in_its_place() {
 }
 
 #[test]
-fn a_schema_is_flat_here_and_nested_in_chats() {
+fn a_schema_is_flat_here_and_nested_in_chat_completions() {
     let flat_one = json!({"type": "json_schema", "name": "n", "strict": true, "schema": {"type": "object"}});
     let nested = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}});
     let asked = format(&request(&json!({"text": {"format": flat_one}})));
@@ -201,7 +199,7 @@ fn a_schema_is_flat_here_and_nested_in_chats() {
 }
 
 #[test]
-fn an_error_in_a_format_has_the_name_that_the_format_has_here() {
+fn an_error_in_a_format_names_the_parameter_of_this_endpoint() {
     let error = Error::invalid("response_format.json_schema.schema.type", "is unknown");
     expect!["text.format.schema.type: is unknown"].assert_eq(&renamed(error).to_string());
     let error = Error::invalid("response_format.type", "is unknown");
@@ -221,7 +219,7 @@ fn a_function_is_named_flat() {
 }
 
 #[test]
-fn a_conversation_is_cut_where_the_user_speaks_and_keeps_what_the_system_said() {
+fn a_conversation_is_cut_at_messages_of_the_user_and_retains_the_system_message() {
     let message = |role: &str| Message { role: role.to_owned(), ..Message::default() };
     let all: Vec<Message> =
         ["system", "user", "assistant", "tool", "user", "assistant", "user"].map(message).into();

@@ -1,14 +1,13 @@
-//! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools there, most of which
-//! OpenAI runs itself; this module decides what becomes of each. What the model is offered are functions: custom tools
-//! become functions with one text parameter, and the members of a namespace become functions of their own. Calls are
-//! translated back by [`CallNames`]. Types that cannot be offered are ignored, and the response warns of it.
+//! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools, most of which OpenAI
+//! runs itself. The model is offered functions: a custom tool becomes a function with one text parameter, and each member
+//! of a namespace becomes a function. [`CallNames`] translates the calls back. Types that cannot be offered are ignored
+//! with a warning in the response.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 use server_openai::responses::Warning;
 
-use super::messages;
 use crate::error::Error;
 use crate::prepare::tools::{
     self, Member, TOOLS_MAX, Tool, ToolKind, built_in, duplicate, joined_name, optional_text, read_function,
@@ -30,7 +29,7 @@ pub(super) struct RequestTools {
     pub(super) warnings: Vec<Warning>,
 }
 
-/// How calls are reported to the client, by the name that the model calls the tool by. Plain functions are not listed.
+/// How calls are reported to the client, by the name that the model uses. Plain functions are not listed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallNames(HashMap<String, CallName>);
 
@@ -55,7 +54,7 @@ impl CallNames {
         Self(tools.iter().filter(differs).map(entry).collect())
     }
 
-    /// Those of a request that is well-formed.
+    /// Returns the names of a well-formed request.
     #[cfg(test)]
     pub(crate) fn of_request(request: &Value) -> Self {
         let tools = request["tools"].as_array().into_iter().flatten();
@@ -63,7 +62,7 @@ impl CallNames {
         Self::of(&RequestTools::read(tools).expect("the request is well-formed").offered)
     }
 
-    /// How a call of the tool that the model calls `name` is reported.
+    /// Returns how a call of the tool with the model's name `name` is reported.
     pub(crate) fn reported(&self, name: String) -> CallName {
         match self.0.get(&name) {
             Some(reported) => reported.clone(),
@@ -94,7 +93,7 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// An error about a function that a tool became, in terms of the request.
+    /// Renames the parameter of an error about a function to that of the tool in the request.
     pub(super) fn renamed(&self, error: Error) -> Error {
         let Error::Invalid { code, param, message } = error else { return error };
         let declared = param.strip_prefix("tools[").and_then(|rest| {
@@ -107,11 +106,11 @@ impl RequestTools {
         Error::Invalid { code, message: format!("{declared}{problem}"), param: declared }
     }
 
-    /// Checks that the request may have `more` tools.
+    /// Checks that the request may have `more` additional tools.
     fn admit(&self, more: usize) -> Result<(), Error> {
         let total = self.offered.len() + more;
         if total > TOOLS_MAX {
-            let problem = format!("has {total} tools, more than {TOOLS_MAX}");
+            let problem = format!("has {total} tools (limit: {TOOLS_MAX})");
             return Err(Error::coded("array_above_max_length", "tools", problem));
         }
         Ok(())
@@ -122,7 +121,9 @@ impl RequestTools {
         let description = optional_text(&mut given, "description", param)?;
         let members = match given.remove("tools") {
             Some(Value::Array(members)) => members,
-            Some(_) => return Err(Error::coded("invalid_type", format!("{param}.tools"), "is no array")),
+            Some(_) => {
+                return Err(Error::coded("invalid_type", format!("{param}.tools"), "must be an array"));
+            }
             None => return Err(Error::missing(format!("{param}.tools"))),
         };
         self.admit(members.len())?;
@@ -130,7 +131,7 @@ impl RequestTools {
         for (index, member) in members.into_iter().enumerate() {
             let param = format!("{param}.tools[{index}]");
             let Value::Object(mut member) = member else {
-                return Err(Error::coded("invalid_type", param, "is no object"));
+                return Err(Error::coded("invalid_type", param, "must be an object"));
             };
             if kind(&member, &param)? == "namespace" {
                 return Err(Error::invalid(
@@ -138,7 +139,7 @@ impl RequestTools {
                     "a namespace cannot contain a namespace",
                 ));
             }
-            // The model sees no namespaces: what they are for it reads with the tools that do not say it themselves.
+            // The model sees no namespaces, so tools without a description get that of the namespace.
             if member.get("description").is_none_or(Value::is_null)
                 && let Some(description) = &description
             {
@@ -151,20 +152,20 @@ impl RequestTools {
         Ok(())
     }
 
-    /// Reads a tool that is no namespace. Returns it as the response repeats it, unless it is ignored.
+    /// Reads a tool that is not a namespace. Returns the tool as the response repeats it, or `None` if it is ignored.
     fn tool(
         &mut self,
         given: Map<String, Value>,
         namespace: Option<&str>,
         param: &str,
     ) -> Result<Option<Value>, Error> {
-        // Members of functions are found where the chat endpoint has them, too.
+        // Functions may also have the form of the chat endpoint.
         let nested = if given.contains_key("function") { ".function" } else { "" };
         let param_within = format!("{param}{nested}");
         let (mut tool, shown) = match kind(&given, param)? {
             "function" => {
                 let tool = read_function(given, param)?;
-                let shown = messages::shown(&tool);
+                let shown = shown(&tool);
                 (tool, shown)
             }
             "custom" => self.custom(given, param)?,
@@ -190,7 +191,7 @@ impl RequestTools {
         Ok(Some(shown))
     }
 
-    /// A custom tool as a function with one parameter, and as the response repeats it.
+    /// Returns a custom tool as a function with one parameter, and as the response repeats it.
     fn custom(&mut self, mut given: Map<String, Value>, param: &str) -> Result<(Tool, Value), Error> {
         let name = read_name(&mut given, param)?;
         let mut description = optional_text(&mut given, "description", param)?;
@@ -226,22 +227,33 @@ impl RequestTools {
     }
 }
 
+/// Returns a function as the response repeats it.
+fn shown(tool: &Tool) -> Value {
+    json!({
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    })
+}
+
 fn kind<'a>(tool: &'a Map<String, Value>, param: &str) -> Result<&'a str, Error> {
     match tool.get("type") {
         Some(Value::String(kind)) => Ok(kind),
-        Some(_) => Err(Error::coded("invalid_type", format!("{param}.type"), "is no string")),
+        Some(_) => Err(Error::coded("invalid_type", format!("{param}.type"), "must be a string")),
         None => Err(Error::missing(format!("{param}.type"))),
     }
 }
 
-/// The grammar of a custom tool's input, in words for the model; `None` if the input is any text.
+/// Returns the description, for the model, of the grammar of a custom tool's input; `None` if the input may be any text.
 fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
     let Value::Object(format) = format else {
-        return Err(Error::coded("invalid_type", param, "is no object"));
+        return Err(Error::coded("invalid_type", param, "must be an object"));
     };
     let text = |member: &str| match format.get(member) {
         Some(Value::String(text)) => Ok(text.as_str()),
-        Some(_) => Err(Error::coded("invalid_type", format!("{param}.{member}"), "is no string")),
+        Some(_) => Err(Error::coded("invalid_type", format!("{param}.{member}"), "must be a string")),
         None => Err(Error::missing(format!("{param}.{member}"))),
     };
     match text("type")? {
@@ -249,27 +261,27 @@ fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
         "grammar" => {
             let syntax = text("syntax")?;
             if !matches!(syntax, "lark" | "regex") {
-                let problem = format!("{syntax:?} is neither \"lark\" nor \"regex\"");
+                let problem = format!("{syntax:?} must be \"lark\" or \"regex\"");
                 return Err(Error::invalid(format!("{param}.syntax"), problem));
             }
             let name = if syntax == "lark" { "Lark grammar" } else { "regular expression" };
             Ok(Some(format!("The input matches this {name}:\n{}", text("definition")?)))
         }
         other => {
-            let problem = format!("{other:?} is neither \"text\" nor \"grammar\"");
+            let problem = format!("{other:?} must be \"text\" or \"grammar\"");
             Err(Error::invalid(format!("{param}.type"), problem))
         }
     }
 }
 
-/// The input of a custom tool, from the arguments of the function that it became. Of arguments that were cut off, what
-/// they hold of the input; of arguments without an input, all of their text, so that nothing is lost.
+/// Returns the input of a custom tool from the arguments of its function. If the arguments were cut off, it is the part of
+/// the input that they contain; if they have no input, it is their whole text, so that nothing is lost.
 pub(crate) fn custom_input(arguments: &str) -> String {
     let input = |text: &str| match serde_json::from_str::<Value>(text).ok()?.get_mut(INPUT)?.take() {
         Value::String(input) => Some(input),
         _ => None,
     };
-    // The longest escape that may be cut off is half a surrogate pair and most of the other half.
+    // The longest escape sequence that may be cut off is a surrogate pair without its last digit.
     const ESCAPE_BYTES_MAX: usize = 11;
     let shortened = |cut: usize| arguments.get(..arguments.len().checked_sub(cut)?);
     input(arguments)

@@ -5,8 +5,8 @@ use server_openai::responses::{Object, ReasoningParameter, TextParameter};
 use super::*;
 use crate::store::{Kind, Store, StoreConfig};
 
-fn begun(status: Status, choices: u32) -> Begun {
-    let id = Store::open(&StoreConfig::default()).unwrap().name(Kind::Response);
+fn new_response(status: Status, choices: u32) -> NewResponse {
+    let id = Store::open(&StoreConfig::default()).unwrap().new_id(Kind::Response);
     let response = Response {
         id: id.to_string(),
         object: Object::Response,
@@ -41,7 +41,7 @@ fn begun(status: Status, choices: u32) -> Begun {
         metadata: Map::new(),
         warnings: Vec::new(),
     };
-    let show: Show = Box::new(|tokens| {
+    let show: LogprobFormat = Box::new(|tokens| {
         let show = |token: TokenText| ChatTokenLogprob {
             token: format!("t{}", token.token),
             logprob: token.logprob,
@@ -50,7 +50,7 @@ fn begun(status: Status, choices: u32) -> Begun {
         };
         tokens.into_iter().map(show).collect()
     });
-    Begun { response, ids: id.items(), show: Some(show), choices, call_names: CallNames::default() }
+    NewResponse { response, ids: id.items(), logprobs: Some(show), choices, call_names: CallNames::default() }
 }
 
 fn text(choice: u32, text: &str) -> Delta {
@@ -79,8 +79,8 @@ fn end(choice: u32, reason: FinishReason) -> Delta {
 }
 
 /// The events that the deltas lead to, a line each, and the response.
-fn run(begun: Begun, deltas: Vec<Delta>) -> (String, Response) {
-    let mut assembly = Assembly::new(begun);
+fn run(new_response: NewResponse, deltas: Vec<Delta>) -> (String, Response) {
+    let mut assembly = Assembly::new(new_response);
     let mut lines = String::new();
     let mut number = 0;
     let mut sink = |event: &Event<'_>| {
@@ -94,7 +94,7 @@ fn run(begun: Begun, deltas: Vec<Delta>) -> (String, Response) {
     for delta in deltas {
         assembly.push(delta, &mut sink);
     }
-    assembly.settle(Usage::default(), 9);
+    assembly.complete(Usage::default(), 9);
     assembly.conclude(&mut sink);
     (lines, assembly.response().clone())
 }
@@ -135,7 +135,7 @@ fn shorten(value: &mut Value) {
 }
 
 fn check(deltas: Vec<Delta>, expected: &Expect) -> Response {
-    let (lines, response) = run(begun(Status::InProgress, 1), deltas);
+    let (lines, response) = run(new_response(Status::InProgress, 1), deltas);
     expected.assert_eq(&lines);
     response
 }
@@ -161,7 +161,7 @@ fn a_text() {
 }
 
 #[test]
-fn reasoning_then_calls_then_a_text() {
+fn reasoning_calls_and_text_become_items() {
     let mut deltas = vec![reasoning("Hm"), reasoning("m"), text(0, "\n\n")];
     deltas.extend(call(0, "now", &["{", "}"], true));
     deltas.extend(call(1, "then", &["{\"a\":1}"], true));
@@ -219,7 +219,7 @@ fn a_text_that_is_cut_off() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_keeps_what_it_has() {
+fn a_call_that_is_cut_off_retains_its_arguments() {
     let mut deltas = vec![text(0, "Let me see.")];
     deltas.extend(call(0, "now", &["{\"a"], false));
     deltas.push(end(0, FinishReason::Length));
@@ -265,7 +265,7 @@ fn reasoning_that_is_cut_off_has_no_message() {
 }
 
 #[test]
-fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
+fn an_empty_answer_and_one_of_whitespace_are_messages() {
     check(
         vec![end(0, FinishReason::Stop)],
         &expect![[r#"
@@ -279,13 +279,14 @@ fn nothing_at_all_is_an_empty_message_and_space_is_one_of_space() {
         response.completed {"response":"completed with 1 items"}
     "#]],
     );
-    let (_, response) = run(begun(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
+    let (_, response) =
+        run(new_response(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     assert_eq!(message.content[0].text(), " \n");
 }
 
 #[test]
-fn choices_have_items_of_their_own() {
+fn each_choice_has_its_own_items() {
     let deltas = vec![
         text(0, "a"),
         text(1, "b"),
@@ -293,7 +294,7 @@ fn choices_have_items_of_their_own() {
         end(1, FinishReason::Stop),
         end(0, FinishReason::Stop),
     ];
-    let (lines, response) = run(begun(Status::InProgress, 2), deltas);
+    let (lines, response) = run(new_response(Status::InProgress, 2), deltas);
     expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
@@ -324,7 +325,7 @@ fn choices_have_items_of_their_own() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_the_deltas_added_up() {
+fn log_probabilities_of_deltas_are_concatenated() {
     let token = |token| TokenText { token, start: 0, logprob: -0.5, top: Vec::new() };
     let tokens = |text: &str, numbers: &[u32]| Delta::Text {
         choice: 0,
@@ -353,8 +354,8 @@ fn log_probabilities_are_those_of_the_deltas_added_up() {
 }
 
 #[test]
-fn a_failure_is_told_and_what_was_said_stays() {
-    let mut assembly = Assembly::new(begun(Status::Queued, 1));
+fn a_failure_is_reported_and_the_output_so_far_remains() {
+    let mut assembly = Assembly::new(new_response(Status::Queued, 1));
     let mut lines = String::new();
     let mut sink = |event: &Event<'_>| lines += &(line(event) + "\n");
     assembly.create(&mut sink);
@@ -379,11 +380,11 @@ fn a_failure_is_told_and_what_was_said_stays() {
 }
 
 #[test]
-fn a_custom_call_that_is_broken_off_keeps_its_input() {
+fn an_interrupted_custom_call_retains_its_input() {
     let tools = json!([{"type": "custom", "name": "patch"}]);
     let request = json!({"model": "m", "input": "Hi", "tools": tools});
     let call_names = CallNames::of_request(&request);
-    let mut assembly = Assembly::new(Begun { call_names, ..begun(Status::InProgress, 1) });
+    let mut assembly = Assembly::new(NewResponse { call_names, ..new_response(Status::InProgress, 1) });
     let mut sink = |_: &Event<'_>| {};
     assembly.begin(&mut sink);
     for delta in call(0, "patch", &["{\"input\": \"ab", "c\\"], false) {
@@ -397,10 +398,10 @@ fn a_custom_call_that_is_broken_off_keeps_its_input() {
 }
 
 #[test]
-fn an_event_is_sent_with_its_name() {
-    let mut assembly = Assembly::new(begun(Status::InProgress, 1));
+fn an_event_is_encoded_with_its_type() {
+    let mut assembly = Assembly::new(new_response(Status::InProgress, 1));
     let mut all = String::new();
-    assembly.create(&mut |event| all += &sent(event));
+    assembly.create(&mut |event| all += &encode(event));
     assert!(
         all.starts_with("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{"),
         "{all}"

@@ -1,12 +1,12 @@
 //! The operations that `/openapi.json` describes: paths, bodies, answers, and the statuses of errors.
 
-/// An operation.
+/// An operation of the API.
 pub(super) struct Operation {
     pub(super) method: &'static str,
     pub(super) path: &'static str,
     pub(super) summary: &'static str,
     pub(super) body: Body,
-    /// The schema of its answer; `None` if that is not JSON.
+    /// The schema of its answer; `None` if the answer is not JSON.
     pub(super) answer: Option<&'static str>,
     /// The schema of the events of a streamed answer.
     pub(super) events: Option<&'static str>,
@@ -15,11 +15,11 @@ pub(super) struct Operation {
     pub(super) errors: &'static [u16],
 }
 
-/// What an operation takes.
+/// The body of an operation.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
     Nothing,
-    /// A body of this schema, which may be left out.
+    /// A body of this schema, which may be absent.
     Optional(&'static str),
     Required(&'static str),
 }
@@ -28,19 +28,17 @@ pub(super) enum Body {
 #[derive(Clone, Copy)]
 pub(super) enum Query {
     Boolean(&'static str),
-    /// From the first to the second.
+    /// An integer from the first number to the second.
     Integer(&'static str, u32, u32),
     OneOf(&'static str, &'static [&'static str]),
     Text(&'static str),
 }
 
-/// The statuses of errors.
+/// The statuses of errors of each group of operations.
 const NONE: &[u16] = &[];
 const SERVING: &[u16] = &[503];
 const NAMED_MODEL: &[u16] = &[404, 503];
-/// Of what generates: bad requests, unknown models, bodies that are late or too large, and too many requests.
 const GENERATING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
-/// Of what only computes.
 const COMPUTING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
 const STORED: &[u16] = &[400, 404, 500, 503];
 const STORING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
@@ -105,7 +103,7 @@ pub(super) const API: &[Operation] = &[
         .errors(GENERATING),
     TOKENIZE,
     DETOKENIZE,
-    post("/responses", "Answer a conversation that may be kept.", Body::Required("ResponsesRequest"))
+    post("/responses", "Answer a conversation, which may be stored.", Body::Required("ResponsesRequest"))
         .answer("Response")
         .events("ResponseEvent")
         .errors(GENERATING),
@@ -115,50 +113,52 @@ pub(super) const API: &[Operation] = &[
         Body::Required("ResponsesRequest"),
     )
     .errors(COMPUTING),
-    get("/responses/{id}", "A response that is kept.", Some("Response"))
+    get("/responses/{id}", "Retrieve a stored response.", Some("Response"))
         .events("ResponseEvent")
         .query(REPLAY)
         .errors(STORED),
-    delete("/responses/{id}", "Forget a response."),
-    post("/responses/{id}/cancel", "Cancel a response in the background.", Body::Nothing)
+    delete("/responses/{id}", "Delete a response."),
+    post("/responses/{id}/cancel", "Cancel a background response.", Body::Nothing)
         .answer("Response")
         .errors(STORED),
-    get("/responses/{id}/input_items", "What a response answers to.", Some("Object"))
+    get("/responses/{id}/input_items", "List the input items of a response.", Some("Object"))
         .query(PAGE)
         .errors(STORED),
-    post("/conversations", "Begin a conversation that is kept.", Body::Optional("ConversationRequest"))
+    post("/conversations", "Create a stored conversation.", Body::Optional("ConversationRequest"))
         .errors(STORING),
-    get("/conversations/{id}", "A conversation.", Some("Object")).errors(STORED),
+    get("/conversations/{id}", "Retrieve a conversation.", Some("Object")).errors(STORED),
     post(
         "/conversations/{id}",
-        "Change what is noted of a conversation.",
+        "Replace the metadata of a conversation.",
         Body::Required("ConversationUpdate"),
     )
     .errors(STORING),
-    delete("/conversations/{id}", "Forget a conversation."),
-    get("/conversations/{id}/items", "What is in a conversation.", Some("Object")).query(PAGE).errors(STORED),
-    post("/conversations/{id}/items", "Add to a conversation.", Body::Required("ItemsRequest"))
+    delete("/conversations/{id}", "Delete a conversation."),
+    get("/conversations/{id}/items", "List the items of a conversation.", Some("Object"))
+        .query(PAGE)
+        .errors(STORED),
+    post("/conversations/{id}/items", "Add items to a conversation.", Body::Required("ItemsRequest"))
         .errors(STORING),
-    get("/conversations/{id}/items/{item}", "One item of a conversation.", Some("Object")).errors(STORED),
-    delete("/conversations/{id}/items/{item}", "Take an item out of a conversation."),
+    get("/conversations/{id}/items/{item}", "Retrieve an item of a conversation.", Some("Object"))
+        .errors(STORED),
+    delete("/conversations/{id}/items/{item}", "Delete an item of a conversation."),
     get("/models", "List the models.", Some("ModelList")).errors(SERVING),
-    get("/models/{id}", "Describe a model. Its name may have slashes in it.", Some("Model"))
-        .errors(NAMED_MODEL),
+    get("/models/{id}", "Describe a model. Its name may contain slashes.", Some("Model")).errors(NAMED_MODEL),
 ];
 
-/// The operations beside them.
+/// The operations without a prefix.
 pub(super) const BARE: &[Operation] = &[
     TOKENIZE,
     DETOKENIZE,
-    get("/v2/health/live", "Whether the process is there.", None),
-    get("/v2/health/ready", "Whether requests should be sent here.", None).errors(SERVING),
-    get("/metrics", "Metrics, in OpenMetrics' text format.", None),
+    get("/v2/health/live", "Liveness probe.", None),
+    get("/v2/health/ready", "Readiness probe.", None).errors(SERVING),
+    get("/metrics", "Metrics in OpenMetrics text format.", None),
     get("/openapi.json", "This document.", Some("Object")),
     post("/sleep", "Release memory. Only with `--enable-sleep-mode`.", Body::Nothing)
         .without_answer()
         .query(&[Query::Integer("level", 1, 2)])
         .errors(SLEEPING),
-    post("/wake_up", "Allocate it again. Only with `--enable-sleep-mode`.", Body::Nothing)
+    post("/wake_up", "Wake the engine. Only with `--enable-sleep-mode`.", Body::Nothing)
         .without_answer()
         .errors(SLEEPING),
     get("/is_sleeping", "Whether the server sleeps. Only with `--enable-sleep-mode`.", Some("Object"))

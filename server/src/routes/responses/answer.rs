@@ -1,120 +1,122 @@
-//! How a response is answered: whole, as a stream of events, or in the background. All are the same deltas, put
-//! together by the same [`Assembly`].
+//! Generates a response: whole, as a stream of events, or in the background. In each case an [`Assembly`] assembles it from
+//! the same deltas.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use server_openai::Usage;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as Made, Status,
+    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as WireResponse, Status,
     Usage as ResponseUsage, kind,
 };
 
-use super::{Making, Way};
 use crate::app::App;
 use crate::error::Error;
 use crate::model::unix_time;
-use crate::respond::{Delta, Deltas};
-use crate::responses::{Assembly, Followed, Interruption, Live, LiveResponse, RetainedInput, sent};
-use crate::routes::generate::named;
+use crate::respond::{Answer, AnswerEvent, Delta};
+use crate::responses::{
+    Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, RetainedInput, encode,
+};
+use crate::routes::stream::{Encoder, stream};
+use crate::routes::submission::with_request_id;
 use crate::sse::{self, Events};
 use crate::store::{self, Id, NewItems, ResponseRecord};
 use crate::tenant::Tenant;
 
-/// Answers with a response that is about to be made.
-pub(super) async fn answer(app: App, making: Making) -> Response {
-    let name = making.assembly.response().id.clone();
-    let response = match making.way {
-        Way::Whole => whole(app, making).await,
-        Way::Streamed => streamed(app, making).await,
-        Way::Background { follows } => background(&app, making, follows),
-    };
-    named(response, &name)
+/// A response that is submitted to the engine.
+pub(super) struct PendingResponse {
+    pub(super) assembly: Assembly,
+    pub(super) input: RetainedInput,
+    pub(super) answer: Answer,
+    pub(super) delivery: Delivery,
+    pub(super) tenant: Tenant,
 }
 
-async fn whole(app: App, making: Making) -> Response {
-    let Making { mut assembly, input, mut answer, tenant, .. } = making;
-    let sink = &mut |_: &Event<'_>| {};
+/// How the client receives the response.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delivery {
+    Whole,
+    Streamed,
+    /// The client retrieves the response later, or follows its events.
+    Background {
+        follows: bool,
+    },
+}
+
+/// Answers with a response.
+pub(super) async fn answer(app: App, pending: PendingResponse) -> Response {
+    let PendingResponse { assembly, input, answer, delivery, tenant } = pending;
+    let id = assembly.response().id.clone();
+    let encoder = ResponseEncoder { app, assembly, input, tenant };
+    let response = match delivery {
+        Delivery::Whole => whole(answer, encoder).await,
+        Delivery::Streamed => stream(answer, encoder).await,
+        Delivery::Background { follows } => Ok(background(answer, encoder, follows)),
+    };
+    with_request_id(response.unwrap_or_else(Error::into_response), &id)
+}
+
+async fn whole(mut answer: Answer, mut encoder: ResponseEncoder) -> Result<Response, Error> {
+    let (assembly, sink) = (&mut encoder.assembly, &mut |_: &Event<'_>| {});
     assembly.create(sink);
     assembly.begin(sink);
-    while let Some(deltas) = answer.next().await {
-        match deltas {
-            Ok(deltas) => deltas.into_iter().for_each(|delta| assembly.push(delta, sink)),
-            Err(error) => return error.into_response(),
-        }
-    }
-    assembly.settle(usage(&answer), unix_time());
-    keep(&app, &mut assembly, &input, tenant).await;
-    Json(assembly.response()).into_response()
+    let usage = answer.fold(|delta| assembly.push(delta, sink)).await?;
+    encoder.complete(usage).await;
+    Ok(Json(encoder.assembly.response()).into_response())
 }
 
-async fn streamed(app: App, mut making: Making) -> Response {
-    // Until the first token an error has a status of its own, and who passes requests on may try elsewhere.
-    let first = match making.answer.next().await {
-        Some(Err(error)) => return error.into_response(),
-        first => first,
-    };
-    let state = Streamed { app, making, first: Some(first) };
-    sse::response(stream::unfold(Some(state), |state| async move {
-        let mut state = state?;
-        let mut events = Events::default();
-        let more = state.next(&mut events).await;
-        Some((events.take(), more.then_some(state)))
-    }))
-}
-
-/// A response that is being sent.
-struct Streamed {
+/// Encodes a response as the events of its assembly.
+struct ResponseEncoder {
     app: App,
-    making: Making,
-    /// What came before the answer was begun.
-    first: Option<Option<Result<Vec<Delta>, Error>>>,
+    assembly: Assembly,
+    input: RetainedInput,
+    tenant: Tenant,
 }
 
-impl Streamed {
-    /// Puts what is new into `events`. Returns whether there is more to come.
-    async fn next(&mut self, events: &mut Events) -> bool {
-        let Making { assembly, input, answer, tenant, .. } = &mut self.making;
-        let deltas = match self.first.take() {
-            Some(first) => {
-                let sink = &mut |event: &Event<'_>| events.push_raw(&sent(event));
-                assembly.create(sink);
-                assembly.begin(sink);
-                first
-            }
-            None => answer.next().await,
-        };
-        let end = match deltas {
-            Some(Ok(deltas)) => {
-                let sink = &mut |event: &Event<'_>| events.push_raw(&sent(event));
-                deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
-                return true;
-            }
-            Some(Err(error)) => Some(error),
-            None => None,
-        };
-        match end {
-            None => {
-                assembly.settle(usage(answer), unix_time());
-                // Before its end is told: who goes on from it must find it.
-                keep(&self.app, assembly, input, *tenant).await;
-            }
-            Some(error) => assembly.fail(&error, &mut |event: &Event<'_>| events.push_raw(&sent(event))),
-        }
-        assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&sent(event)));
-        events.done();
-        false
+impl ResponseEncoder {
+    /// Completes the response and stores it.
+    async fn complete(&mut self, usage: Usage) {
+        let Self { app, assembly, input, tenant } = self;
+        assembly.complete(response_usage(usage), unix_time());
+        store(app, assembly, input, *tenant).await;
     }
 }
 
-fn background(app: &App, making: Making, follows: bool) -> Response {
-    let Making { mut assembly, input, answer, tenant, .. } = making;
+impl Encoder for ResponseEncoder {
+    fn start(&mut self, _: &Answer, events: &mut Events) {
+        let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
+        self.assembly.create(sink);
+        self.assembly.begin(sink);
+    }
+
+    fn deltas(&mut self, deltas: Vec<Delta>, _: Usage, events: &mut Events) {
+        let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
+        deltas.into_iter().for_each(|delta| self.assembly.push(delta, sink));
+    }
+
+    async fn finish(&mut self, usage: Usage, events: &mut Events) {
+        // The response is stored before its last event, after which the client may refer to it.
+        self.complete(usage).await;
+        self.assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&encode(event)));
+        events.done();
+    }
+
+    fn fail(&mut self, error: &Error, events: &mut Events) {
+        let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
+        self.assembly.fail(error, sink);
+        self.assembly.conclude(sink);
+        events.done();
+    }
+}
+
+fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Response {
+    let ResponseEncoder { app, mut assembly, input, tenant } = encoder;
     if !follows {
-        // Nobody follows: there are no events, only states.
+        // Nobody follows the events, so the first one need not be stored.
         assembly.create(&mut |_: &Event<'_>| {});
     }
-    let live = app.background().live(LiveResponse { assembly, input, tenant, keeps_events: follows });
+    let live = app.background().live(BackgroundResponse { assembly, input, tenant, stores_events: follows });
     if follows {
         live.change(|assembly, sink| assembly.create(sink));
     }
@@ -123,11 +125,11 @@ fn background(app: &App, making: Making, follows: bool) -> Response {
     if follows { follow(live, 0) } else { Json(response).into_response() }
 }
 
-/// Makes a response, whether or not anybody looks.
-async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
-    // If the process dies before the end, this is found.
+/// Generates a response, whether or not a client follows it.
+async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
+    // If the process dies, this record remains.
     write(&app, live.record(), live.tenant()).await;
-    let mut is_begun = false;
+    let mut is_started = false;
     loop {
         let next = tokio::select! {
             biased;
@@ -144,15 +146,17 @@ async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
             }
             next = answer.next() => next,
         };
-        let first = !std::mem::replace(&mut is_begun, true);
+        let is_first = !std::mem::replace(&mut is_started, true);
         live.change(|assembly, sink| {
-            if first {
+            if is_first {
                 assembly.begin(sink);
             }
             match next {
-                Some(Ok(deltas)) => deltas.into_iter().for_each(|delta| assembly.push(delta, sink)),
-                Some(Err(error)) => assembly.fail(&error, sink),
-                None => assembly.settle(usage(&answer), unix_time()),
+                AnswerEvent::Deltas(deltas) => {
+                    deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
+                }
+                AnswerEvent::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
+                AnswerEvent::Failed(error) => assembly.fail(&error, sink),
             }
             if assembly.response().status.is_final() {
                 assembly.conclude(sink);
@@ -167,27 +171,28 @@ async fn work(app: App, live: Arc<Live>, mut answer: Deltas) {
     write(&app, record, live.tenant()).await;
 }
 
-/// The events of a response in the background, from the one of this number on.
-pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
-    sse::response(stream::unfold(Some((live, from)), |state| async move {
+/// Streams the events of a response in the background, from number `from` on.
+pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
+    sse::response(futures_util::stream::unfold(Some((live, from)), |state| async move {
         let (live, from) = state?;
         let mut events = Events::default();
         let followed = live.follow(from).await;
         let more = match followed {
-            Followed::Events(new) => {
+            FollowedEvents::New(new) => {
                 new.iter().for_each(|event| events.push_raw(event));
                 Some((live, from + new.len()))
             }
-            Followed::Last(new) => {
+            FollowedEvents::Last(new) => {
                 new.iter().for_each(|event| events.push_raw(event));
                 events.done();
                 None
             }
-            Followed::NotKept => {
-                let message = "the response has more events than are kept; ask for the response itself";
+            FollowedEvents::Discarded => {
+                let message =
+                    "the response has too many events to replay them; retrieve the response instead";
                 let data = EventData::Error { code: Some("events_not_kept"), message, param: None };
                 let event = Event { r#type: kind::ERROR, data, sequence_number: from as u64 };
-                events.push_raw(&sent(&event));
+                events.push_raw(&encode(&event));
                 events.done();
                 None
             }
@@ -196,8 +201,8 @@ pub(super) fn follow(live: Arc<Live>, from: usize) -> Response {
     }))
 }
 
-/// Stores what was made, if it is to be stored, and adds it to its conversation.
-async fn keep(app: &App, assembly: &mut Assembly, input: &RetainedInput, tenant: Tenant) {
+/// Stores a response if requested, and adds it to its conversation.
+async fn store(app: &App, assembly: &mut Assembly, input: &RetainedInput, tenant: Tenant) {
     let response = assembly.response();
     if !response.store && response.conversation.is_none() {
         return;
@@ -220,26 +225,27 @@ async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
 
 /// Adds the input and the output of a response to its conversation.
 async fn join(app: &App, record: &ResponseRecord, tenant: Tenant) {
-    let Made { conversation, output, status, .. } = &record.response;
+    let WireResponse { conversation, output, status, .. } = &record.response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     if !matches!(status, Status::Completed | Status::Incomplete) {
         return;
     }
     let items = record.input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
     let joined = app.store().run(move |store| {
-        store.append(id, tenant, |tally| Ok::<_, store::Error>(NewItems { items, named: tally.named }))
+        store.append(id, tenant, |tally| {
+            Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
+        })
     });
     match joined.await {
         Ok(Some(_)) => {}
-        Ok(None) => tracing::debug!("a conversation was deleted while a response was made in it"),
+        Ok(None) => tracing::debug!("a conversation was deleted while a response to it was generated"),
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to add to a conversation");
         }
     }
 }
 
-fn usage(answer: &Deltas) -> ResponseUsage {
-    let usage = answer.usage();
+fn response_usage(usage: Usage) -> ResponseUsage {
     ResponseUsage {
         input_tokens: usage.prompt_tokens,
         input_tokens_details: InputTokensDetails {

@@ -1,6 +1,6 @@
-//! Looks up what a request refers to: the responses that it follows, its conversation, and single items. A request may
-//! bring in so many bytes of stored items and no more, however often it refers to one; what does not exist is an error
-//! that names it.
+//! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items. The
+//! size of the stored items that a request includes is limited, however often it refers to one. An error names an object
+//! that does not exist.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,31 +10,32 @@ use server_openai::responses::{Item, Response};
 use crate::app::App;
 use crate::error::Error;
 use crate::prepare::responses::{Context, ItemReference, References};
-use crate::responses::{Live, json_bytes};
-use crate::store::{self, CHAIN_MAX, ChainError, Id, Kind, Stored, StoredItem, check_room};
+use crate::responses::{LiveResponse, json_bytes};
+use crate::store::{self, CHAIN_MAX, ChainError, Id, Kind, StoredItem, StoredRecord, check_room};
 use crate::tenant::Tenant;
 
-/// Total size, as JSON, of the stored items that a request brings in: its history and each use of a reference.
+/// Total size, as JSON, of the stored items that a request includes: its history and each use of a reference.
 ///
 /// Beyond it: 400, `context_length_exceeded`.
 const CONTEXT_BYTES_MAX: u64 = 16 << 20;
 
-/// Who looks things up, and how much more may be brought in.
-pub(in crate::routes) struct Lookup<'a> {
+/// Looks up objects for a tenant.
+pub(crate) struct Lookup<'a> {
     app: &'a App,
     tenant: Tenant,
+    /// Size in bytes of the items that the request may still include.
     bytes_left: u64,
 }
 
-/// A stored item that a request brings in.
-struct Brought {
+/// A stored item that a request includes.
+struct ContextItem {
     item: Arc<Item>,
     bytes: u64,
 }
 
 /// An item that a request refers to.
-struct Wanted<'a> {
-    /// The first parameter that names it.
+struct ReferencedItem<'a> {
+    /// The first parameter that refers to it.
     param: &'a str,
     uses: u64,
     item: Option<Arc<Item>>,
@@ -42,18 +43,18 @@ struct Wanted<'a> {
 
 /// A response of a chain.
 pub(super) enum Link {
-    /// It is being made, or about to be stored.
-    Live(Arc<Live>),
-    Stored(Stored),
+    /// The response is being generated or about to be stored.
+    Live(Arc<LiveResponse>),
+    Stored(StoredRecord),
 }
 
-/// An item of a link, which need not have been parsed.
+/// An item of a link, which may not be parsed yet.
 pub(super) enum LinkItem<'a> {
     Live(Arc<Item>),
     Stored(StoredItem<'a>),
 }
 
-/// Looks up what a request refers to. It may wait for the disk.
+/// Looks up the objects that a request refers to. It may block on the disk.
 pub(super) fn find(app: &App, tenant: Tenant, references: &References) -> Result<Context, Error> {
     let mut lookup = Lookup::new(app, tenant);
     let history = match (&references.previous, &references.conversation) {
@@ -62,31 +63,31 @@ pub(super) fn find(app: &App, tenant: Tenant, references: &References) -> Result
         (None, None) => Vec::new(),
     };
     let items = lookup.items(&references.items, &history)?;
-    Ok(Context { history: history.into_iter().map(|brought| brought.item).collect(), items })
+    Ok(Context { history: history.into_iter().map(|included| included.item).collect(), items })
 }
 
 impl<'a> Lookup<'a> {
-    pub(in crate::routes) fn new(app: &'a App, tenant: Tenant) -> Self {
+    pub(crate) fn new(app: &'a App, tenant: Tenant) -> Self {
         Self { app, tenant, bytes_left: CONTEXT_BYTES_MAX }
     }
 
-    /// The items of a conversation that can take more of them.
-    fn conversation(&mut self, name: &str) -> Result<Vec<Brought>, Error> {
+    /// Returns the items of a conversation that is not full.
+    fn conversation(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
         let stored = conversation(self.app, self.tenant, name)?;
         check_room(stored.tally(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
-        stored.input().map(|item| self.bring(&item.map_err(damaged)?, "conversation")).collect()
+        stored.input().map(|item| self.include(&item.map_err(damaged)?, "conversation")).collect()
     }
 
-    /// All items up to the end of this response, oldest first.
-    fn followed(&mut self, name: &str) -> Result<Vec<Brought>, Error> {
+    /// Returns all items up to the end of this response, oldest first.
+    fn followed(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
         const PARAM: &str = "previous_response_id";
-        let lost = |id: &str| Error::NotKept {
+        let lost = |id: &str| Error::NotStored {
             code: "previous_response_not_found",
             param: Some(PARAM.to_owned()),
             message: if id == name {
-                format!("{PARAM}: the response {id:?} is not kept here, or no more")
+                format!("{PARAM}: the response {id:?} is not stored, or no longer")
             } else {
-                format!("{PARAM}: {name:?} follows {id:?}, which is not kept any more")
+                format!("{PARAM}: {name:?} follows {id:?}, which is no longer stored")
             },
         };
         let chain = Chain::of(self.app, self.tenant, name)?.map_err(|id| lost(&id))?;
@@ -94,53 +95,59 @@ impl<'a> Lookup<'a> {
         for number in (0..chain.len()).rev() {
             let link = chain.link(number)?.map_err(|id| lost(&id))?;
             if number == 0 && !link.is_final()? {
-                return Err(Error::invalid(PARAM, format!("the response {name:?} is still being made")));
+                let problem = format!("the response {name:?} is still being generated");
+                return Err(Error::invalid(PARAM, problem));
             }
             for item in link.items(Part::All)? {
-                history.push(self.bring_linked(item, PARAM)?);
+                history.push(self.include_linked(item, PARAM)?);
             }
         }
         Ok(history)
     }
 
-    /// The items that are referred to, in the order of the references. Each record is read once.
+    /// Returns the referenced items, in the order of the references. Each record is read once.
     ///
     /// # Errors
-    /// One of them does not exist, or they are too large together.
-    pub(in crate::routes) fn referenced(
-        &mut self,
-        references: &[ItemReference],
-    ) -> Result<Vec<Arc<Item>>, Error> {
+    /// An item does not exist, or the items together are too large.
+    pub(crate) fn referenced(&mut self, references: &[ItemReference]) -> Result<Vec<Arc<Item>>, Error> {
         self.items(references, &[])
     }
 
-    fn items(&mut self, references: &[ItemReference], history: &[Brought]) -> Result<Vec<Arc<Item>>, Error> {
-        let mut wanted: HashMap<&str, Wanted<'_>> = HashMap::new();
+    fn items(
+        &mut self,
+        references: &[ItemReference],
+        history: &[ContextItem],
+    ) -> Result<Vec<Arc<Item>>, Error> {
+        let mut referenced: HashMap<&str, ReferencedItem<'_>> = HashMap::new();
         for reference in references {
-            let wanted = wanted.entry(&reference.id);
-            wanted.or_insert(Wanted { param: &reference.param, uses: 0, item: None }).uses += 1;
+            let item = referenced.entry(&reference.id);
+            item.or_insert(ReferencedItem { param: &reference.param, uses: 0, item: None }).uses += 1;
         }
-        for Brought { item, bytes } in history {
-            if let Some(wanted) = wanted.get_mut(item.id()).filter(|wanted| wanted.item.is_none()) {
-                self.take_uses(*bytes, wanted)?;
-                wanted.item = Some(Arc::clone(item));
+        for ContextItem { item, bytes } in history {
+            if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
+                self.claim_uses(*bytes, found)?;
+                found.item = Some(Arc::clone(item));
             }
         }
-        let missing = wanted.iter().filter(|(_, wanted)| wanted.item.is_none());
-        let names = missing.filter_map(|(id, _)| Id::parse(id)).filter(|id| id.kind() == Kind::Item);
-        let owners: HashSet<Id> = names.map(|id| id.owner(Kind::Response)).collect();
+        let missing = referenced.iter().filter(|(_, found)| found.item.is_none());
+        let ids = missing.filter_map(|(id, _)| Id::parse(id)).filter(|id| id.kind() == Kind::Item);
+        let owners: HashSet<Id> = ids.map(|id| id.owner(Kind::Response)).collect();
         for owner in owners {
-            self.items_of(owner, &mut wanted)?;
+            self.items_of(owner, &mut referenced)?;
         }
         let item = |reference: &ItemReference| {
-            let found = wanted.get(reference.id.as_str()).and_then(|wanted| wanted.item.clone());
+            let found = referenced.get(reference.id.as_str()).and_then(|found| found.item.clone());
             found.ok_or_else(|| reference.not_found())
         };
         references.iter().map(item).collect()
     }
 
-    /// Those wanted items that belong to this response, or to the conversation with the same number.
-    fn items_of(&mut self, owner: Id, wanted: &mut HashMap<&str, Wanted<'_>>) -> Result<(), Error> {
+    /// Finds the referenced items that belong to this response, or to the conversation with the same digits.
+    fn items_of(
+        &mut self,
+        owner: Id,
+        referenced: &mut HashMap<&str, ReferencedItem<'_>>,
+    ) -> Result<(), Error> {
         let link = match link(self.app, self.tenant, owner)? {
             Some(link) => link,
             None => match stored(self.app, self.tenant, owner.owner(Kind::Conversation))? {
@@ -149,40 +156,40 @@ impl<'a> Lookup<'a> {
             },
         };
         for item in link.items(Part::All)? {
-            if let Some(wanted) = wanted.get_mut(item.id()).filter(|wanted| wanted.item.is_none()) {
-                self.take_uses(item.bytes(), wanted)?;
-                wanted.item = Some(item.parse()?);
+            if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
+                self.claim_uses(item.bytes(), found)?;
+                found.item = Some(item.parse()?);
             }
         }
         Ok(())
     }
 
-    /// Each use of an item counts: the prompt repeats it as often as the request refers to it.
-    fn take_uses(&mut self, bytes: u64, wanted: &Wanted<'_>) -> Result<(), Error> {
-        self.take(bytes.saturating_mul(wanted.uses), wanted.param)
+    /// Claims the bytes of each use of an item, because the prompt repeats the item with each reference.
+    fn claim_uses(&mut self, bytes: u64, item: &ReferencedItem<'_>) -> Result<(), Error> {
+        self.claim(bytes.saturating_mul(item.uses), item.param)
     }
 
-    fn bring_linked(&mut self, item: LinkItem<'_>, param: &str) -> Result<Brought, Error> {
+    fn include_linked(&mut self, item: LinkItem<'_>, param: &str) -> Result<ContextItem, Error> {
         match item {
-            LinkItem::Stored(item) => self.bring(&item, param),
+            LinkItem::Stored(item) => self.include(&item, param),
             LinkItem::Live(item) => {
                 let bytes = json_bytes(&item);
-                self.take(bytes, param)?;
-                Ok(Brought { item, bytes })
+                self.claim(bytes, param)?;
+                Ok(ContextItem { item, bytes })
             }
         }
     }
 
-    fn bring(&mut self, item: &StoredItem<'_>, param: &str) -> Result<Brought, Error> {
-        self.take(item.bytes(), param)?;
-        Ok(Brought { item: Arc::new(item.parse().map_err(damaged)?), bytes: item.bytes() })
+    fn include(&mut self, item: &StoredItem<'_>, param: &str) -> Result<ContextItem, Error> {
+        self.claim(item.bytes(), param)?;
+        Ok(ContextItem { item: Arc::new(item.parse().map_err(damaged)?), bytes: item.bytes() })
     }
 
-    fn take(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
+    fn claim(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or_else(|| {
             let problem = format!(
-                "the stored items that the request brings in have more than {CONTEXT_BYTES_MAX} bytes; start a new \
-                 conversation with what matters"
+                "the stored items of the request have more than {CONTEXT_BYTES_MAX} bytes; start a new conversation with \
+                 a summary"
             );
             Error::coded("context_length_exceeded", param, problem)
         })?;
@@ -194,7 +201,7 @@ impl<'a> Lookup<'a> {
 pub(super) struct Chain<'a> {
     app: &'a App,
     tenant: Tenant,
-    live: Option<Arc<Live>>,
+    live: Option<Arc<LiveResponse>>,
     stored: Vec<Id>,
 }
 
@@ -207,7 +214,7 @@ pub(super) enum Part {
 }
 
 impl<'a> Chain<'a> {
-    /// The chain of this response. If one of it does not exist: its name.
+    /// Returns the chain of this response, or the ID of a response of the chain that does not exist.
     pub(super) fn of(app: &'a App, tenant: Tenant, name: &str) -> Result<Result<Self, String>, Error> {
         let live = app.background().find(name, tenant);
         let next = match &live {
@@ -229,7 +236,7 @@ impl<'a> Chain<'a> {
         if chain.len() > CHAIN_MAX { Err(too_long(name)) } else { Ok(Ok(chain)) }
     }
 
-    /// A chain of this response alone.
+    /// Returns a chain of this response alone.
     pub(super) fn of_one(app: &'a App, tenant: Tenant, name: &str) -> Self {
         let live = app.background().find(name, tenant);
         let stored = if live.is_some() { None } else { response_id(name) };
@@ -240,7 +247,7 @@ impl<'a> Chain<'a> {
         usize::from(self.live.is_some()) + self.stored.len()
     }
 
-    /// The response of this number. If it does not exist any more: its name.
+    /// Returns the response with this index, or its ID if it no longer exists.
     pub(super) fn link(&self, number: usize) -> Result<Result<Link, String>, Error> {
         let number = match (&self.live, number.checked_sub(1)) {
             (Some(live), None) => return Ok(Ok(Link::Live(Arc::clone(live)))),
@@ -253,7 +260,7 @@ impl<'a> Chain<'a> {
 }
 
 fn too_long(name: &str) -> Error {
-    let problem = format!("{name:?} follows more than {CHAIN_MAX} responses; begin anew with what matters");
+    let problem = format!("{name:?} follows more than {CHAIN_MAX} responses; start a new one with a summary");
     Error::invalid("previous_response_id", problem)
 }
 
@@ -265,7 +272,7 @@ impl Link {
         }
     }
 
-    /// The items, oldest first.
+    /// Returns the items, oldest first.
     pub(super) fn items(&self, part: Part) -> Result<Vec<LinkItem<'_>>, Error> {
         match self {
             Self::Live(live) => {
@@ -290,7 +297,7 @@ impl LinkItem<'_> {
         }
     }
 
-    /// The size of its JSON.
+    /// Returns the size of its JSON.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Live(item) => json_bytes(item),
@@ -317,39 +324,39 @@ fn link(app: &App, tenant: Tenant, id: Id) -> Result<Option<Link>, Error> {
     Ok(stored(app, tenant, id)?.map(Link::Stored))
 }
 
-fn stored(app: &App, tenant: Tenant, id: Id) -> Result<Option<Stored>, Error> {
+fn stored(app: &App, tenant: Tenant, id: Id) -> Result<Option<StoredRecord>, Error> {
     app.store().get(id, tenant).map_err(|error| unreadable(&error))
 }
 
-/// A stored response.
-pub(super) fn response(app: &App, tenant: Tenant, name: &str) -> Result<Option<Stored>, Error> {
+/// Returns a stored response.
+pub(super) fn response(app: &App, tenant: Tenant, name: &str) -> Result<Option<StoredRecord>, Error> {
     response_id(name).map_or(Ok(None), |id| stored(app, tenant, id))
 }
 
-/// A stored conversation.
-pub(in crate::routes) fn conversation(app: &App, tenant: Tenant, name: &str) -> Result<Stored, Error> {
+/// Returns a stored conversation.
+pub(crate) fn conversation(app: &App, tenant: Tenant, name: &str) -> Result<StoredRecord, Error> {
     let id = Id::parse(name).filter(|id| id.kind() == Kind::Conversation);
     let found = id.map_or(Ok(None), |id| stored(app, tenant, id))?;
     found.ok_or_else(|| no_conversation(name))
 }
 
-pub(in crate::routes) fn no_conversation(name: &str) -> Error {
-    Error::NotKept {
+pub(crate) fn no_conversation(name: &str) -> Error {
+    Error::NotStored {
         code: "conversation_not_found",
         param: Some("conversation".to_owned()),
-        message: format!("conversation: {name:?} is not kept here, or no more"),
+        message: format!("conversation: {name:?} is not stored, or no longer"),
     }
 }
 
-/// A stored record cannot be read.
-pub(in crate::routes) fn unreadable(error: &store::Error) -> Error {
+/// Returns the error for a stored record that cannot be read.
+pub(crate) fn unreadable(error: &store::Error) -> Error {
     tracing::error!(error = error as &dyn std::error::Error, "failed to read a stored object");
     Error::Internal("failed to read a stored object".to_owned())
 }
 
-/// The content of a stored record is not what was written.
+/// Returns the error for a stored record with damaged content.
 #[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
-pub(in crate::routes) fn damaged(error: serde_json::Error) -> Error {
+pub(crate) fn damaged(error: serde_json::Error) -> Error {
     tracing::error!(error = &error as &dyn std::error::Error, "a stored object is damaged");
     Error::Internal("a stored object is damaged".to_owned())
 }

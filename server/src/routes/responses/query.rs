@@ -1,4 +1,4 @@
-//! The parameters in a path's query, checked.
+//! Reads the parameters in the query of a path.
 
 use axum::extract::Query;
 use axum::http::Uri;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::prepare::Endpoint;
 
-/// Which part of a list is wanted.
+/// The requested part of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::routes) struct Page {
-    /// Most items.
+pub(crate) struct Page {
+    /// Number of items at most.
     limit: usize,
-    /// From the last to the first.
+    /// Whether the order is from the last item to the first.
     is_descending: bool,
-    /// The item after which it begins.
+    /// The ID of the item before the page.
     after: Option<String>,
 }
 
@@ -22,19 +22,22 @@ pub(in crate::routes) struct Page {
 ///
 /// Beyond it: 400, `invalid_value`.
 const LIMIT_MAX: usize = 100;
-/// Without a limit.
+/// The default of `limit`.
 const LIMIT_DEFAULT: usize = 20;
 
 impl Page {
+    /// Reads the parameters of a page.
+    ///
     /// # Errors
     /// A parameter is out of range.
-    pub(in crate::routes) fn of(uri: &Uri) -> Result<Self, Error> {
+    pub(crate) fn of(uri: &Uri) -> Result<Self, Error> {
         let mut page = Self { limit: LIMIT_DEFAULT, is_descending: true, after: None };
         for (name, value) in pairs(uri)? {
             match name.as_str() {
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-                    let wrong = || Error::invalid("limit", format!("{value:?} is not from 1 to {LIMIT_MAX}"));
+                    let wrong =
+                        || Error::invalid("limit", format!("{value:?} must be from 1 to {LIMIT_MAX}"));
                     page.limit = limit.ok_or_else(wrong)?;
                 }
                 "order" => {
@@ -42,7 +45,7 @@ impl Page {
                         "asc" => false,
                         "desc" => true,
                         other => {
-                            let problem = format!("{other:?} is neither \"asc\" nor \"desc\"");
+                            let problem = format!("{other:?} must be \"asc\" or \"desc\"");
                             return Err(Error::invalid("order", problem));
                         }
                     };
@@ -54,7 +57,7 @@ impl Page {
         Ok(page)
     }
 
-    pub(in crate::routes) fn is_descending(&self) -> bool {
+    pub(crate) fn is_descending(&self) -> bool {
         self.is_descending
     }
 }
@@ -64,8 +67,8 @@ impl Page {
 /// Beyond it: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Chooses the items of a page from all of them, which are offered in the page's order.
-pub(in crate::routes) struct Selection<'a> {
+/// Selects the items of a page from all items, which are offered in the order of the page.
+pub(crate) struct Selection<'a> {
     page: &'a Page,
     has_begun: bool,
     items: usize,
@@ -73,24 +76,24 @@ pub(in crate::routes) struct Selection<'a> {
     has_more: bool,
 }
 
-/// What becomes of an item that is offered to a [`Selection`].
+/// The decision about an item that is offered to a [`Selection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::routes) enum Offer {
-    /// It is before the page.
+pub(crate) enum Offer {
+    /// The item is before the page.
     Skip,
-    /// It is on the page.
+    /// The item is on the page.
     Take,
-    /// It is after the page, as all that follow.
+    /// The item and all following ones are after the page.
     End,
 }
 
 impl<'a> Selection<'a> {
-    pub(in crate::routes) fn new(page: &'a Page) -> Self {
+    pub(crate) fn new(page: &'a Page) -> Self {
         Self { page, has_begun: page.after.is_none(), items: 0, bytes: 0, has_more: false }
     }
 
-    /// Offers an item of so many `bytes`.
-    pub(in crate::routes) fn offer(&mut self, id: &str, bytes: u64) -> Offer {
+    /// Offers an item of this many bytes.
+    pub(crate) fn offer(&mut self, id: &str, bytes: u64) -> Offer {
         if !self.has_begun {
             self.has_begun = self.page.after.as_deref() == Some(id);
             return Offer::Skip;
@@ -109,8 +112,8 @@ impl<'a> Selection<'a> {
     /// Whether more items come after the page.
     ///
     /// # Errors
-    /// The item after which the page begins was not offered.
-    pub(in crate::routes) fn finish(self) -> Result<bool, Error> {
+    /// The item before the page does not exist.
+    pub(crate) fn finish(self) -> Result<bool, Error> {
         match &self.page.after {
             Some(after) if !self.has_begun => {
                 Err(Error::invalid("after", format!("there is no item {after:?}")))
@@ -120,7 +123,7 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// From where the events of a response are wanted; `None` if they are not.
+/// Returns the number of the first requested event of a response, or `None` if no events are requested.
 ///
 /// # Errors
 /// A parameter has a wrong type.
@@ -130,12 +133,16 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
         match name.as_str() {
             "stream" => {
                 stream = value.parse().map_err(|_| {
-                    Error::coded("invalid_type", "stream", format!("{value:?} is neither true nor false"))
+                    Error::coded("invalid_type", "stream", format!("{value:?} must be true or false"))
                 })?;
             }
             "starting_after" => {
                 let wrong = |_| {
-                    Error::coded("invalid_type", "starting_after", format!("{value:?} is no sequence number"))
+                    Error::coded(
+                        "invalid_type",
+                        "starting_after",
+                        format!("{value:?} must be a sequence number"),
+                    )
                 };
                 from = value.parse::<u32>().map_err(wrong)? as usize + 1;
             }
@@ -145,15 +152,15 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     Ok(stream.then_some(from))
 }
 
-/// Checks what `include` asks for. What a response has beside the usual was asked for when it was made.
+/// Checks the values of `include`. They have no effect: the request that created a response determines its content.
 ///
 /// # Errors
-/// There is no such thing.
+/// A value is unknown.
 pub(super) fn check_include(uri: &Uri) -> Result<(), Error> {
-    let wanted = pairs(uri)?.into_iter().filter(|(name, _)| matches!(name.as_str(), "include" | "include[]"));
-    let wanted: Value = wanted.map(|(_, value)| json!(value)).collect();
-    let known = Endpoint::Responses.parameters().find(|parameter| parameter.name == "include");
-    known.map_or(Ok(()), |parameter| parameter.kind.check("include", &wanted))
+    let pairs = pairs(uri)?.into_iter().filter(|(name, _)| matches!(name.as_str(), "include" | "include[]"));
+    let values: Value = pairs.map(|(_, value)| json!(value)).collect();
+    let parameter = Endpoint::Responses.parameters().find(|parameter| parameter.name == "include");
+    parameter.map_or(Ok(()), |parameter| parameter.kind.check("include", &values))
 }
 
 fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, Error> {
@@ -211,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused_by_name() {
+    fn values_out_of_range_are_rejected_with_their_names() {
         for (query, param) in [("limit=0", "limit"), ("limit=101", "limit"), ("order=up", "order")] {
             let error = page(query).unwrap_err();
             assert!(matches!(&error, Error::Invalid { param: wrong, .. } if wrong == param), "{error}");
@@ -222,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_included_when_a_response_is_made_may_be_asked_for_again() {
+    fn the_values_of_include_are_accepted_for_stored_responses() {
         let check = |query: &str| check_include(&format!("/v1/x?{query}").parse().unwrap());
         assert_eq!(
             check("include[]=message.output_text.logprobs&include=reasoning.encrypted_content"),
@@ -234,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_wanted_after_a_number_if_at_all() {
+    fn events_are_requested_with_stream_and_a_starting_number() {
         let from = |query: &str| events_from(&format!("/v1/x?{query}").parse().unwrap());
         assert_eq!(from("").unwrap(), None);
         assert_eq!(from("starting_after=3").unwrap(), None);

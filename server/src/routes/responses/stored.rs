@@ -1,4 +1,4 @@
-//! What may be done with a response that is stored or being made in the background.
+//! Requests about responses that are stored or generated in the background.
 
 use std::sync::Arc;
 
@@ -6,28 +6,26 @@ use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
-use server_openai::responses::{DeletedObject, Item, List, Object, Response as Made, ResponseError, Status};
+use server_openai::responses::{
+    DeletedObject, Item, List, Object, Response as WireResponse, ResponseError, Status,
+};
 
 use super::context::{self, Chain, Part, damaged};
 use super::query::{Offer, Page, Selection};
 use super::{answer, query};
 use crate::app::App;
 use crate::error::Error;
-use crate::responses::Live;
+use crate::responses::LiveResponse;
 use crate::routes::stored_objects::answered;
 use crate::sse::{self, Events};
-use crate::store::{Id, Kind, Stored};
+use crate::store::{Id, Kind, StoredRecord};
 use crate::tenant::Tenant;
 
-/// In metrics and logs.
+/// The name of the endpoint in metrics and logs.
 const ENDPOINT: &str = "responses_stored";
 
 /// `GET /responses/{id}`.
-pub(in crate::routes) async fn retrieve(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let uri = request.uri().clone();
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         query::check_include(&uri)?;
@@ -35,7 +33,7 @@ pub(in crate::routes) async fn retrieve(
         match (from, app.background().find(&id, tenant)) {
             (None, Some(live)) => Ok(Json(live.response()).into_response()),
             (None, None) => Ok(Json(read(&app, tenant, &id).await?).into_response()),
-            (Some(from), Some(live)) if live.keeps_events() => Ok(answer::follow(live, from)),
+            (Some(from), Some(live)) if live.stores_events() => Ok(answer::follow(live, from)),
             (Some(from), None) => replay(&app, tenant, &id, from).await,
             (Some(_), Some(_)) => Err(no_events()),
         }
@@ -44,11 +42,7 @@ pub(in crate::routes) async fn retrieve(
 }
 
 /// `DELETE /responses/{id}`.
-pub(in crate::routes) async fn delete(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(crate) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let was_live = end(app.background().find(&id, tenant)).await;
         let parsed = Id::parse(&id).filter(|id| id.kind() == Kind::Response);
@@ -66,11 +60,7 @@ pub(in crate::routes) async fn delete(
 }
 
 /// `POST /responses/{id}/cancel`.
-pub(in crate::routes) async fn cancel(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    request: Request,
-) -> Response {
+pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let live = app.background().find(&id, tenant);
         if end(live.clone()).await
@@ -81,17 +71,17 @@ pub(in crate::routes) async fn cancel(
         let response = read(&app, tenant, &id).await?;
         if !response.background {
             let problem =
-                "only responses in the background can be cancelled; to end others, close the connection";
+                "only background responses can be cancelled; close the connection to cancel other responses";
             return Err(Error::invalid("response_id", problem));
         }
-        // It has ended already: it is as it stays.
+        // The response has already ended.
         Ok(Json(response).into_response())
     })
     .await
 }
 
 /// `GET /responses/{id}/input_items`.
-pub(in crate::routes) async fn input_items(
+pub(crate) async fn input_items(
     State(app): State<App>,
     Path(id): Path<String>,
     request: Request,
@@ -103,28 +93,32 @@ pub(in crate::routes) async fn input_items(
 async fn items(app: &App, tenant: Tenant, id: String, uri: &Uri) -> Result<Response, Error> {
     query::check_include(uri)?;
     let page = Page::of(uri)?;
-    let whole = app.clone();
-    let name = id.clone();
-    let found = app.store().run(move |_| given(&whole, tenant, &name, &page)).await?;
+    let (owned, name) = (app.clone(), id.clone());
+    let found = app.store().run(move |_| page_of_input(&owned, tenant, &name, &page)).await?;
     let (data, has_more) = found.ok_or_else(|| unknown(&id))?;
     Ok(Json(list(data, has_more)).into_response())
 }
 
-/// A part of a list as it is answered.
-pub(in crate::routes) fn list(data: Vec<Item>, has_more: bool) -> List {
-    let name = |item: &Item| item.id().to_owned();
+/// Returns a part of a list.
+pub(crate) fn list(data: Vec<Item>, has_more: bool) -> List {
+    let id = |item: &Item| item.id().to_owned();
     List {
         object: Object::List,
-        first_id: data.first().map(name),
-        last_id: data.last().map(name),
+        first_id: data.first().map(id),
+        last_id: data.last().map(id),
         has_more,
         data,
     }
 }
 
-/// A page of what a response was made from: the responses that it follows, as far as those are stored, and what its
-/// request added. One record is in memory at a time.
-fn given(app: &App, tenant: Tenant, name: &str, page: &Page) -> Result<Option<(Vec<Item>, bool)>, Error> {
+/// Returns a page of the items that a response answers: those of the responses that it follows, if they are still stored,
+/// and those that its request added. One record is in memory at a time.
+fn page_of_input(
+    app: &App,
+    tenant: Tenant,
+    name: &str,
+    page: &Page,
+) -> Result<Option<(Vec<Item>, bool)>, Error> {
     let chain = match Chain::of(app, tenant, name)? {
         Ok(chain) => chain,
         Err(_) => Chain::of_one(app, tenant, name),
@@ -137,7 +131,7 @@ fn given(app: &App, tenant: Tenant, name: &str, page: &Page) -> Result<Option<(V
     'links: for number in numbers {
         let link = match chain.link(number)? {
             Ok(link) => link,
-            // It was evicted in this moment.
+            // The response has just been evicted.
             Err(_) if number > 0 => continue,
             Err(_) => return Ok(None),
         };
@@ -156,52 +150,52 @@ fn given(app: &App, tenant: Tenant, name: &str, page: &Page) -> Result<Option<(V
     if chain.len() == 0 { Ok(None) } else { Ok(Some((data, selection.finish()?))) }
 }
 
-async fn read(app: &App, tenant: Tenant, name: &str) -> Result<Made, Error> {
-    let (whole, id) = (app.clone(), name.to_owned());
+async fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
+    let (owned, id) = (app.clone(), name.to_owned());
     let found = app.store().run(move |_| {
-        let stored = context::response(&whole, tenant, &id)?;
+        let stored = context::response(&owned, tenant, &id)?;
         stored.map(|stored| stored.response().map_err(damaged)).transpose()
     });
     let mut response = found.await?.ok_or_else(|| unknown(name))?;
     if !response.status.is_final() && app.background().find(name, tenant).is_none() {
-        lost(&mut response);
+        mark_lost(&mut response);
     }
     Ok(response)
 }
 
-/// It was being made when the process ended.
-fn lost(response: &mut Made) {
+/// Marks a response that was being generated when the process ended.
+fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
-    let message = "the server ended before the response did".to_owned();
+    let message = "the server stopped before the response was complete".to_owned();
     response.error = Some(ResponseError { code: "server_error".to_owned(), message });
 }
 
-/// Ends a response that is being made. Returns whether there was one.
-async fn end(live: Option<Arc<Live>>) -> bool {
+/// Cancels a response that is being generated. Returns whether there was one.
+async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     let Some(live) = live else { return false };
     live.cancel();
     live.done().await;
     true
 }
 
-/// The events of a stored response, from the one of this number on.
+/// Streams the events of a stored response, from number `from` on.
 async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Response, Error> {
-    let (whole, id) = (app.clone(), name.to_owned());
+    let (owned, id) = (app.clone(), name.to_owned());
     let found = app.store().run(move |_| {
-        let stored = context::response(&whole, tenant, &id)?;
+        let stored = context::response(&owned, tenant, &id)?;
         stored.map(|stored| events_of(&stored, from)).transpose()
     });
     let events = found.await?.ok_or_else(|| unknown(name))?;
     Ok(sse::response(futures_util::stream::once(std::future::ready(events))))
 }
 
-fn events_of(stored: &Stored, from: usize) -> Result<axum::body::Bytes, Error> {
-    let mut kept = stored.events().peekable();
-    if kept.peek().is_none() {
+fn events_of(stored: &StoredRecord, from: usize) -> Result<axum::body::Bytes, Error> {
+    let mut recorded = stored.events().peekable();
+    if recorded.peek().is_none() {
         return Err(no_events());
     }
     let mut events = Events::default();
-    for event in kept.skip(from) {
+    for event in recorded.skip(from) {
         events.push_raw(&event.map_err(damaged)?);
     }
     events.done();
@@ -209,15 +203,14 @@ fn events_of(stored: &Stored, from: usize) -> Result<axum::body::Bytes, Error> {
 }
 
 fn no_events() -> Error {
-    let problem =
-        "the events are kept of responses that were made with background and stream, and of no others";
+    let problem = "only responses that were created with background and stream have stored events";
     Error::invalid("stream", problem)
 }
 
 fn unknown(id: &str) -> Error {
-    Error::NotKept {
+    Error::NotStored {
         code: "response_not_found",
         param: Some("response_id".to_owned()),
-        message: format!("the response {id:?} is not kept here, or no more"),
+        message: format!("the response {id:?} is not stored, or no longer"),
     }
 }

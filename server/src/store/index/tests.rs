@@ -78,7 +78,7 @@ fn a_record_that_becomes_a_leaf_counts_as_used_when_its_follower_was() {
 }
 
 #[test]
-fn records_in_a_circle_are_evicted_too() {
+fn records_in_a_cycle_are_evicted_too() {
     let mut index = index(2, 100);
     index.insert(key(1), entry(1, Some(key(2))));
     index.insert(key(2), entry(1, Some(key(1))));
@@ -128,14 +128,14 @@ fn records_of_other_tenants_do_not_exist() {
 }
 
 #[test]
-fn with_no_room_nothing_is_stored() {
+fn a_store_without_room_stores_nothing() {
     let mut index = index(0, 100);
     assert_eq!(index.insert(key(1), entry(1, None)), [key(1)]);
     assert!(!index.is_stored(1));
 }
 
 #[test]
-fn the_bounds_hold_and_nothing_is_evicted_before_its_followers() {
+fn the_limits_hold_and_no_record_is_evicted_before_its_followers() {
     let mut state = 11_u64;
     println!("seed {state}");
     let mut random = |below: u64| {

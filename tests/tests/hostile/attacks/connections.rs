@@ -23,12 +23,12 @@ fn streamed(content: &str, max_tokens: usize) -> Value {
     chat(content, json!({"stream": true, "max_tokens": max_tokens, "ignore_eos": true}))
 }
 
-/// The status of the answer to a request whose body does not end.
+/// The status of the response to a request whose body does not end.
 async fn unfinished(address: String, bytes: Arc<Vec<u8>>) -> u16 {
     raw::exchange(&address, &bytes).await.map_or(0, |answer| raw::status(&answer))
 }
 
-/// Bodies of which the last MiB never arrives.
+/// Bodies whose last MiB never arrives.
 pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<String> {
     let mut attempts = Vec::new();
     for address in addresses(&targets) {
@@ -36,7 +36,7 @@ pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<St
         let bytes = Arc::new([head.as_bytes(), &vec![b' '; 7 << 20]].concat());
         attempts.extend((0..100).map(|_| unfinished(address.clone(), Arc::clone(&bytes))));
     }
-    let statuses: Statuses = tests::http::all(attempts).await.into_iter().collect();
+    let statuses: Statuses = tests::http::join_all(attempts).await.into_iter().collect();
     Ok(statuses.only(&[408, 429])?.some(408)?.to_string())
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
         let request = raw::post(address, &targets.key, CHAT, &body.to_string());
         streams.push(raw::narrow(address, &request).await?);
         if number % 4 == 3 {
-            // An ordinary request in between, so that only few streams are generated at the same time.
+            // An ordinary request between them, so that only a few streams are generated at the same time.
             let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
             ensure!(status == 200, "a request beside {number} streams: {status} {body:.300}");
         }
@@ -78,7 +78,7 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
     Ok(format!("{} streams that nobody reads", streams.len()))
 }
 
-/// Reads an answer sixteen bytes at a time.
+/// Reads a response sixteen bytes at a time.
 async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     let mut stream = raw::narrow(&address, &request).await?;
     let mut pace = tokio::time::interval(Duration::from_millis(10));
@@ -98,7 +98,7 @@ async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     Ok(status)
 }
 
-/// Clients that read their streams slowly but steadily, and get them whole.
+/// Clients that read their streams slowly but steadily, and receive them completely.
 pub(super) async fn slow_readers(targets: Targets) -> anyhow::Result<String> {
     let body = streamed("Count.", 4).to_string();
     let readers = (0..200).map(|number| {
@@ -114,7 +114,7 @@ pub(super) async fn slow_readers(targets: Targets) -> anyhow::Result<String> {
     Ok(statuses.only(&[200])?.to_string())
 }
 
-/// Clients that leave as soon as they have sent a request for a long answer, and those that leave within it.
+/// Clients that disconnect right after a request for a long response, and clients that disconnect during the response.
 pub(super) async fn disconnects(targets: Targets) -> anyhow::Result<String> {
     const CLIENTS: usize = 200;
     let body = streamed("Tell a story.", 2000).to_string();

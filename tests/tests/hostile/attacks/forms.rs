@@ -7,7 +7,7 @@ use crate::hostile::client::{Client, Statuses, Targets, chat, copies};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Grammars whose masks take long, each different, so that nothing is cached.
+/// Grammars with expensive masks, all different so that none is cached.
 pub(super) async fn expensive_grammars(targets: Targets) -> anyhow::Result<String> {
     let bodies = (0..8).map(|number| {
         let pattern = format!("([a-z]{{1,8}} ){{1,{}}}(.|\\n)*{number}", 100 + number);
@@ -51,7 +51,7 @@ pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<Str
     Ok(statuses.only(&[200, 400])?.to_string())
 }
 
-/// Choices with as many alternatives as are allowed, in every notation, and with one more.
+/// Choices with the maximum number of alternatives in every notation, and with one more.
 pub(super) async fn thousands_of_alternatives(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let alternatives =
@@ -78,7 +78,7 @@ pub(super) async fn thousands_of_alternatives(targets: Targets) -> anyhow::Resul
     Ok(format!("{statuses}; beyond the limit: {beyond}"))
 }
 
-/// As many tools as are allowed, none of which has a schema that can be followed.
+/// The maximum number of tools, all with unsupported schemas.
 pub(super) async fn broken_tool_schemas(targets: Targets) -> anyhow::Result<String> {
     let tools: Vec<Value> = (0..512)
         .map(|number| {

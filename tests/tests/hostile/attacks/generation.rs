@@ -1,4 +1,4 @@
-//! Attacks on the engine: requests with the most choices, beams, guesses and log probabilities that are allowed.
+//! Attacks on the engine: requests with the maximum number of choices, beams, draft tokens and log probabilities.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::hostile::client::{Client, MODEL, Targets, completion, copies};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// As many choices as are allowed, each with an index of the n-grams of a long prompt.
+/// The maximum number of choices, each with an n-gram index of a long prompt.
 pub(super) async fn many_choices_with_lookup(targets: Targets) -> anyhow::Result<String> {
     let parameters = json!({"n": 128, "max_tokens": 2, "max_ngram_size": 8, "num_assistant_tokens": 4});
     let body = completion(&"one two three four ".repeat(800), parameters);
@@ -15,7 +15,7 @@ pub(super) async fn many_choices_with_lookup(targets: Targets) -> anyhow::Result
     Ok(client.barrage(COMPLETIONS, 2, copies(&body, 2)).await.only(&[200])?.to_string())
 }
 
-/// Guesses of a thousand tokens for each of several sequences, each of which needs a row of logits.
+/// A thousand draft tokens for each of several sequences; each draft token needs a row of logits.
 pub(super) async fn long_drafts(targets: Targets) -> anyhow::Result<String> {
     let parameters = json!({
         "n": 32, "max_tokens": 8, "max_ngram_size": 1, "num_assistant_tokens": 1024, "ignore_eos": true, "top_k": 1,
@@ -25,7 +25,7 @@ pub(super) async fn long_drafts(targets: Targets) -> anyhow::Result<String> {
     Ok(client.barrage(COMPLETIONS, 2, copies(&body, 4)).await.only(&[200])?.to_string())
 }
 
-/// Beam searches of the greatest width.
+/// Beam searches with the maximum width.
 pub(super) async fn wide_beams(targets: Targets) -> anyhow::Result<String> {
     let parameters = json!({
         "use_beam_search": true, "best_of": 128, "n": 1, "max_tokens": 4, "logprobs": 5, "early_stopping": "never",
@@ -87,7 +87,7 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     let mut bodies = Vec::new();
     for name in NAMES {
         for edge in EDGES {
-            // Without limits of its own, the answer would be as long as the context.
+            // Without a limit, the response would be as long as the context.
             let most = if name == "max_tokens" { "" } else { r#""max_tokens": 2, "# };
             let stop = r#""stop_token_ids": [0, 1, 2]"#;
             bodies.push(format!(r#"{{"model": "{MODEL}", "prompt": "x", {most}{stop}, "{name}": {edge}}}"#));
@@ -95,7 +95,7 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     }
     let client = Client::of_router(&targets);
     let statuses = client.barrage(COMPLETIONS, 4, bodies).await.only(&[200, 400])?.some(200)?.some(400)?;
-    // The greatest penalty that is allowed must not turn into an infinity either.
+    // The maximum penalty must not become infinite either.
     let body = completion("x", json!({"repetition_penalty": 1e-30, "top_logprobs": null, "logprobs": 5}));
     let (status, answer) = client.post(COMPLETIONS, &body).await?;
     ensure!(status == 200 || status == 400, "{status} {answer:.300}");

@@ -1,4 +1,4 @@
-//! Attacks below the API: HTTP that no library would send.
+//! Attacks below the level of the API: HTTP that no library would send.
 
 use anyhow::ensure;
 use serde_json::json;
@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use crate::hostile::client::{Statuses, Targets, chat};
 use crate::hostile::raw;
 
-/// Clients that close their sending half after the request. They get their answers from the server. The router, like
-/// many proxies, takes them for clients that have left, and closes the connection.
+/// Clients that close their sending half after the request. The server responds to them. The router, like many proxies,
+/// assumes that they have disconnected, and closes the connection.
 pub(super) async fn half_closed_clients(targets: Targets) -> anyhow::Result<String> {
     let mut by_process = [Statuses::default(), Statuses::default()];
     for number in 0..32 {

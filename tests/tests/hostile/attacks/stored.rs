@@ -36,7 +36,7 @@ pub(super) async fn references_to_one_item(targets: Targets) -> anyhow::Result<S
     Ok(statuses.to_string())
 }
 
-/// Appends to one conversation until it is full, beside readers of its pages.
+/// Appends to one conversation until it is full, while other clients read its pages.
 pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<String> {
     const PAGE_BYTES_MAX: usize = 3 << 20;
     let client = Client::of_router(&targets);
@@ -47,7 +47,7 @@ pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<Strin
     let pages = async {
         let mut statuses = Statuses::default();
         for _ in 0..8 {
-            let pages = tests::http::all((0..16).map(|_| client.get(&pages_path))).await;
+            let pages = tests::http::join_all((0..16).map(|_| client.get(&pages_path))).await;
             for page in pages {
                 let (status, body) = page?;
                 let bytes = body.to_string().len();
@@ -90,7 +90,7 @@ pub(super) async fn long_chain_of_responses(targets: Targets) -> anyhow::Result<
     Ok(format!("{LINKS} links; followers: {followers}; counts: {counted}"))
 }
 
-/// Responses in the background that are started, cancelled at once, and deleted.
+/// Background responses that are started, canceled immediately, and deleted.
 pub(super) async fn background_responses(targets: Targets) -> anyhow::Result<String> {
     const GROUPS: usize = 25;
     const GROUP: usize = 8;
@@ -101,7 +101,7 @@ pub(super) async fn background_responses(targets: Targets) -> anyhow::Result<Str
     );
     let (mut created, mut cancelled) = (Statuses::default(), Statuses::default());
     for _ in 0..GROUPS {
-        let answers = tests::http::all((0..GROUP).map(|_| client.post(RESPONSES, &body))).await;
+        let answers = tests::http::join_all((0..GROUP).map(|_| client.post(RESPONSES, &body))).await;
         for answer in answers {
             let (status, body) = answer?;
             created.add(status);

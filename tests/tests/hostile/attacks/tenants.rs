@@ -1,4 +1,4 @@
-//! Attacks on other tenants, behind a router with API keys.
+//! Attacks on other tenants of a router with API keys.
 
 use anyhow::ensure;
 use reqwest::Method;
@@ -10,7 +10,7 @@ fn clients(targets: &Targets) -> [Client; 2] {
     [&targets.key, &targets.other_key].map(|key| Client::new(&targets.router, key))
 }
 
-/// Reads, continues, changes and deletes what another tenant has stored.
+/// Tries to read, continue, change and delete the stored objects of another tenant.
 pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<String> {
     let [attacker, victim] = clients(&targets);
     let (_, stored) = victim.post("/v1/responses", &response(&json!("A secret."), json!({}))).await?;
@@ -63,7 +63,7 @@ pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<St
     Ok(statuses.only(&[404])?.to_string())
 }
 
-/// Learns from `cached_tokens` what another tenant has sent.
+/// Tries to learn the prompts of another tenant from `cached_tokens`.
 pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<String> {
     let [attacker, victim] = clients(&targets);
     let prompt = format!("{} The password is swordfish.", "All that follows is confidential. ".repeat(40));
@@ -76,7 +76,7 @@ pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<Stri
     let unique = cached(&victim).await?;
     let own = cached(&victim).await?;
     ensure!(own > unique || own > 0, "the prompt of the victim is not cached at all");
-    // Repetitions of the attack find what the attacker has sent before.
+    // When the attack is repeated, the attacker's own earlier prompts are cached.
     let salted = json!({"cache_salt": format!("{:?}", std::time::Instant::now())});
     let (_, body) = attacker.post("/v1/completions", &completion(&prompt, salted)).await?;
     let salted = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);

@@ -24,7 +24,7 @@ pub(super) async fn long_prompts(targets: Targets) -> anyhow::Result<String> {
     Ok(statuses.only(&[400, 429])?.some(400)?.to_string())
 }
 
-/// Conversations of which the server has to drop most, which takes several renderings.
+/// Conversations that the server must truncate, which takes several renderings.
 pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<String> {
     let input: Vec<Value> = (0..2_000)
         .map(|number| json!({"role": "user", "content": format!("{number} ").repeat(60)}))
@@ -34,7 +34,7 @@ pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<
     Ok(statuses.only(&[200, 400, 429])?.to_string())
 }
 
-/// Valid requests whose bodies are mostly whitespace, some of them for streams, which must not retain their bodies.
+/// Valid requests whose bodies are mostly whitespace. Some of them request streams, which must not retain the body.
 pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let mut statuses = Statuses::default();
@@ -44,7 +44,7 @@ pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
         statuses.extend(client.barrage("/v1/chat/completions", 8, vec![padded; 32]).await);
     }
     let excessive = vec![" ".repeat(9 << 20); 16];
-    // The router answers without reading the rest. A client that only sends until then may miss the answer.
+    // The router responds without reading the rest, so a client that sends until the end may miss the response.
     let excessive = client.barrage("/v1/chat/completions", 8, excessive).await.only(&[0, 413])?.some(413)?;
     Ok(format!("{}; too large: {excessive}", statuses.only(&[200, 429])?.some(200)?))
 }

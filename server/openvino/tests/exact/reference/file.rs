@@ -1,4 +1,4 @@
-//! Small GGUF files of random weights, laid out as the converters of each architecture lay them out.
+//! Small GGUF files with random weights, in the layout of each architecture's converter.
 
 use std::path::Path;
 
@@ -10,27 +10,27 @@ const FEED_FORWARD: u64 = 512;
 const HEADS: u64 = 4;
 const KV_HEADS: u64 = 2;
 const VOCABULARY: u64 = 288;
-/// Tokens that a model is made for.
+/// The context length of a model.
 pub(crate) const CONTEXT: u32 = 512;
-/// Experts of a layer that has any.
+/// The number of experts of a layer with experts.
 pub(crate) const EXPERTS: u64 = 4;
-/// Tokens that a layer with a sliding window sees; less than half of a test's sequence.
+/// The sliding window in tokens; less than half of a test's sequence.
 const WINDOW: u64 = 24;
 
-/// What a file is made of. The same recipe gives the same file.
+/// The description of a file. The same recipe gives the same file.
 pub(crate) struct Recipe {
     pub(crate) architecture: &'static str,
-    /// The type of all matrices but those of `values_kind`.
+    /// The type of all matrices except for those of `values_kind`.
     pub(crate) kind: TensorType,
-    /// The type of the embeddings and of v, which mixed files store in more bits.
+    /// The type of the embeddings and of v, which mixed files store with more bits.
     pub(crate) values_kind: TensorType,
-    /// Through how many experts, of [`EXPERTS`], a token goes; 0 if there are none.
+    /// The number of experts, of [`EXPERTS`], for each token; 0 if the layers have no experts.
     pub(crate) experts_used: u64,
     /// Whether there is a `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
-    /// The context that the model was stretched from: there are factors for it and for longer ones.
+    /// The original context length of a model that was extended: it has factors for this and for longer contexts.
     pub(crate) original_context: Option<u32>,
-    /// Whether the vocabulary projection is the embeddings.
+    /// Whether the vocabulary projection shares the weights of the embeddings.
     pub(crate) tied: bool,
     /// Whether q, k and v have biases.
     pub(crate) biased: bool,
@@ -54,11 +54,11 @@ impl Recipe {
     }
 
     fn layers(&self) -> u64 {
-        // Gemma's layers are five with a window, then one without; the seventh has one again.
+        // In gemma, five layers with a window are followed by one without; the seventh layer has one again.
         if self.is("gemma3") { 7 } else { 2 }
     }
 
-    /// Qwen3 and gemma have heads larger than their share of the hidden size.
+    /// The heads of Qwen3 and gemma are larger than the hidden size divided by their number.
     fn head_size(&self) -> u64 {
         if self.is("gemma3") || self.is("qwen3") || self.is("qwen3moe") { 128 } else { HIDDEN / HEADS }
     }
@@ -166,7 +166,7 @@ impl Recipe {
     }
 }
 
-/// Where tensors go: each is drawn from the same stream of random numbers.
+/// Writes tensors, whose values come from one stream of random numbers.
 struct Tensors<'a> {
     file: &'a mut GgufWriter,
     random: Random,
@@ -174,24 +174,24 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn put(&mut self, name: &str, (columns, rows): (u64, u64), kind: TensorType, size: f32) {
-        let values = self.random.normals(columns * rows, size);
-        self.file.tensor_of(name, &[columns, rows], kind, &values);
+    fn put(&mut self, name: &str, shape: [u64; 2], kind: TensorType, size: f32) {
+        let values = self.random.normals(shape.iter().product(), size);
+        self.file.tensor_of(name, &shape, kind, &values);
     }
 
-    /// A projection for each expert.
+    /// Writes a projection for each expert.
     fn stack(&mut self, name: &str, columns: u64, rows: u64) {
         let values = self.random.normals(columns * rows * EXPERTS, 1.0 / (columns as f32).sqrt());
         self.file.tensor_of(name, &[columns, rows, EXPERTS], self.recipe.kind, &values);
     }
 
-    /// A projection that keeps the spread of its input: every layer counts in the logits.
+    /// Writes a projection that preserves the variance of its input, so that every layer affects the logits.
     fn matrix(&mut self, name: &str, columns: u64, rows: u64) {
-        self.put(name, (columns, rows), self.recipe.kind, 1.0 / (columns as f32).sqrt());
+        self.put(name, [columns, rows], self.recipe.kind, 1.0 / (columns as f32).sqrt());
     }
 
     fn values(&mut self, name: &str, columns: u64, rows: u64, size: f32) {
-        self.put(name, (columns, rows), self.recipe.values_kind, size);
+        self.put(name, [columns, rows], self.recipe.values_kind, size);
     }
 
     fn norm(&mut self, name: &str, length: u64) {
@@ -209,7 +209,7 @@ impl Tensors<'_> {
     }
 }
 
-/// SplitMix64.
+/// A random number generator (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -225,7 +225,7 @@ impl Random {
         (0..count).map(|_| size * self.normal()).collect()
     }
 
-    /// Mean 0, standard deviation 1: the sum of four uniform numbers is normal enough for weights.
+    /// A number with mean 0 and standard deviation 1. The sum of four uniform numbers is normal enough for weights.
     fn normal(&mut self) -> f32 {
         let uniform = |bits: u64| (bits & 0xffff) as f32 / 65536.0 - 0.5;
         let bits = self.next();

@@ -1,14 +1,14 @@
-//! A forward pass that is plainly right: f64, one token after the other, no cache layout, no fusion.
+//! A simple forward pass: in f64, one token after the other, without a cache layout or fusions.
 //!
-//! It follows the file, in the conventions of the format: which tensors are there decides what a layer does,
-//! the architecture only what tensors cannot tell.
+//! It follows the conventions of the file format: the tensors of a layer decide about its operations, and the architecture only
+//! about what the tensors leave open.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use server_gguf::{GgufFile, dequantize};
 
-/// A model of f32 weights.
+/// A model with f32 weights.
 pub(crate) struct Reference {
     tensors: HashMap<String, Tensor>,
     layers: usize,
@@ -17,14 +17,14 @@ pub(crate) struct Reference {
     head_size: usize,
     epsilon: f64,
     rope_base: f64,
-    /// Rows of each expert's matrices lie after each other in one tensor.
+    /// Each tensor. The matrices of experts follow each other in one tensor.
     experts: usize,
     experts_used: usize,
-    /// What cosines and sines are multiplied by.
+    /// The factor for cosines and sines.
     rope_scale: f64,
-    /// The tensor of factors by which frequencies are divided.
+    /// The name of the tensor with the divisors of the frequencies.
     rope_factors: &'static str,
-    /// Tokens that a layer with a window sees, the present one among them.
+    /// The sliding window in tokens, including the current one.
     window: Option<usize>,
     architecture: String,
 }
@@ -34,7 +34,7 @@ struct Tensor {
     values: Vec<f32>,
 }
 
-/// Keys and values of a layer's past, one entry a token.
+/// The keys and values of a layer, one entry for each token.
 #[derive(Default)]
 struct Past {
     keys: Vec<Vec<f64>>,
@@ -42,7 +42,7 @@ struct Past {
 }
 
 impl Reference {
-    /// The model of a file, for sequences of so many tokens at most.
+    /// Reads the model of a file, for sequences of at most `context` tokens.
     pub(crate) fn open(path: &Path, context: u32) -> Self {
         let file = GgufFile::open(path).unwrap();
         let mut tensors = HashMap::new();
@@ -78,7 +78,7 @@ impl Reference {
         }
     }
 
-    /// Rows and columns of a matrix.
+    /// The rows and columns of a matrix.
     pub(crate) fn shape(&self, tensor: &str) -> (usize, usize) {
         let Tensor { columns, values } = &self.tensors[tensor];
         (values.len() / columns, *columns)
@@ -88,12 +88,12 @@ impl Reference {
         self.layers
     }
 
-    /// Whether q, k and v are one matrix.
+    /// Whether q, k and v are a single matrix.
     pub(crate) fn is_fused(&self) -> bool {
         self.has("blk.0.attn_qkv")
     }
 
-    /// The rows of a projection as its file has them: llama's have the two halves of each head of q and k interleaved.
+    /// The rows of a projection in the order of its file: llama interleaves the two halves of each head of q and k.
     pub(crate) fn in_file_order(&self, part: &str, values: &[f32], columns: usize) -> Vec<f32> {
         if self.architecture != "llama" || !matches!(part, "attn_q" | "attn_k") {
             return values.to_vec();
@@ -107,14 +107,14 @@ impl Reference {
         interleaved.collect()
     }
 
-    /// Adds to a matrix.
+    /// Adds a change to a matrix.
     pub(crate) fn add(&mut self, tensor: &str, change: &[f32]) {
         let values = &mut self.tensors.get_mut(tensor).unwrap().values;
         assert_eq!(values.len(), change.len(), "{tensor}");
         values.iter_mut().zip(change).for_each(|(value, change)| *value += change);
     }
 
-    /// The logits behind each of the tokens.
+    /// The logits of each token.
     pub(crate) fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         let mut past: Vec<Past> = (0..self.layers).map(|_| Past::default()).collect();
         tokens.iter().enumerate().map(|(position, token)| self.token(*token, position, &mut past)).collect()
@@ -186,7 +186,7 @@ impl Reference {
         let gate = if self.has(&name("ffn_gate")) {
             self.project(&name("ffn_gate"), x)
         } else {
-            // One matrix: the gate, then up.
+            // A single matrix holds the gate and up projections, in this order.
             let second = up.split_off(up.len() / 2);
             std::mem::replace(&mut up, second)
         };
@@ -195,7 +195,7 @@ impl Reference {
         self.project(&name("ffn_down"), &up)
     }
 
-    /// The experts that a token's router likes best, weighted by what it makes of those.
+    /// The sum of the best experts of a token, weighted by the probabilities of the router.
     fn mixture(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = |name: &str| format!("blk.{layer}.{name}");
         let mut ranked: Vec<(f64, usize)> =
@@ -235,7 +235,7 @@ impl Reference {
         y
     }
 
-    /// RMS norm; nothing if the file has no such weight.
+    /// Applies an RMS norm, if the file has its weight.
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let Some(weight) = self.tensors.get(name) else { return x.to_vec() };
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
@@ -243,10 +243,10 @@ impl Reference {
         x.iter().zip(&weight.values).map(|(x, w)| x * scale * f64::from(*w)).collect()
     }
 
-    /// Llama rotates adjacent pairs, all others the first half against the second.
+    /// Applies the rotary embedding: llama rotates adjacent pairs, all other architectures rotate halves.
     fn rotate(&self, head: &mut [f64], position: usize, sliding: bool) {
         let half = head.len() / 2;
-        // What gemma's windowed layers use, whatever the file says of the others.
+        // The base of gemma's layers with a window, whatever base the file has for the others.
         let base = if sliding && self.architecture == "gemma3" { 10_000.0 } else { self.rope_base };
         let factors = self.tensors.get(self.rope_factors);
         for i in 0..half {
@@ -261,7 +261,7 @@ impl Reference {
     }
 }
 
-/// A matrix, row after row, times a vector.
+/// Multiplies a row-major matrix by a vector.
 fn product(matrix: &[f32], x: &[f64]) -> Vec<f64> {
     let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
     matrix.chunks_exact(x.len()).map(dot).collect()
@@ -289,7 +289,7 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// The approximation by tanh, which is what the architecture means.
+/// GELU with the tanh approximation, as the architecture demands.
 fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
 }

@@ -1,19 +1,19 @@
-//! Steps a runner through tokens in mixed batches and compares what it gives at every position.
+//! Runs a runner through tokens in mixed batches, and compares the logits of every position.
 
 use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// Tokens a step of each sequence: one decodes from the start (and so samples every position), one has chunks
-/// that straddle blocks, one chunks of a block and a token, one its whole prompt at once.
+/// The tokens of each sequence in a step: one decodes from the start (so it samples every position), one has chunks that cross
+/// block boundaries, one has chunks of a block and a token, and one has its whole prompt at once.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
-/// The largest difference of any logit at any position, as a part of the reference's standard deviation.
+/// The largest difference of any logit at any position, as a fraction of the reference's standard deviation.
 pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expected: &[Vec<f32>]) -> f64 {
     worst_difference_with(runner, tokens, [(0, expected); 4])
 }
 
-/// The same where the sequences have adapters, and each its own expected logits.
+/// The same for sequences with adapters, each of which has expected logits of its own.
 pub(crate) fn worst_difference_with(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],
@@ -32,9 +32,11 @@ pub(crate) fn worst_difference_with(
                 continue;
             }
             let used = (*past + count).div_ceil(block_tokens);
-            // The tables of the sequences are interleaved, so none has neighbouring blocks.
+            // The tables of the sequences are interleaved, so that no sequence has adjacent blocks.
             let table = (0..used).map(|i| BlockId((i * CHUNKS.len() + sequence) as u32));
-            push(&mut batch, &tokens[*past..*past + count], (*past, expected[sequence].0), table);
+            let chunk =
+                Chunk { tokens: &tokens[*past..*past + count], past: *past, adapter: expected[sequence].0 };
+            push(&mut batch, chunk, table);
             *past += count;
             positions.push((sequence, *past - 1));
         }
@@ -52,12 +54,16 @@ pub(crate) fn worst_difference_with(
     f64::from(worst) / deviation(expected[0].1)
 }
 
-fn push(
-    batch: &mut Batch,
-    tokens: &[u32],
-    (past, adapter): (usize, u32),
-    table: impl Iterator<Item = BlockId>,
-) {
+/// The new tokens of a sequence.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    tokens: &'a [u32],
+    past: usize,
+    adapter: u32,
+}
+
+fn push(batch: &mut Batch, chunk: Chunk<'_>, table: impl Iterator<Item = BlockId>) {
+    let Chunk { tokens, past, adapter } = chunk;
     let start = (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32);
     let sequence = SequenceId::new(batch.sequences.len() as u64, 0);
     batch.tokens.extend(tokens);

@@ -1,4 +1,4 @@
-//! What each kind takes, and in which words it refuses the rest.
+//! The values that each kind accepts, and the messages for others.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ fn numbers_have_ranges() {
 }
 
 #[test]
-fn what_is_long_is_told_in_part() {
+fn long_values_are_shortened_in_messages() {
     check(
         Kind::Text(5),
         &[json!("12345"), json!("éé")],
@@ -78,14 +78,14 @@ fn what_is_long_is_told_in_part() {
             invalid_type | it.a: 1 is not a string of at most 4 bytes
             string_above_max_length | it.a: "12345" is not a string of at most 4 bytes
             string_above_max_length | it: "abcd" is not a string of at most 3 bytes
-            object_above_max_properties | it: has 3 members, which are more than 2
+            object_above_max_properties | it: has 3 members (limit: 2)
             invalid_type | it: an array is not an object of at most 2 strings of at most 4 bytes with names of 3
         "#]],
     );
 }
 
 #[test]
-fn of_several_kinds_that_which_the_value_is_most_like_says_what_is_wrong() {
+fn the_kind_that_a_value_resembles_most_determines_the_error() {
     check(
         Kind::Either(&[Kind::Text(3), Kind::Texts(2, 3), Kind::Array(&Kind::Integer(0, 9), 3)]),
         &[json!("abc"), json!([]), json!(["a", "b"]), json!([1, 2, 3])],
@@ -101,7 +101,7 @@ fn of_several_kinds_that_which_the_value_is_most_like_says_what_is_wrong() {
         &expect![[r#"
             string_above_max_length | it: "abcd" is not a string of at most 3 bytes
             string_above_max_length | it[0]: "abcd" is not a string of at most 3 bytes
-            array_above_max_length | it: has 3 elements, which are more than 2
+            array_above_max_length | it: has 3 elements (limit: 2)
             integer_above_max_value | it[0]: 10 is not an integer from 0 to 9
             invalid_type | it[1]: "a" is not an integer from 0 to 9
             invalid_type | it: an array is not a string of at most 3 bytes, an array of at most 2 strings or an array of at most 3 tokens

@@ -1,42 +1,41 @@
-//! What only chat completions have.
+//! The parameters that only chat completions have.
 
-use super::Parameter;
+use super::parameter::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION};
-use super::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, VLLM, row};
 use crate::limits::TOP_LOGPROBS_MAX;
 use crate::prepare::parameters::kind::Kind;
 
 pub(super) const TABLE: &[Parameter] = &[
     row("messages", Kind::Array(&Kind::Object, usize::MAX), "", ALL).required(),
-    row("logprobs", Kind::Boolean, "false", OVMS_PARTLY).note("OVMS: not while streaming."),
+    row("logprobs", Kind::Boolean, "false", OVMS_PARTLY).note("OVMS: not with `stream`."),
     row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)
         .note("Only with `logprobs`."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", ALL),
     row("add_generation_prompt", Kind::Boolean, "true", OVMS_VLLM),
     row("add_special_tokens", Kind::Boolean, "false", VLLM)
-        .accepted("Templates write them themselves, and those that do not want none."),
-    row("include_reasoning", Kind::Boolean, "true", VLLM).note("Whether the answer has the reasoning in it."),
+        .accepted("The chat template adds the special tokens that the model needs."),
+    row("include_reasoning", Kind::Boolean, "true", VLLM).note("Whether the answer contains the reasoning."),
     row("functions", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
-        .note("The former name of `tools`. A call is told as `function_call` then, of which an answer has one at most."),
+        .note("The deprecated form of `tools`. An answer then has at most one call, which is reported as `function_call`."),
     row("function_call", Kind::Either(&[Kind::OneOf(&["none", "auto"]), Kind::Object]), "auto", OPENAI)
-        .note("The former name of `tool_choice`."),
+        .note("The deprecated form of `tool_choice`."),
     row("continue_final_message", Kind::Boolean, "false", VLLM)
-        .note("The answer goes on with the last message, which is not told again. `add_generation_prompt` is false then."),
+        .note("The answer continues the last message and does not repeat it. `add_generation_prompt` is then false."),
     row("chat_template", Kind::Text(usize::MAX), "", VLLM).refused(
-        "a template that comes with a request is not run; give the model's by `chat_template.jinja`",
+        "this server does not run templates from requests; set the model's template with `chat_template.jinja`",
     ),
     row("reasoning_effort", Kind::OneOf(EFFORTS), "", OPENAI_VLLM)
-        .note("Goes to the template, which says what it does with it; `max` as `xhigh`."),
+        .note("A variable of the chat template, which defines its effect; `max` is passed as `xhigh`."),
     row("verbosity", Kind::OneOf(&["low", "medium", "high"]), "medium", OPENAI)
-        .accepted("No model that is served here is made for it."),
+        .accepted("No supported model uses it."),
     row("prediction", Kind::Fields(PREDICTION), "", OPENAI).accepted(
-        "It changes no answer, only how fast it comes: what is predicted is guessed. With it comes `max_ngram_size`.",
+        "It affects only the speed: the prediction provides draft tokens. It enables prompt lookup, see `max_ngram_size`.",
     ),
     row("modalities", Kind::Array(&Kind::OneOf(&["text"]), usize::MAX), "[\"text\"]", OPENAI)
-        .accepted("Text is what models here answer in; `audio` is refused."),
-    row("audio", Kind::Object, "", OPENAI).refused("no model that is served here answers in audio"),
+        .accepted("Models answer in text; `audio` is rejected."),
+    row("audio", Kind::Object, "", OPENAI).refused("this server does not generate audio"),
     row("moderation", Kind::Object, "", OPENAI).refused(NO_MODERATION),
-    row("web_search_options", Kind::Object, "", OPENAI).refused("there is no web search here"),
+    row("web_search_options", Kind::Object, "", OPENAI).refused("this server has no web search"),
 ];
 
 const PREDICTION: &[(&str, Kind)] = &[

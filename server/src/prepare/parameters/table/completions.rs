@@ -1,21 +1,20 @@
-//! What only completions have.
+//! The parameters that only completions have.
 
-use super::Parameter;
-use super::{ALL, OPENAI_VLLM, OVMS_PARTLY, TOKEN, row};
+use super::parameter::{ALL, OPENAI_VLLM, OVMS_PARTLY, Parameter, TOKEN, row};
 use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};
 use crate::prepare::parameters::kind::Kind;
 
 pub(super) const TABLE: &[Parameter] = &[
     row("prompt", Kind::Either(PROMPT), "", OVMS_PARTLY)
         .required()
-        .note("One string, several, a prompt in tokens, or several. OVMS takes one string."),
-    row("suffix", Kind::Text(usize::MAX), "", OPENAI_VLLM).note(
-        "Fills in the middle, where the vocabulary has the tokens for it; elsewhere it is a 400. vLLM refuses it always.",
+        .note("A string, several strings, a list of token IDs, or several lists. OVMS: one string."),
+    row("suffix", Kind::Text(usize::MAX), "", OPENAI_VLLM)
+        .note("Fill-in-the-middle. A 400 if the vocabulary has no tokens for it. vLLM always rejects it."),
+    row("echo", Kind::Boolean, "false", ALL).note(
+        "With `logprobs`, the prompt has log probabilities too, streamed or not. `max_tokens` may then be 0.",
     ),
-    row("echo", Kind::Boolean, "false", ALL)
-        .note("With `logprobs` the prompt has its own, streamed or not; `max_tokens` may then be 0."),
     row("logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", OVMS_PARTLY)
-        .note("OpenAI: 5 at most. OVMS: 1, and not while streaming."),
+        .note("OpenAI: at most 5. OVMS: 1, and not with `stream`."),
 ];
 
 const PROMPT: &[Kind] = &[

@@ -1,12 +1,11 @@
-//! What only responses have, or have otherwise.
+//! The parameters that only responses have, or that differ there.
 
-use super::Parameter;
+use super::parameter::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};
-use super::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, VLLM, row};
 use crate::limits::{NAME_BYTES_MAX, TOP_LOGPROBS_MAX};
 use crate::prepare::parameters::kind::Kind;
 
-/// What `include` may ask for: the first alone has anything to it where tools are the client's.
+/// The values of `include`. Only the first has an effect, because the others belong to built-in tools.
 const INCLUDABLE: &[&str] = &[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -20,60 +19,60 @@ const INCLUDABLE: &[&str] = &[
 
 pub(super) const TABLE: &[Parameter] = &[
     row("input", Kind::Either(&[Kind::Text(usize::MAX), Kind::Array(&Kind::Object, usize::MAX)]), "", ALL).note(
-        "A text of the user's, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
-         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Images are refused: models here read text.",
+        "A text of the user, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
+         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Images are rejected: models read only text.",
     ),
     row("instructions", Kind::Text(usize::MAX), "", OPENAI_VLLM)
-        .note("What the system says first. Not carried over to responses that follow. OVMS ignores it."),
+        .note("The first system message. Later responses do not inherit it. OVMS ignores it."),
     row("previous_response_id", Kind::Text(usize::MAX), "", OPENAI_VLLM)
-        .note("One that is not kept any more is a 404, code `previous_response_not_found`."),
+        .note("A 404, code `previous_response_not_found`, if the response is not stored, or no longer."),
     row("conversation", Kind::Either(&[Kind::Text(usize::MAX), Kind::Object]), "", OPENAI)
-        .note("Of `/conversations`. Not with `previous_response_id`."),
-    row("max_output_tokens", COUNT, "", ALL).note("Reasoning and calls count. At least 1."),
-    row("max_tokens", COUNT, "", OVMS).accepted("Ignored, as with OVMS: here it is `max_output_tokens`."),
-    row("max_completion_tokens", COUNT, "", OVMS).accepted("Ignored, as with OVMS: here it is `max_output_tokens`."),
+        .note("A conversation of `/conversations`. Not with `previous_response_id`."),
+    row("max_output_tokens", COUNT, "", ALL).note("At least 1. Reasoning and calls count."),
+    row("max_tokens", COUNT, "", OVMS).accepted("Ignored, as in OVMS: use `max_output_tokens`."),
+    row("max_completion_tokens", COUNT, "", OVMS).accepted("Ignored, as in OVMS: use `max_output_tokens`."),
     row("max_tool_calls", Kind::Integer(1, u32::MAX as i64), "", OPENAI_VLLM)
-        .accepted("It bounds calls of built-in tools, of which there are none here."),
+        .accepted("It limits calls of built-in tools, which this server does not have."),
     row("tools", Kind::Array(&Kind::Object, usize::MAX), "", OVMS_PARTLY)
         .note(
-            "Functions, flat or as chats have them, custom tools and namespaces. Built-in tools are ignored; \
+            "Functions, flat or in the form of chat completions, custom tools and namespaces. Built-in tools are ignored; \
              `warnings` in the response lists them. [Details](responses.md#tools).",
         ),
     row("text", Kind::Fields(TEXT), "", OPENAI_VLLM)
-        .note("`format` as `response_format` of chats, its schema flat. `verbosity` is accepted and told again."),
+        .note("`format` is the `response_format` of chat completions with a flat schema. `verbosity` has no effect, but the response repeats it."),
     row("reasoning", Kind::Fields(REASONING), "", OVMS_PARTLY).note(
-        "`effort` goes to the template, `max` as `xhigh`. `summary`, `context` and `mode` change nothing: reasoning is \
-         always told, whole, as the summary, and shown to the template, which says what it does with it.",
+        "`effort` is a variable of the chat template; `max` is passed as `xhigh`. `summary`, `context` and `mode` have no \
+         effect: the summary is always the whole reasoning, and the template receives the reasoning of earlier turns.",
     ),
     row("truncation", Kind::OneOf(&["auto", "disabled"]), "disabled", OPENAI_VLLM).note(
-        "`auto` drops the conversation's beginning, up to a message of the user's, until the rest and the answer fit; \
-         without `max_output_tokens` a quarter of the model's room is left for that.",
+        "`auto` removes the beginning of the conversation, up to a message of the user, until the rest and the answer fit. \
+         Without `max_output_tokens`, a quarter of the context length is left for the answer.",
     ),
     row("include", Kind::Array(&Kind::OneOf(INCLUDABLE), usize::MAX), "", OPENAI_VLLM)
-        .note("`message.output_text.logprobs` has an effect; the others are about tools that are not here."),
+        .note("Only `message.output_text.logprobs` has an effect; the other values belong to built-in tools."),
     row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)
-        .note("More than 0 asks for log probabilities too, whether or not `include` does."),
-    row("logprobs", Kind::Boolean, "false", OVMS).note("As `include` with `message.output_text.logprobs`."),
+        .note("A value above 0 enables log probabilities, whether or not `include` does."),
+    row("logprobs", Kind::Boolean, "false", OVMS).note("The same as `message.output_text.logprobs` in `include`."),
     row("background", Kind::Boolean, "false", OPENAI_VLLM)
-        .note("The answer comes at once; ask again, follow its events with `stream`, or cancel it."),
+        .note("The server answers at once. Retrieve the response later, follow its events with `stream`, or cancel it."),
     row("store", Kind::Boolean, "true", OPENAI_VLLM)
-        .note("Kept within the server's bounds, least recently used first to go."),
-    row("metadata", Kind::Pairs(16, 64, 512), "", OPENAI_VLLM).note("Told again with the response."),
+        .note("Responses are stored within the server's limits; the least recently used are evicted."),
+    row("metadata", Kind::Pairs(16, 64, 512), "", OPENAI_VLLM).note("The response repeats it."),
     row("prompt", Kind::Object, "", OPENAI)
-        .refused("templates are not kept here; send the text as instructions and input"),
+        .refused("this server does not store prompt templates; send the text as instructions and input"),
     row("context_management", Kind::Array(&Kind::Object, usize::MAX), "", OPENAI)
-        .accepted("Only an empty list: conversations are not summed up here. See `truncation`."),
+        .accepted("Only an empty list: this server does not summarize conversations. See `truncation`."),
     row("moderation", Kind::Object, "", OPENAI).refused(NO_MODERATION),
-    row("access_programs", Kind::Object, "", OPENAI).accepted("There are none here."),
-    row("image", Kind::Object, "", OPENAI).accepted("How images are treated; models here read text."),
-    row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses are made of text: there is always some."),
-    row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no place for tokens."),
+    row("access_programs", Kind::Object, "", OPENAI).accepted("This server has no access programs."),
+    row("image", Kind::Object, "", OPENAI).accepted("Models read only text."),
+    row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses always have text."),
+    row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no field for token IDs."),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM)
-        .accepted("Responses have no place for those of the prompt."),
+        .accepted("Responses have no field for log probabilities of the prompt."),
     row("stream_options", Kind::Fields(STREAM_OPTIONS), "", OPENAI)
-        .accepted("Only with `stream`. The usage is always in the last event, and nothing is ever padded. OVMS refuses it."),
+        .accepted("Only with `stream`. The usage is always in the last event, and nothing is padded. OVMS rejects it."),
     row("add_special_tokens", Kind::Boolean, "false", VLLM)
-        .accepted("Templates write them themselves, and those that do not want none."),
+        .accepted("The chat template adds the special tokens that the model needs."),
 ];
 
 const VERBOSITIES: Kind = Kind::OneOf(&["low", "medium", "high"]);

@@ -31,7 +31,7 @@ fn conversation() -> Value {
 }
 
 #[test]
-fn each_familys_template_tells_its_formats_and_shows_a_conversation_with_tools() {
+fn the_template_of_each_family_has_its_formats_and_renders_a_conversation_with_tools() {
     for (name, tool, reasoning) in [
         ("gpt-oss", "gptoss", "gptoss"),
         ("gemma-4", "gemma4", "gemma4"),
@@ -64,7 +64,7 @@ fn each_familys_template_tells_its_formats_and_shows_a_conversation_with_tools()
 }
 
 #[test]
-fn gpt_oss_gets_what_was_said_before_a_call_with_the_thought() {
+fn gpt_oss_gets_the_text_before_a_call_as_reasoning() {
     let mut request = conversation();
     let messages = request["messages"].as_array_mut().unwrap();
     messages.truncate(4);

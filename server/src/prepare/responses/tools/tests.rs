@@ -89,24 +89,24 @@ fn calls_are_reported_as_their_tools_were_declared() {
 }
 
 #[test]
-fn a_malformed_tool_is_refused_with_its_place() {
+fn a_malformed_tool_is_rejected_with_its_path() {
     for (tools, problem) in [
         (json!([{"name": "f"}]), "tools[0].type: is missing"),
-        (json!([{"type": 1}]), "tools[0].type: is no string"),
+        (json!([{"type": 1}]), "tools[0].type: must be a string"),
         (json!([{"type": "namespace", "name": "n"}]), "tools[0].tools: is missing"),
-        (json!([{"type": "namespace", "name": "n", "tools": {}}]), "tools[0].tools: is no array"),
-        (json!([{"type": "namespace", "name": "n", "tools": [1]}]), "tools[0].tools[0]: is no object"),
+        (json!([{"type": "namespace", "name": "n", "tools": {}}]), "tools[0].tools: must be an array"),
+        (json!([{"type": "namespace", "name": "n", "tools": [1]}]), "tools[0].tools[0]: must be an object"),
         (json!([{"type": "namespace", "tools": []}]), "tools[0].name: is missing"),
         (
             json!([{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m", "tools": []}]}]),
             "tools[0].tools[0].type: a namespace cannot contain a namespace",
         ),
         (json!([{"type": "custom"}]), "tools[0].name: is missing"),
-        (json!([{"type": "custom", "name": "f", "format": "x"}]), "tools[0].format: is no object"),
+        (json!([{"type": "custom", "name": "f", "format": "x"}]), "tools[0].format: must be an object"),
         (json!([{"type": "custom", "name": "f", "format": {}}]), "tools[0].format.type: is missing"),
         (
             json!([{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "x", "definition": ""}}]),
-            "tools[0].format.syntax: \"x\" is neither \"lark\" nor \"regex\"",
+            "tools[0].format.syntax: \"x\" must be \"lark\" or \"regex\"",
         ),
         (
             json!([{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]),
@@ -117,7 +117,7 @@ fn a_malformed_tool_is_refused_with_its_place() {
                 {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
                 {"type": "function", "name": "n__f"},
             ]),
-            "tools[1].name: \"n__f\" is the name of another tool, too",
+            "tools[1].name: another tool already has the name \"n__f\"",
         ),
     ] {
         assert_eq!(refused(&tools), problem);
@@ -139,7 +139,7 @@ fn the_members_of_namespaces_count_as_tools() {
         json!([space("a", 256), space("b", 257)]),
         json!([space("a", TOOLS_MAX), member(1)]),
     ] {
-        assert!(refused(&tools).contains("more than 512"), "{}", refused(&tools));
+        assert!(refused(&tools).contains("(limit: 512)"), "{}", refused(&tools));
     }
 }
 
@@ -153,7 +153,7 @@ fn an_error_about_an_offered_function_names_the_tool_of_the_request() {
 }
 
 #[test]
-fn a_choice_names_what_was_declared() {
+fn a_choice_uses_the_declared_names() {
     let tools = read(&codex()).unwrap().offered;
     let choice = |given: Value| ToolChoice::read(Some(&given), &tools);
     let named = |name: &str| Ok(ToolChoice::Named(name.to_owned()));
@@ -191,7 +191,7 @@ fn every_built_in_type_is_ignored_for_a_reason() {
 }
 
 #[test]
-fn the_input_of_a_custom_tool_is_what_its_arguments_hold() {
+fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
     for (arguments, input) in [
         (r#"{"input": "a\n\"b\""}"#, "a\n\"b\""),
         (r#"{"input": ""}"#, ""),

@@ -1,0 +1,34 @@
+//! Parts of the schema that several types have in common.
+
+/// Returns the schema of the resources of a container, with a maximum size of the maps, which rules about their items
+/// need.
+pub(crate) fn resources(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    use schemars::JsonSchema as _;
+    let mut schema = k8s_openapi::api::core::v1::ResourceRequirements::json_schema(generator).to_value();
+    for map in ["limits", "requests"] {
+        schema["properties"][map]["maxProperties"] = 16.into();
+        schema["properties"][map]["additionalProperties"] =
+            serde_json::json!({"x-kubernetes-int-or-string": true, "maxLength": 32});
+        schema["properties"][map]["x-kubernetes-validations"] = rules(&[(
+            "self.all(name, isQuantity(string(self[name])))",
+            "must be quantities, such as 500m for CPU or 8Gi for memory",
+        )]);
+    }
+    schema["x-kubernetes-validations"] = rules(&[(
+        "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || \
+         !isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || \
+         quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
+        "requests must not exceed limits",
+    )]);
+    schemars::Schema::try_from(schema).unwrap_or_default()
+}
+
+/// Returns the schema of an object with any fields. The API server validates them when they are applied as part of a pod.
+pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+/// Returns validation rules: pairs of an expression that must be true and the message if it is false.
+pub(crate) fn rules(rules: &[(&str, &str)]) -> serde_json::Value {
+    rules.iter().map(|(rule, message)| serde_json::json!({"rule": rule, "message": message})).collect()
+}

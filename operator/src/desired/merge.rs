@@ -1,0 +1,79 @@
+//! Merges the user's `podTemplate` into a rendered object.
+
+use serde_json::Value;
+
+/// The members that identify the items of a list, in order of preference.
+const KEYS: [&str; 4] = ["name", "mountPath", "containerPort", "topologyKey"];
+
+/// Merges `overlay` into `base`. Objects are merged by member. Lists are merged by the member that identifies their
+/// items, if all items have it; new items are appended. Any other value of `overlay` replaces the one of `base`.
+pub(super) fn merge(base: &mut Value, overlay: &Value) {
+    match (base, overlay) {
+        (Value::Object(base), Value::Object(overlay)) => {
+            for (name, value) in overlay {
+                match base.get_mut(name) {
+                    Some(present) => merge(present, value),
+                    None => drop(base.insert(name.clone(), value.clone())),
+                }
+            }
+        }
+        (Value::Array(base), Value::Array(overlay)) => match key(base, overlay) {
+            Some(key) => {
+                for item in overlay {
+                    match base.iter_mut().find(|present| present[key] == item[key]) {
+                        Some(present) => merge(present, item),
+                        None => base.push(item.clone()),
+                    }
+                }
+            }
+            None => *base = overlay.clone(),
+        },
+        (base, overlay) => *base = overlay.clone(),
+    }
+}
+
+/// The member that identifies the items of both lists.
+fn key(base: &[Value], overlay: &[Value]) -> Option<&'static str> {
+    let mut items = base.iter().chain(overlay).peekable();
+    items.peek()?;
+    let items: Vec<&Value> = items.collect();
+    KEYS.into_iter().find(|key| items.iter().all(|item| item.get(key).is_some()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lists_of_named_items_are_merged_by_name_and_others_replaced() {
+        let mut base = json!({
+            "containers": [{"name": "server", "args": ["a"], "env": [{"name": "A", "value": "1"}]}],
+            "keep": 1,
+        });
+        let overlay = json!({
+            "containers": [
+                {"name": "server", "args": ["b"], "env": [{"name": "B", "value": "2"}]},
+                {"name": "side"},
+            ],
+            "hostNetwork": false,
+        });
+        merge(&mut base, &overlay);
+        assert_eq!(
+            base,
+            json!({
+                "containers": [
+                    {
+                        "name": "server",
+                        "args": ["b"],
+                        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                    },
+                    {"name": "side"},
+                ],
+                "keep": 1,
+                "hostNetwork": false,
+            })
+        );
+    }
+}

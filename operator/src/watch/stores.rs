@@ -1,0 +1,275 @@
+//! The caches that the watches fill: owned objects by the UID of their resource, pods by the name of their resource,
+//! and the failures that Kubernetes reports in events.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
+use kube::api::DynamicObject;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Resource as _, ResourceExt as _};
+use operator_api::LlmDeployment;
+
+use super::failures::{Failure, FailureKind};
+use crate::manifest::Kind;
+use crate::names::INSTANCE;
+use crate::pod::{PodState, Problem, pod_state};
+
+/// The caches of the watches of one scope. They may lag behind the API server.
+#[derive(Debug, Default)]
+pub struct Stores {
+    caches: Mutex<Caches>,
+    has_service_monitors: bool,
+}
+
+#[derive(Debug, Default)]
+struct Caches {
+    /// Objects, by the UID of their owner.
+    owned: HashMap<String, BTreeMap<(Kind, String), CompactObject>>,
+    /// Pods, by the namespace and name of the resource that they belong to.
+    pods: HashMap<(String, String), BTreeMap<String, PodState>>,
+    /// The failures of Jobs and pods, by the namespace and name of the Job or pod.
+    failures: HashMap<(String, String), Failure>,
+}
+
+/// An object as JSON text. Parsed, it would take ten times the memory, and it is needed only while its resource is
+/// reconciled.
+#[derive(Clone, Debug)]
+struct CompactObject {
+    owner: ObjectRef<LlmDeployment>,
+    text: Arc<str>,
+}
+
+impl CompactObject {
+    fn new(owner: ObjectRef<LlmDeployment>, mut object: DynamicObject) -> Option<Self> {
+        object.managed_fields_mut().clear();
+        Some(Self { owner, text: serde_json::to_string(&object).ok()?.into() })
+    }
+
+    fn parse(&self) -> Option<DynamicObject> {
+        serde_json::from_str(&self.text).ok()
+    }
+}
+
+impl Stores {
+    /// Creates empty caches. `has_service_monitors` says whether the cluster has the kind ServiceMonitor.
+    #[must_use]
+    pub fn new(has_service_monitors: bool) -> Self {
+        Self { caches: Mutex::default(), has_service_monitors }
+    }
+
+    fn caches(&self) -> MutexGuard<'_, Caches> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the objects that the resource with this UID owns.
+    #[must_use]
+    pub fn owned(&self, uid: &str) -> BTreeMap<(Kind, String), Arc<DynamicObject>> {
+        let owned = self.caches().owned.get(uid).cloned().unwrap_or_default();
+        let object = |(key, compact): (_, CompactObject)| Some((key, Arc::new(compact.parse()?)));
+        owned.into_iter().filter_map(object).collect()
+    }
+
+    /// Returns the pods that belong to a resource, sorted by name.
+    #[must_use]
+    pub fn pods(&self, namespace: &str, name: &str) -> Vec<PodState> {
+        let key = (namespace.to_owned(), name.to_owned());
+        let caches = self.caches();
+        let mut pods: Vec<PodState> =
+            caches.pods.get(&key).into_iter().flat_map(BTreeMap::values).cloned().collect();
+        // The event of a failure outlives the failure, so it counts only while the pod still waits.
+        for pod in pods.iter_mut().filter(|pod| pod.awaits.is_some() && pod.problem.is_none()) {
+            let failure = caches.failures.get(&(namespace.to_owned(), pod.name.clone()));
+            pod.problem = failure.map(|failure| failure.problem.clone());
+        }
+        pods
+    }
+
+    /// Returns the reason for which the Job `name` with this UID could not create its last pod.
+    #[must_use]
+    pub fn job_failure(&self, namespace: &str, name: &str, uid: &str) -> Option<Problem> {
+        let caches = self.caches();
+        let failure = caches.failures.get(&(namespace.to_owned(), name.to_owned()))?;
+        (failure.uid == uid).then(|| failure.problem.clone())
+    }
+
+    /// Whether the cluster has the kind ServiceMonitor.
+    #[must_use]
+    pub fn has_service_monitors(&self) -> bool {
+        self.has_service_monitors
+    }
+
+    /// Stores an object, and returns its owner.
+    pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
+        let (owner, uid) = owner(&object)?;
+        let name = object.name_any();
+        let compact = CompactObject::new(owner.clone(), object)?;
+        self.caches().owned.entry(uid).or_default().insert((kind, name), compact);
+        Some(owner)
+    }
+
+    /// Removes an object, and returns its owner.
+    pub fn remove(&self, kind: Kind, object: &DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
+        let (owner, uid) = owner(object)?;
+        let mut caches = self.caches();
+        let owned = caches.owned.get_mut(&uid)?;
+        owned.remove(&(kind, object.name_any()));
+        if owned.is_empty() {
+            caches.owned.remove(&uid);
+        }
+        Some(owner)
+    }
+
+    /// Removes all objects of a kind and a namespace that are not in `seen`, and returns their owners.
+    pub(super) fn retain(
+        &self,
+        kind: Kind,
+        namespace: Option<&str>,
+        seen: &HashSet<(String, String)>,
+    ) -> Vec<ObjectRef<LlmDeployment>> {
+        let mut owners = Vec::new();
+        self.caches().owned.retain(|uid, owned| {
+            owned.retain(|(of, name), compact| {
+                let is_elsewhere =
+                    namespace.is_some_and(|namespace| compact.owner.namespace.as_deref() != Some(namespace));
+                let stays = *of != kind || is_elsewhere || seen.contains(&(uid.clone(), name.clone()));
+                if !stays {
+                    owners.push(compact.owner.clone());
+                }
+                stays
+            });
+            !owned.is_empty()
+        });
+        owners
+    }
+
+    /// Stores the state of a pod, and returns its resource if the state has changed.
+    pub(super) fn insert_pod(&self, pod: &Pod) -> Option<ObjectRef<LlmDeployment>> {
+        let key = pod_key(pod)?;
+        let state = pod_state(pod);
+        let mut caches = self.caches();
+        let pods = caches.pods.entry(key.clone()).or_default();
+        if pods.get(&state.name) == Some(&state) {
+            return None;
+        }
+        pods.insert(state.name.clone(), state);
+        Some(ObjectRef::new(&key.1).within(&key.0))
+    }
+
+    /// Removes a pod, and returns its resource.
+    pub(super) fn remove_pod(&self, pod: &Pod) -> Option<ObjectRef<LlmDeployment>> {
+        let key = pod_key(pod)?;
+        let mut caches = self.caches();
+        let pods = caches.pods.get_mut(&key)?;
+        pods.remove(&pod.name_any());
+        if pods.is_empty() {
+            caches.pods.remove(&key);
+        }
+        Some(ObjectRef::new(&key.1).within(&key.0))
+    }
+
+    /// Removes all pods of a namespace that are not in `seen`, and returns their resources.
+    pub(super) fn retain_pods(
+        &self,
+        namespace: Option<&str>,
+        seen: &HashSet<(String, String)>,
+    ) -> Vec<ObjectRef<LlmDeployment>> {
+        let mut owners = Vec::new();
+        self.caches().pods.retain(|(of, instance), pods| {
+            if namespace.is_some_and(|namespace| namespace != of) {
+                return true;
+            }
+            let before = pods.len();
+            pods.retain(|name, _| seen.contains(&(of.clone(), name.clone())));
+            if pods.len() != before {
+                owners.push(ObjectRef::new(instance).within(of));
+            }
+            !pods.is_empty()
+        });
+        owners
+    }
+
+    /// Stores the failure that an event reports, and returns the resource that it concerns if the failure is new.
+    pub(super) fn insert_failure(
+        &self,
+        kind: FailureKind,
+        event: &KubernetesEvent,
+    ) -> Option<ObjectRef<LlmDeployment>> {
+        let (key, failure) = Failure::new(kind, event)?;
+        let mut caches = self.caches();
+        let problem = failure.problem.clone();
+        let former = caches.failures.insert(key.clone(), failure);
+        let is_new = former.is_none_or(|former| former.problem != problem);
+        if is_new { caches.owner_of(&key.0, &key.1) } else { None }
+    }
+
+    /// Removes the failure that an expired event has reported.
+    pub(super) fn remove_failure(&self, event: &KubernetesEvent) {
+        let name = event.name_any();
+        self.caches().failures.retain(|_, failure| failure.event != name);
+    }
+
+    /// Removes all failures of a kind and a namespace, before the watch lists the present ones.
+    pub(super) fn clear_failures(&self, kind: FailureKind, namespace: Option<&str>) {
+        self.caches().failures.retain(|(of, _), failure| {
+            failure.kind != kind || namespace.is_some_and(|namespace| namespace != of)
+        });
+    }
+}
+
+impl Caches {
+    /// The resource that a Job or a pod belongs to.
+    fn owner_of(&self, namespace: &str, name: &str) -> Option<ObjectRef<LlmDeployment>> {
+        let job = (Kind::Job, name.to_owned());
+        let mut owners = self.owned.values().filter_map(|owned| Some(&owned.get(&job)?.owner));
+        if let Some(owner) = owners.find(|owner| owner.namespace.as_deref() == Some(namespace)) {
+            return Some(owner.clone());
+        }
+        let mut pods = self.pods.iter();
+        let (key, _) = pods.find(|((of, _), pods)| of == namespace && pods.contains_key(name))?;
+        Some(ObjectRef::new(&key.1).within(&key.0))
+    }
+}
+
+/// The resource that owns an object, and the UID of that resource.
+pub(super) fn owner(object: &DynamicObject) -> Option<(ObjectRef<LlmDeployment>, String)> {
+    let kind = LlmDeployment::kind(&());
+    let owner = object
+        .owner_references()
+        .iter()
+        .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
+    Some((ObjectRef::new(&owner.name).within(&object.namespace()?), owner.uid.clone()))
+}
+
+fn pod_key(pod: &Pod) -> Option<(String, String)> {
+    Some((pod.namespace()?, pod.labels().get(INSTANCE)?.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_failure_of_a_job_is_known_until_its_event_expires() {
+        let stores = Stores::new(false);
+        let kind = FailureKind::JobFailedCreate;
+        let event = json!({
+            "metadata": {"name": "chat-fetch-1.1", "namespace": "models"},
+            "involvedObject": {"namespace": "models", "name": "chat-fetch-1", "uid": "7"},
+            "count": 1,
+            "message": "Error creating: pods \"chat-fetch-1-abcde\" is forbidden: exceeded quota: q",
+        });
+        let event: KubernetesEvent = serde_json::from_value(event).unwrap();
+        stores.insert_failure(kind, &event);
+        let problem = stores.job_failure("models", "chat-fetch-1", "7").unwrap();
+        assert_eq!(problem.message, "pods cannot be created: exceeded quota: q");
+        assert_eq!(stores.job_failure("models", "chat-fetch-1", "8"), None, "another Job of that name");
+        stores.clear_failures(FailureKind::PodFailedMount, None);
+        stores.clear_failures(kind, Some("other"));
+        assert!(stores.job_failure("models", "chat-fetch-1", "7").is_some());
+        stores.remove_failure(&event);
+        assert_eq!(stores.job_failure("models", "chat-fetch-1", "7"), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! The signals that end a process.
+
+use anyhow::Context as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Receives the signals that ask the process to end: SIGTERM, SIGINT, and SIGHUP if the process belongs to a terminal.
+#[derive(Debug)]
+pub struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Option<Signal>,
+}
+
+impl EndSignals {
+    /// Handles SIGTERM and SIGINT from now on. Must be called in an asynchronous runtime.
+    ///
+    /// # Errors
+    /// The operating system refuses to handle signals.
+    pub fn new() -> anyhow::Result<Self> {
+        let handle = |kind| signal(kind).context("failed to handle signals");
+        let (terminate, interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, hangup: None })
+    }
+
+    /// Handles SIGTERM, SIGINT and SIGHUP, which announces that the terminal of the process was closed. Must be called in an
+    /// asynchronous runtime.
+    ///
+    /// # Errors
+    /// The operating system refuses to handle signals.
+    pub fn of_terminal() -> anyhow::Result<Self> {
+        let hangup = signal(SignalKind::hangup()).context("failed to handle signals")?;
+        Ok(Self { hangup: Some(hangup), ..Self::new()? })
+    }
+
+    /// Waits for the next of these signals.
+    ///
+    /// # Cancel safety
+    /// No signal is lost if the future is dropped.
+    pub async fn next(&mut self) {
+        let Self { terminate, interrupt, hangup } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hung_up => {}
+        }
+    }
+}

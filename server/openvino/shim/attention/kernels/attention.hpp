@@ -1,0 +1,145 @@
+// The interface of the attention kernels: attention over a paged KV cache.
+//
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
+// without AVX-512.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../../isa.hpp"
+
+namespace ovfleet {
+
+// The precision of numbers in the cache. Compiled models contain these numbers.
+enum class Precision : int64_t { f32, bf16, f16, u8 };
+
+// Tokens in a block. The scores of a block are two vectors of 16 floats.
+constexpr size_t BLOCK_TOKENS = 32;
+// Blocks between two updates of the running maximum.
+constexpr size_t CHUNK_BLOCKS = 4;
+constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
+// Blocks of a sequence that one thread computes at a time in a decode. The division does not depend on the threads or on the
+// other sequences of the step, so that the order of sums does not either.
+constexpr size_t PART_BLOCKS = 32;
+static_assert(PART_BLOCKS % CHUNK_BLOCKS == 0);
+// The largest size of a key or a value.
+constexpr size_t HEAD_SIZE_MAX = 512;
+// The largest number of query heads of a layer.
+constexpr size_t HEADS_MAX = 1 << 16;
+// Elements of a key that share a scale and a minimum if keys are u8. All elements of a value share theirs.
+constexpr size_t KEY_GROUP = 32;
+
+// An attention layer. One head of a block contains
+// - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32: the scores of a block are sums of
+//   vectors along its tokens;
+// - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
+struct Layer {
+    size_t heads, kv_heads;
+    // Multiples of 32 and of 16.
+    size_t key_size, value_size;
+    Precision precision;
+    // Bytes of one head of a block.
+    size_t key_bytes, value_bytes;
+    float scale;
+    // The number of tokens to which a token attends, including itself; 0 if it attends to all.
+    size_t window;
+    // Whether queries, keys, values and outputs are bf16 instead of f32; and whether prompts are computed in bf16.
+    bool is_bf16, prompts_in_bf16;
+    // The fraction of the attention mass that the keys of a tile of a long prompt must cover; 0 if it attends to all keys.
+    float attention_mass;
+    // Whether decodes report the attention to each block.
+    bool block_scores;
+};
+
+// Sets the sizes of a layer's cache.
+static inline void set_cache_sizes(Layer& layer) {
+    const bool scaled = layer.precision == Precision::u8;
+    const size_t number = layer.precision == Precision::f32 ? 4 : scaled ? 1 : 2, scale = scaled ? 2 * sizeof(float) : 0;
+    layer.key_bytes = BLOCK_TOKENS * (layer.key_size * number + layer.key_size / KEY_GROUP * scale);
+    layer.value_bytes = BLOCK_TOKENS * (layer.value_size * number + scale);
+}
+
+// The reason why the kernels do not support a layer; null if they do. The attributes of a graph are checked with this function
+// before any of them is used as a size or a divisor.
+static inline const char* unsupported(const Layer& layer) {
+    const auto is_within = [](size_t value, size_t multiple, size_t most) {
+        return value > 0 && value <= most && value % multiple == 0;
+    };
+    if (!is_within(layer.heads, 1, HEADS_MAX)) return "the number of query heads must be from 1 to 65536";
+    if (!is_within(layer.kv_heads, 1, layer.heads) || layer.heads % layer.kv_heads != 0)
+        return "the number of KV heads must divide the number of query heads";
+    if (!is_within(layer.key_size, 32, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
+    if (!is_within(layer.value_size, 16, HEAD_SIZE_MAX)) return "the value size must be a multiple of 16, up to 512";
+    if (layer.precision < Precision::f32 || layer.precision > Precision::u8) return "the cache has an unknown precision";
+    if (!(layer.scale > 0) || layer.scale > 1e30f) return "the scale must be a positive, finite number";
+    if (!(layer.attention_mass >= 0) || layer.attention_mass > 1) return "the attention mass must be from 0 to 1";
+    if (layer.window > size_t(INT32_MAX)) return "the sliding window does not fit into 32 bits";
+    return nullptr;
+}
+
+// The tokens of a sequence in a step, and its blocks.
+struct Sequence {
+    // The position of its first new token in the step, and their number.
+    size_t begin, count;
+    // The number of tokens before the new ones.
+    size_t past;
+    const int32_t* blocks;
+    // The position of its first block among the blocks of the step.
+    size_t first_block;
+};
+
+// The tensors of a step. Queries are `[head][key_size]` for each token, and `query_stride` is the number of elements from one
+// token's to the next one's; keys and values are those of the new tokens.
+struct StepTensors {
+    const void *queries, *keys, *values;
+    size_t query_stride, key_stride, value_stride;
+    // The tables `[token][key_size]` of a rotary embedding that the kernels apply to queries and keys:
+    // x * cos + concat(-second half, first half) * sin. Null if there is none.
+    const float *cos, *sin;
+    void* output;
+    uint8_t *key_cache, *value_cache;
+    // The scores `[kv_head][block]` of the step's blocks, to which the kernels add; null if the layer does not report them.
+    float* block_scores;
+    size_t step_blocks;
+};
+
+// A part of the work of a step: new tokens of a sequence and one KV head, that is, all queries that read the same keys; and a
+// range of the keys.
+struct WorkItem {
+    const Sequence* sequence;
+    size_t kv_head;
+    size_t token_begin, token_end;
+    // Whether the item first stores the new keys and values. No other item of the step reads them.
+    bool stores;
+    // The blocks of the sequence, from a multiple of `CHUNK_BLOCKS` on.
+    size_t block_begin, block_end;
+    // The partial result, if other items have the rest of the keys: for each query the maximum, the sum, the weighted values,
+    // and the block scores if they are reported. Null if the item writes the output.
+    float* part;
+    // The item that the same thread will probably compute next, for prefetching; the item itself if there is none.
+    const WorkItem* next;
+};
+
+// Floats of one query in a partial result.
+static inline size_t part_stride(const Layer& layer) { return 2 + layer.value_size + (layer.block_scores ? PART_BLOCKS : 0); }
+
+// The kernels of one instruction set.
+struct Kernels {
+    // The number of floats that `attend` needs as scratch memory for this number of queries and blocks.
+    size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
+    // Stores the keys and values of a sequence's new tokens in one head of its blocks.
+    void (*store)(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head);
+    // Computes a work item.
+    void (*attend)(const Layer& layer, const WorkItem& item, const StepTensors& tensors, float* scratch);
+};
+
+// The kernels for an instruction set; null if there are none or this processor does not have it.
+const Kernels* attention_kernels(Isa isa);
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+#endif
+
+}  // namespace ovfleet

@@ -1,0 +1,126 @@
+// The format of a head of a block, and storing keys and values in it. Only for kernels.cpp.
+#pragma once
+
+#include "../../vectors.hpp"
+#include "attention.hpp"
+
+namespace {
+
+using namespace ovfleet;
+
+// The keys of one head of a block.
+template <typename T>
+struct Keys {
+    const uint8_t* at;
+    const T* of(size_t dimension) const { return (const T*)at + dimension * BLOCK_TOKENS; }
+    const float* scales(const Layer& layer, size_t group) const {
+        return (const float*)(at + layer.key_size * BLOCK_TOKENS) + group * 2 * BLOCK_TOKENS;
+    }
+};
+
+inline uint8_t* key_block(const Layer& layer, const StepTensors& tensors, int32_t block, size_t kv_head) {
+    return tensors.key_cache + (size_t(block) * layer.kv_heads + kv_head) * layer.key_bytes;
+}
+
+inline uint8_t* value_block(const Layer& layer, const StepTensors& tensors, int32_t block, size_t kv_head) {
+    return tensors.value_cache + (size_t(block) * layer.kv_heads + kv_head) * layer.value_bytes;
+}
+
+inline const float* value_scales(const Layer& layer, const uint8_t* block) {
+    return (const float*)(block + layer.value_size * BLOCK_TOKENS);
+}
+
+// Computes the scale and the minimum of numbers, and stores them as bytes, `stride` bytes apart.
+inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride, float& scale, float& minimum) {
+    Floats low = load(from), high = low;
+    for (size_t i = LANES; i < count; i += LANES) {
+        const Floats next = load(from + i);
+        low = -larger(-low, -next);
+        high = larger(high, next);
+    }
+    minimum = -largest(-low);
+    scale = (largest(high) - minimum) / 255;
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (size_t i = 0; i < count; i += LANES) {
+        Ints whole = __builtin_convertvector((load(from + i) - minimum) * inverse + 0.5f, Ints);
+        whole = whole < 0 ? Ints{} : whole > 255 ? Ints{} + 255 : whole;
+        uint8_t bytes[LANES];
+        store_bytes(stride == 1 ? to + i : bytes, whole);
+        for (size_t lane = 0; stride > 1 && lane < LANES; ++lane) to[(i + lane) * stride] = bytes[lane];
+    }
+}
+
+// Reads `count` numbers of an input, from an index on, as floats.
+inline void read_floats(const Layer& layer, const void* from, size_t index, size_t count, float* to) {
+    if (!layer.is_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
+    for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+}
+
+// Applies the rotary embedding of a token to a query or key.
+inline void apply_rope(const Layer& layer, const StepTensors& tensors, size_t token, float* numbers) {
+    if (!tensors.cos) return;
+    const size_t half = layer.key_size / 2;
+    const float *cos = tensors.cos + token * layer.key_size, *sin = tensors.sin + token * layer.key_size;
+    for (size_t i = 0; i < half; i += LANES) {
+        const Floats first = load(numbers + i), second = load(numbers + half + i);
+        ::store(numbers + i, first * load(cos + i) - second * load(sin + i));
+        ::store(numbers + half + i, second * load(cos + half + i) + first * load(sin + half + i));
+    }
+}
+
+// Stores the nearest number that the cache can represent. In f16, numbers beyond its range are stored as its largest: an
+// infinity would turn every later score of the sequence into NaN.
+template <typename T>
+inline void store_number(float value, T& to) {
+    convert(value, to);
+}
+
+inline void store_number(float value, f16& to) {
+    constexpr float most = 65504.0f;
+    convert(value > most ? most : value < -most ? -most : value, to);
+}
+
+template <typename T>
+void store_token(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot) {
+    for (size_t i = 0; i < layer.key_size; ++i) store_number(key[i], ((T*)keys)[i * BLOCK_TOKENS + slot]);
+    for (size_t i = 0; i < layer.value_size; ++i) store_number(value[i], ((T*)values)[slot * layer.value_size + i]);
+}
+
+template <>
+void store_token<uint8_t>(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values,
+                          size_t slot) {
+    for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+        float* scales = (float*)Keys<uint8_t>{keys}.scales(layer, group);
+        quantize(key + group * KEY_GROUP, KEY_GROUP, keys + group * KEY_GROUP * BLOCK_TOKENS + slot, BLOCK_TOKENS, scales[slot],
+                 scales[BLOCK_TOKENS + slot]);
+    }
+    float* scales = (float*)value_scales(layer, values);
+    quantize(value, layer.value_size, values + slot * layer.value_size, 1, scales[slot], scales[BLOCK_TOKENS + slot]);
+}
+
+void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head) {
+    const auto store_one = [&] {
+        switch (layer.precision) {
+            case Precision::f32: return store_token<float>;
+            case Precision::bf16: return store_token<bf16>;
+            case Precision::f16: return store_token<f16>;
+            case Precision::u8: break;
+        }
+        return store_token<uint8_t>;
+    }();
+    for (size_t token = 0; token < sequence.count; ++token) {
+        const size_t position = sequence.past + token, in_step = sequence.begin + token;
+        const int32_t block = sequence.blocks[position / BLOCK_TOKENS];
+        uint8_t* values = value_block(layer, tensors, block, kv_head);
+        // The values behind the last token are multiplied by a weight of 0, so they must be finite.
+        if (position % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
+        float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
+        read_floats(layer, tensors.keys, in_step * tensors.key_stride + kv_head * layer.key_size, layer.key_size, key);
+        read_floats(layer, tensors.values, in_step * tensors.value_stride + kv_head * layer.value_size, layer.value_size,
+                    value);
+        apply_rope(layer, tensors, in_step, key);
+        store_one(layer, key, value, key_block(layer, tensors, block, kv_head), values, position % BLOCK_TOKENS);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,107 @@
+// Selects the keys that a tile of a long prompt attends to, if it does not attend to all. Only for kernels.cpp.
+//
+// Some queries of the tile are multiplied with all keys, and the fraction of their attention mass that a chunk of keys has is
+// taken as an estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass until they
+// cover the demanded fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
+#pragma once
+
+#include "products_f32.hpp"
+
+namespace {
+
+// One of this many tokens of a tile is in the sample.
+constexpr size_t SAMPLE_STEP = 8;
+// The number of chunks from which on a selection is worthwhile.
+constexpr size_t SELECTION_CHUNKS_MIN = 16;
+
+inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
+
+// The queries of a tile that are multiplied with all keys: all heads of the last token of every `step` tokens.
+struct Sample {
+    size_t group, step, count;
+    size_t query(size_t index) const { return (index / group * step + step - 1) * group + index % group; }
+};
+
+inline Sample sample_of(size_t group, size_t queries) {
+    const size_t tokens = queries / group, step = tokens < SAMPLE_STEP ? tokens : SAMPLE_STEP;
+    return {group, step, tokens / step * group};
+}
+
+// Scratch memory of the selection. Of the sample: its queries, the sums of their groups, the scores of a chunk, and for each
+// chunk the largest score and the mass relative to it. Of each chunk: its fraction of the mass. And the list of selected
+// chunks.
+struct SelectionScratch {
+    float *queries, *sums, *scores, *maxima, *masses, *fractions;
+    uint32_t* chunks;
+};
+
+template <typename Allocate>
+inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks, SelectionScratch& scratch,
+                               Allocate allocate) {
+    const bool selects = layer.attention_mass > 0 && queries > 0;
+    const size_t sampled = selects ? sample_of(layer.heads / layer.kv_heads, queries).count : 0, chunks = chunks_of(blocks);
+    scratch.queries = allocate(sampled * layer.key_size);
+    scratch.sums = allocate(sampled * (layer.key_size / KEY_GROUP));
+    scratch.scores = allocate(sampled * CHUNK_KEYS);
+    scratch.maxima = allocate(sampled * chunks);
+    scratch.masses = allocate(sampled * chunks);
+    scratch.fractions = allocate(selects ? chunks : 0);
+    scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
+}
+
+// The mass of the scores from `from` to `to`, relative to the largest one, which is stored in `most`. Masks the other scores.
+inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
+    for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
+    for (size_t key = to; key < keys; ++key) scores[key] = MASKED;
+    Floats high = load(scores);
+    for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
+    most = largest(high) * scale;
+    if (most == MASKED) return 0;
+    Floats sum = {};
+    for (size_t key = 0; key < keys; key += LANES) sum += exponential(load(scores + key) * scale - most);
+    return horizontal_sum(sum);
+}
+
+inline float power(float x) { return exponential(Floats{} + x)[0]; }
+
+// Computes the fraction of the sample's mass that each chunk has.
+inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, size_t chunks) {
+    for (size_t chunk = 0; chunk < chunks; ++chunk) scratch.fractions[chunk] = 0;
+    for (size_t query = 0; query < sampled; ++query) {
+        const float *maxima = scratch.maxima + query * chunks, *masses = scratch.masses + query * chunks;
+        float most = MASKED, total = 0;
+        for (size_t chunk = 0; chunk < chunks; ++chunk) most = maxima[chunk] > most ? maxima[chunk] : most;
+        for (size_t chunk = 0; chunk < chunks; ++chunk)
+            if (masses[chunk] > 0) total += masses[chunk] * power(maxima[chunk] - most);
+        for (size_t chunk = 0; chunk < chunks; ++chunk)
+            if (masses[chunk] > 0)
+                scratch.fractions[chunk] += masses[chunk] * power(maxima[chunk] - most) / (total * float(sampled));
+    }
+}
+
+// Lists chunks that cover the fraction `attention_mass`, chosen by decreasing mass, besides the first one and those from `own`
+// on. The list is in the order of the chunks. Returns its length.
+inline size_t select_chunks(const SelectionScratch& scratch, size_t chunks, size_t own, float attention_mass) {
+    // Replaces the fraction of a selected chunk.
+    constexpr float selected = -1;
+    float sum = 0;
+    const auto select = [&](size_t chunk) {
+        sum += scratch.fractions[chunk];
+        scratch.fractions[chunk] = selected;
+    };
+    select(0);
+    for (size_t chunk = own > 0 ? own : 1; chunk < chunks; ++chunk) select(chunk);
+    while (sum < attention_mass) {
+        size_t best = 0;
+        for (size_t chunk = 1; chunk < own; ++chunk)
+            if (scratch.fractions[chunk] > scratch.fractions[best]) best = chunk;
+        if (scratch.fractions[best] <= 0) break;
+        select(best);
+    }
+    size_t count = 0;
+    for (size_t chunk = 0; chunk < chunks; ++chunk)
+        if (scratch.fractions[chunk] == selected) scratch.chunks[count++] = uint32_t(chunk);
+    return count;
+}
+
+}  // namespace

@@ -1,0 +1,22 @@
+// Finds the split and the rotary embeddings before an attention layer, which the native attention computes itself.
+#pragma once
+
+#include <optional>
+
+#include <openvino/core/node.hpp>
+
+#include "kernels/attention.hpp"
+
+namespace ovfleet {
+
+// The inputs of an attention layer that applies the rotary embedding: the output of a merged projection, in which the queries,
+// keys and values of a token follow each other, and the tables of the embedding.
+struct RopeInputs {
+    ov::Output<ov::Node> qkv, cos, sin;
+};
+
+// Nothing if the graph before the layer has another form.
+std::optional<RopeInputs> find_rope(const ov::Output<ov::Node>& queries, const ov::Output<ov::Node>& keys,
+                                    const ov::Output<ov::Node>& values, const Layer& layer);
+
+}  // namespace ovfleet

@@ -1,0 +1,73 @@
+// Fixes the mixtures of experts that the GGUF front end builds, for paged attention.
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include <openvino/core/graph_util.hpp>
+#include <openvino/op/ops.hpp>
+
+#include "model.hpp"
+
+namespace {
+
+namespace op = ov::op;
+
+// Whether a node is a Reshape to constant sizes that begin with `leading`, with one more size behind them.
+bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
+    if (!ov::is_type<op::v1::Reshape>(&node)) return false;
+    auto target = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));
+    if (!target || ov::shape_size(target->get_shape()) != leading.size() + 1) return false;
+    const auto sizes = target->cast_vector<int64_t>();
+    return std::equal(leading.begin(), leading.end(), sizes.begin());
+}
+
+// The input of the experts before `node`: the tokens, before they are reshaped for the experts.
+ov::Output<ov::Node> tokens_of(ov::Node* node, std::set<ov::Node*>& seen) {
+    if (!seen.insert(node).second) return {};
+    const bool experts = std::strcmp(node->get_type_name(), "GatherMatmul") == 0;
+    if (experts && reshapes_to(*node->get_input_node_ptr(0), {1, -1})) return node->get_input_node_ptr(0)->input_value(0);
+    for (const auto& input : node->input_values()) {
+        if (ov::is_type<op::v13::ScaledDotProductAttention>(input.get_node())) continue;
+        auto found = tokens_of(input.get_node(), seen);
+        if (found.get_node()) return found;
+        if (experts) break;
+    }
+    return {};
+}
+
+// Divides the weights of a token's experts by their sum, unless the graph does.
+void normalize_weights(const ov::Model& model) {
+    const auto ends_with = [](const std::string& name, const std::string& end) {
+        return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+    };
+    std::vector<std::shared_ptr<ov::Node>> weights;
+    for (const auto& node : model.get_ordered_ops()) {
+        if (ends_with(node->get_friendly_name(), ".moe_w_norm")) return;
+        if (ends_with(node->get_friendly_name(), ".moe_w")) weights.push_back(node);
+    }
+    for (const auto& node : weights) {
+        const auto readers = node->output(0).get_target_inputs();
+        auto axis = op::v0::Constant::create(ov::element::i64, {1}, {2});  // [1, tokens, experts, 1]
+        auto sum = std::make_shared<op::v1::ReduceSum>(node, axis, true);
+        auto normalized = std::make_shared<op::v1::Divide>(node, sum);
+        for (auto reader : readers) reader.replace_source_output(normalized);
+    }
+}
+
+}  // namespace
+
+extern "C" int ovfleet_fix_experts(ov_model_t* model, size_t* layers) {
+    return ovfleet::guarded([&] {
+        normalize_weights(*model->object);
+        *layers = 0;
+        for (const auto& node : model->object->get_ordered_ops()) {
+            if (node->get_friendly_name().find("moe_out") == std::string::npos || !reshapes_to(*node, {1, 1, -1})) continue;
+            std::set<ov::Node*> seen;
+            const auto tokens = tokens_of(node.get(), seen);
+            OPENVINO_ASSERT(tokens.get_node(), "the input of the experts is not found");
+            node->input(1).replace_source_output(std::make_shared<op::v3::ShapeOf>(tokens));
+            ++*layers;
+        }
+        model->object->validate_nodes_and_infer_types();
+    });
+}

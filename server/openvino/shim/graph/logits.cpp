@@ -1,0 +1,161 @@
+// Limits the computation to the tokens whose logits are needed: the vocabulary projection, and the operations behind the last
+// attention. Other tokens only leave their keys and values in that layer.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <openvino/op/ops.hpp>
+
+#include "model.hpp"
+#include "weights.hpp"
+
+namespace {
+
+namespace op = ov::op;
+using NodePtr = std::shared_ptr<ov::Node>;
+
+NodePtr integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
+
+// The vocabulary projection: the last MatMul before the result.
+NodePtr vocabulary_projection(const NodePtr& result) {
+    auto node = result->input_value(0).get_node_shared_ptr();
+    for (int steps = 0; steps < 16; ++steps) {
+        if (ov::is_type<op::v0::MatMul>(node)) return node;
+        OPENVINO_ASSERT(node->get_input_size() > 0, "the logits are not computed by a projection");
+        node = node->input_value(0).get_node_shared_ptr();
+    }
+    OPENVINO_THROW("the logits are not computed by a projection");
+}
+
+// The shape of a value that has a row for each token, for any number of rows.
+std::vector<int64_t> sizes_of(const ov::PartialShape& shape) {
+    std::vector<int64_t> sizes;
+    for (const auto& one : shape) sizes.push_back(one.is_static() ? one.get_length() : -1);
+    if (std::count(sizes.begin(), sizes.end(), -1) == 1) return sizes;
+    // The shapes in graphs of the GGUF front end and of exporters.
+    const auto size = sizes.back();
+    switch (sizes.size()) {
+        case 2: return {-1, size};
+        case 3: return {-1, 1, size};
+        case 4: return {1, -1, 1, size};
+    }
+    OPENVINO_THROW("a value with ", sizes.size(), " dimensions is not supported");
+}
+
+// The rows of the tokens in `indices`, of a value that has a row for each token.
+ov::Output<ov::Node> selected_rows(const ov::Output<ov::Node>& value, const NodePtr& indices) {
+    const auto& shape = value.get_partial_shape();
+    OPENVINO_ASSERT(shape.rank().is_static() && shape.rbegin()->is_static(), "the number of columns is not static");
+    const int64_t size = shape.rbegin()->get_length();
+    auto rows = std::make_shared<op::v1::Reshape>(value, integers({-1, size}), false);
+    auto axis = op::v0::Constant::create(ov::element::i64, {}, {0});
+    auto selected = std::make_shared<op::v8::Gather>(rows, indices, axis);
+    return std::make_shared<op::v1::Reshape>(selected, integers(sizes_of(shape)), false);
+}
+
+// Whether an operation reduces or splits only the last axis.
+bool is_along_columns(const ov::Node& node) {
+    auto axes = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));
+    const auto rank = node.get_input_partial_shape(0).rank();
+    if (!axes || rank.is_dynamic() || ov::shape_size(axes->get_shape()) != 1) return false;
+    const auto axis = axes->cast_vector<int64_t>()[0];
+    return axis == -1 || axis == rank.get_length() - 1;
+}
+
+// Whether each row of a node's output depends only on the same row of its inputs, for any number of rows.
+bool is_rowwise(const ov::Node& node) {
+    static const std::set<std::string> elementwise = {
+        "Add",  "Subtract", "Multiply", "Divide",   "Power", "Sqrt",  "SquaredDifference", "Convert", "Relu", "Swish", "Gelu",
+        "Tanh", "Sigmoid",  "Clamp",    "Negative", "Exp",   "Select"};
+    static const std::set<std::string> along_columns = {"ReduceMean", "ReduceSum", "Split", "VariadicSplit"};
+    const std::string type = node.get_type_name();
+    if (elementwise.count(type)) return true;
+    if (along_columns.count(type)) return is_along_columns(node);
+    if (type == "MatMul") return ovfleet::is_weight(node.get_input_node_shared_ptr(1));
+    if (type != "Reshape" && type != "Unsqueeze") return false;
+    // The new shape must not fix the number of rows.
+    auto target = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));
+    if (!target) return false;
+    if (type == "Unsqueeze") return true;
+    const auto sizes = target->cast_vector<int64_t>();
+    const auto last = *node.get_input_partial_shape(0).rbegin();
+    return !sizes.empty() && last.is_static() && (sizes.back() == -1 || sizes.back() == last.get_length());
+}
+
+// Selects rows before the operations behind the last attention. Returns false, and changes nothing, if one of them is not known
+// to be row-wise.
+bool select_behind_attention(ov::Model& model, const NodePtr& projection, const NodePtr& indices) {
+    const auto ordered = model.get_ordered_ops();
+    std::set<ov::Node*> from_inputs, behind;
+    ov::Node* last = nullptr;
+    for (const auto& node : ordered)
+        if (ovfleet::is_paged_attention(*node)) last = node.get();
+    if (!last) return false;
+    for (const auto& node : ordered) {
+        bool reads_inputs = ov::is_type<op::v0::Parameter>(node), is_behind = false;
+        for (const auto& value : node->input_values()) {
+            reads_inputs |= from_inputs.count(value.get_node()) > 0;
+            is_behind |= value.get_node() == last || behind.count(value.get_node()) > 0;
+        }
+        if (reads_inputs) from_inputs.insert(node.get());
+        if (is_behind) behind.insert(node.get());
+    }
+    if (!behind.count(projection.get())) return false;
+
+    std::vector<ov::Input<ov::Node>> inputs;
+    for (const auto& node : ordered) {
+        if (!behind.count(node.get())) continue;
+        // Everything behind the logits depends only on them.
+        if (node == projection) break;
+        if (!is_rowwise(*node)) return false;
+        for (auto& input : node->inputs()) {
+            auto source = input.get_source_output();
+            if (behind.count(source.get_node()) || !from_inputs.count(source.get_node())) continue;
+            const auto& shape = source.get_partial_shape();
+            const auto type = source.get_element_type();
+            // The masks of adapters have a row for each token, too.
+            const bool is_mask = type == ov::element::boolean && ov::is_type<op::v1::Select>(node);
+            if (!(type.is_real() || is_mask) || shape.rank().is_dynamic() || shape.size() < 2 || shape.size() > 4 ||
+                shape.rbegin()->is_dynamic())
+                return false;
+            inputs.push_back(input);
+        }
+    }
+    std::map<ov::Output<ov::Node>, ov::Output<ov::Node>> selected;
+    for (auto& input : inputs) {
+        const auto source = input.get_source_output();
+        if (!selected.count(source)) selected[source] = selected_rows(source, indices);
+        input.replace_source_output(selected[source]);
+    }
+    return true;
+}
+
+}  // namespace
+
+void ovfleet::select_logits(ov::Model& model) {
+    auto result = model.output("logits").get_node_shared_ptr();
+    if (!ov::is_type<op::v0::Result>(result)) {
+        for (const auto& candidate : model.get_results())
+            if (candidate->input_value(0).get_node_shared_ptr() == result) {
+                result = candidate;
+                break;
+            }
+    }
+    const auto vocabulary = *result->get_input_partial_shape(0).rbegin();
+    OPENVINO_ASSERT(vocabulary.is_static(), "the size of the vocabulary is not static");
+    auto projection = vocabulary_projection(result);
+
+    auto indices = std::make_shared<op::v0::Parameter>(ov::element::i64, ov::PartialShape{-1});
+    indices->set_friendly_name(LOGITS_INDICES);
+    indices->output(0).get_tensor().set_names({LOGITS_INDICES});
+    if (!select_behind_attention(model, projection, indices))
+        projection->input(0).replace_source_output(selected_rows(projection->input_value(0), indices));
+
+    auto logits = std::make_shared<op::v1::Reshape>(result->input_value(0), integers({-1, vocabulary.get_length()}), false);
+    result->input_value(0).get_tensor().set_names({});
+    logits->output(0).get_tensor().set_names({"logits"});
+    result->input(0).replace_source_output(logits);
+    model.add_parameters({indices});
+    model.validate_nodes_and_infer_types();
+}

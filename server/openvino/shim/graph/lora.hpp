@@ -1,0 +1,50 @@
+// The matrices of adapters, attached to projections that native projections will replace.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <openvino/core/model.hpp>
+#include <openvino/core/runtime_attribute.hpp>
+
+namespace ovfleet {
+
+constexpr const char* ADAPTERS_INPUT = "adapters";
+
+// What one adapter adds to some outputs of a projection, `rows` of them from `first` on: up * (down * x).
+struct LoraPart {
+    int32_t adapter;
+    size_t first, rows, ranks;
+    // `[ranks][columns]` and `[rows][ranks]`.
+    std::vector<float> down, up;
+};
+
+// An attribute of a MatMul. Passes that replace the MatMul must not copy it.
+class Lora : public ov::RuntimeAttribute {
+public:
+    OPENVINO_RTTI("lora", "ovfleet", ov::RuntimeAttribute);
+
+    bool is_copyable() const override { return false; }
+    bool is_copyable(const std::shared_ptr<ov::Node>&) const override { return false; }
+
+    std::vector<std::shared_ptr<LoraPart>> parts;
+};
+
+// The attribute of a node; null if it has none.
+inline std::shared_ptr<Lora> lora_of(const ov::Node& node) {
+    const auto& info = node.get_rt_info();
+    const auto found = info.find(Lora::get_type_info_static());
+    return found == info.end() ? nullptr : found->second.as<std::shared_ptr<Lora>>();
+}
+
+inline void set_lora(ov::Node& node, const std::shared_ptr<Lora>& lora) {
+    node.get_rt_info()[Lora::get_type_info_static()] = lora;
+}
+
+// The number of parts that were attached to a model, to detect lost ones.
+inline size_t lora_parts(const ov::Model& model) {
+    return model.has_rt_info("ovfleet", "lora_parts") ? size_t(model.get_rt_info<int64_t>("ovfleet", "lora_parts")) : 0;
+}
+inline void set_lora_parts(ov::Model& model, size_t count) { model.set_rt_info(int64_t(count), "ovfleet", "lora_parts"); }
+
+}  // namespace ovfleet

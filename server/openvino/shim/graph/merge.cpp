@@ -1,0 +1,121 @@
+// Merges projections that read the same input and have weights of the same form: fewer, larger multiplications.
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include <openvino/op/ops.hpp>
+
+#include "lora.hpp"
+#include "model.hpp"
+#include "weights.hpp"
+
+namespace {
+
+namespace op = ov::op;
+using NodePtr = std::shared_ptr<ov::Node>;
+
+// Whether two weights are the same operations on constants that differ only in their content and their number of rows.
+bool same_form(const NodePtr& a, const NodePtr& b) {
+    if (a->get_type_info() != b->get_type_info() || a->get_input_size() != b->get_input_size()) return false;
+    if (a->get_output_element_type(0) != b->get_output_element_type(0)) return false;
+    // Constants are concatenated byte by byte, so their elements must fill whole bytes.
+    if (ov::is_type<op::v0::Constant>(a) && a->get_output_element_type(0).bitwidth() < 8 &&
+        ov::shape_size(a->get_output_shape(0)) * a->get_output_element_type(0).bitwidth() % 8 != 0)
+        return false;
+    auto left = a->get_output_partial_shape(0), right = b->get_output_partial_shape(0);
+    if (left.is_dynamic() || right.is_dynamic() || left.size() != right.size()) return false;
+    for (size_t axis = 1; axis < left.size(); ++axis)
+        if (left[axis] != right[axis] && !ov::is_type<op::v0::Constant>(a)) return false;
+    for (size_t i = 0; i < a->get_input_size(); ++i)
+        if (!same_form(a->get_input_node_shared_ptr(i), b->get_input_node_shared_ptr(i))) return false;
+    return true;
+}
+
+NodePtr concatenated(const std::vector<NodePtr>& constants) {
+    auto shape = constants[0]->get_output_shape(0);
+    const auto type = constants[0]->get_output_element_type(0);
+    size_t rows = 0;
+    for (const auto& one : constants) rows += one->get_output_shape(0)[0];
+    shape[0] = rows;
+    ov::Tensor tensor(type, shape);
+    auto* to = static_cast<uint8_t*>(tensor.data());
+    for (const auto& one : constants) {
+        auto from = ov::as_type_ptr<op::v0::Constant>(one);
+        std::memcpy(to, from->get_data_ptr(), from->get_byte_size());
+        to += from->get_byte_size();
+    }
+    return std::make_shared<op::v0::Constant>(tensor);
+}
+
+// Rebuilds the operations of the weights on constants that are concatenated by rows.
+NodePtr merged_weight(const std::vector<NodePtr>& weights, int64_t rows) {
+    const auto& first = weights[0];
+    if (ov::is_type<op::v0::Constant>(first)) return concatenated(weights);
+    if (ov::is_type<op::v1::Reshape>(first)) {
+        std::vector<NodePtr> data;
+        for (const auto& one : weights) data.push_back(one->get_input_node_shared_ptr(0));
+        auto shape = first->get_output_shape(0);
+        std::vector<int64_t> target(shape.begin(), shape.end());
+        target[0] = rows;
+        auto to = op::v0::Constant::create(ov::element::i64, {target.size()}, target);
+        return std::make_shared<op::v1::Reshape>(merged_weight(data, rows), to, false);
+    }
+    ov::OutputVector inputs;
+    for (size_t i = 0; i < first->get_input_size(); ++i) {
+        std::vector<NodePtr> column;
+        for (const auto& one : weights) column.push_back(one->get_input_node_shared_ptr(i));
+        const bool scalar = ov::shape_size(column[0]->get_output_shape(0)) == 1;
+        inputs.push_back(scalar ? column[0] : merged_weight(column, rows));
+    }
+    return first->clone_with_new_inputs(inputs);
+}
+
+void merge(const std::vector<std::shared_ptr<op::v0::MatMul>>& matmuls) {
+    std::vector<NodePtr> weights;
+    std::vector<int64_t> lengths;
+    int64_t rows = 0;
+    auto lora = std::make_shared<ovfleet::Lora>();
+    for (const auto& one : matmuls) {
+        if (const auto attached = ovfleet::lora_of(*one)) {
+            for (const auto& part : attached->parts) part->first += size_t(rows);
+            lora->parts.insert(lora->parts.end(), attached->parts.begin(), attached->parts.end());
+        }
+        weights.push_back(one->get_input_node_shared_ptr(1));
+        lengths.push_back(weights.back()->get_output_shape(0)[0]);
+        rows += lengths.back();
+    }
+    auto product = std::make_shared<op::v0::MatMul>(matmuls[0]->input_value(0), merged_weight(weights, rows), false, true);
+    product->set_friendly_name(matmuls[0]->get_friendly_name() + "/merged");
+    if (!lora->parts.empty()) ovfleet::set_lora(*product, lora);
+    auto axis = op::v0::Constant::create(ov::element::i64, {}, {-1});
+    auto sizes = op::v0::Constant::create(ov::element::i64, {lengths.size()}, lengths);
+    auto split = std::make_shared<op::v1::VariadicSplit>(product, axis, sizes);
+    for (size_t i = 0; i < matmuls.size(); ++i) matmuls[i]->output(0).replace(split->output(i));
+}
+
+}  // namespace
+
+extern "C" int ovfleet_merge_projections(ov_model_t* model, size_t* merged) {
+    return ovfleet::guarded([&] {
+        *merged = 0;
+        std::map<ov::Output<ov::Node>, std::vector<std::shared_ptr<op::v0::MatMul>>> readers;
+        for (const auto& node : model->object->get_ordered_ops())
+            if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node))
+                if (ovfleet::is_projection(matmul)) readers[matmul->input_value(0)].push_back(matmul);
+        for (auto& [input, matmuls] : readers) {
+            // Merges those with the form of the first; the rest is merged in further iterations.
+            while (matmuls.size() > 1) {
+                std::vector<std::shared_ptr<op::v0::MatMul>> alike, rest;
+                for (const auto& one : matmuls)
+                    (same_form(matmuls[0]->get_input_node_shared_ptr(1), one->get_input_node_shared_ptr(1)) ? alike : rest)
+                        .push_back(one);
+                if (alike.size() > 1) {
+                    merge(alike);
+                    *merged += alike.size();
+                }
+                matmuls = rest;
+            }
+        }
+        model->object->validate_nodes_and_infer_types();
+    });
+}

@@ -1,0 +1,62 @@
+// The C API's wrappers of models, and the conversion of exceptions to return codes.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <ios>
+#include <memory>
+#include <string>
+
+#include <openvino/core/model.hpp>
+#include <openvino/runtime/compiled_model.hpp>
+#include <openvino/runtime/core.hpp>
+
+#include "../shim.h"
+
+// The definitions of the C API, which are not in its public headers: their only members are the shared pointers.
+struct ov_model {
+    std::shared_ptr<ov::Model> object;
+};
+struct ov_core {
+    std::shared_ptr<ov::Core> object;
+};
+struct ov_compiled_model {
+    std::shared_ptr<ov::CompiledModel> object;
+};
+
+namespace ovfleet {
+
+std::string& last_error();
+
+// Whether a node is a paged attention of the plugin or a native one.
+inline bool is_paged_attention(const ov::Node& node) { return std::strncmp(node.get_type_name(), "PagedAttention", 14) == 0; }
+
+// The name of the input that lists the tokens whose logits are computed.
+constexpr const char* LOGITS_INDICES = "logits_indices";
+
+// Limits the logits of a paged model to the tokens that the new input `logits_indices` lists. They are rows in its order.
+void select_logits(ov::Model& model);
+
+// Stores the head sizes of a paged model in the names of its cache inputs, where a compiled model has them.
+void name_heads(const ov::Model& model);
+
+// Runs `body`, and converts an exception to a return code.
+template <typename Body>
+int guarded(Body body) {
+    errno = 0;
+    try {
+        body();
+        return 0;
+    } catch (const std::ios_base::failure& error) {
+        // The messages of streams do not include the error of the system.
+        last_error() = errno ? std::strerror(errno) : error.what();
+    } catch (const std::exception& error) {
+        last_error() = error.what();
+    } catch (...) {
+        last_error() = "unknown exception";
+    }
+    return 1;
+}
+
+}  // namespace ovfleet

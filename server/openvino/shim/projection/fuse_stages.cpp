@@ -1,0 +1,100 @@
+#include "fuse_stages.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include <openvino/op/constant.hpp>
+
+#include "op.hpp"
+
+namespace ovfleet::projection {
+namespace {
+
+using Output = ov::Output<ov::Node>;
+using Chain = std::vector<std::shared_ptr<Projection>>;
+
+// The last residual of a chain; nothing if no stage adds one.
+Output residual_of(const Chain& chain) {
+    for (auto one = chain.rbegin(); one != chain.rend(); ++one)
+        if ((*one)->ends_with_residual()) return (*one)->output(0);
+    return {};
+}
+
+bool is_in(const ov::Node* node, const Chain& chain) {
+    return std::any_of(chain.begin(), chain.end(), [&](const auto& one) { return one.get() == node; });
+}
+
+// Whether all readers of a value are in a chain.
+bool is_internal(const Output& value, const Chain& chain) {
+    const auto readers = value.get_target_inputs();
+    return std::all_of(readers.begin(), readers.end(), [&](const auto& reader) { return is_in(reader.get_node(), chain); });
+}
+
+// The projection whose source is the destination of a chain; null if there is none, or if the chain with it would have to give
+// a value that is not an output of the operation.
+std::shared_ptr<Projection> next_of(const Chain& chain) {
+    const Output last = chain.back()->output(0), residual = residual_of(chain);
+    for (const auto& reader : last.get_target_inputs()) {
+        auto next = std::dynamic_pointer_cast<Projection>(reader.get_node()->shared_from_this());
+        if (!next || reader.get_index() != SRC || chain.back()->to_bf16()) continue;
+        Chain longer = chain;
+        longer.push_back(next);
+        const bool adds_residual = next->ends_with_residual() && residual.get_node();
+        if (adds_residual && next->input_value(RESIDUAL) != residual) return nullptr;
+        // Only the last destination and the last residual of the fused operation have other readers.
+        if (last != residual && !is_internal(last, longer)) return nullptr;
+        if (adds_residual && !is_internal(residual, longer)) return nullptr;
+        return next;
+    }
+    return nullptr;
+}
+
+// Replaces a chain by one operation.
+void fuse(const Chain& chain) {
+    ov::OutputVector inputs{chain.front()->input_value(SRC), {}};
+    Output adapters;
+    std::vector<Stage> stages;
+    size_t bytes = 0;
+    for (const auto& one : chain) {
+        stages.push_back(one->stages().front());
+        bytes += memory_bytes(stages.back());
+        if (one->has_residual() && inputs.size() == RESIDUAL) inputs.push_back(one->input_value(RESIDUAL));
+        // All stages have the same, because they have the same rows.
+        if (one->has_adapters()) adapters = one->input_value(one->get_input_size() - 1);
+    }
+    if (adapters.get_node()) inputs.push_back(adapters);
+    ov::Tensor memory(ov::element::u8, {bytes});
+    auto* to = static_cast<uint8_t*>(memory.data());
+    for (const auto& one : chain) {
+        auto part = ov::as_type_ptr<ov::op::v0::Constant>(one->get_input_node_shared_ptr(MEMORY));
+        std::memcpy(to, part->get_data_ptr(), part->get_byte_size());
+        to += part->get_byte_size();
+    }
+    inputs[MEMORY] = std::make_shared<ov::op::v0::Constant>(memory);
+    Output last = chain.back()->output(0), residual = residual_of(chain);
+    const bool gives_residual = residual.get_node() && residual != last && !is_internal(residual, chain);
+    const Outputs outputs{chain.back()->to_bf16(), gives_residual};
+    auto fused = std::make_shared<Projection>(inputs, chain.front()->isa(), stages, outputs);
+    fused->set_friendly_name(chain.front()->get_friendly_name());
+    if (gives_residual)
+        for (auto reader : residual.get_target_inputs())
+            if (!is_in(reader.get_node(), chain)) reader.replace_source_output(fused->output(1));
+    last.replace(fused->output(0));
+}
+
+}  // namespace
+
+void fuse_stages(ov::Model& model) {
+    std::set<ov::Node*> fused;
+    for (const auto& node : model.get_ordered_ops()) {
+        auto first = std::dynamic_pointer_cast<Projection>(node);
+        if (!first || fused.count(node.get())) continue;
+        Chain chain{first};
+        while (auto next = next_of(chain)) chain.push_back(next);
+        for (const auto& one : chain) fused.insert(one.get());
+        if (chain.size() > 1) fuse(chain);
+    }
+}
+
+}  // namespace ovfleet::projection

@@ -1,0 +1,11 @@
+// Fuses consecutive projections into one operation.
+#pragma once
+
+#include <openvino/core/model.hpp>
+
+namespace ovfleet::projection {
+
+// Replaces each chain of projections, in which the destination of one is the source of the next, by one operation.
+void fuse_stages(ov::Model& model);
+
+}  // namespace ovfleet::projection

@@ -1,0 +1,19 @@
+// Finds the projection kernels for an instruction set. Compiled for any processor.
+#include "projection.hpp"
+
+namespace ovfleet::projection {
+
+const Kernels* projection_kernels(Isa isa) {
+    if (!has_isa(isa)) return nullptr;
+    switch (isa) {
+        case Isa::portable: return &kernels_portable;
+#if defined(__x86_64__)
+        case Isa::avx2: return &kernels_avx2;
+        case Isa::avx_vnni: return &kernels_avx_vnni;
+        case Isa::avx512_vnni: return &kernels_avx512_vnni;
+#endif
+        default: return nullptr;
+    }
+}
+
+}  // namespace ovfleet::projection

@@ -1,0 +1,29 @@
+// Dot products of 8-bit integers. Only for kernels.cpp.
+//
+// There is one header for each instruction set, which defines
+//
+//     // For each lane, the sum over a group of four weights of BITS bits, not negative, times four quants of a row.
+//     template <size_t BITS> struct DotSum {
+//         void add(Fours weights, int32_t four);
+//         Ints total() const;
+//     };
+#pragma once
+
+#include "../../vectors.hpp"
+
+namespace {
+
+// Four weights for each lane.
+typedef uint8_t Fours __attribute__((vector_size(LANES * 4)));
+
+}  // namespace
+
+#if defined(__AVX512VNNI__)
+#include "dot_avx512_vnni.hpp"
+#elif defined(__AVXVNNI__)
+#include "dot_avx_vnni.hpp"
+#elif defined(__AVX2__)
+#include "dot_avx2.hpp"
+#else
+#include "dot_portable.hpp"
+#endif

@@ -1,0 +1,15 @@
+// Dot products of 8-bit integers with VPDPBUSD of AVX-512. Only for dot.hpp.
+#pragma once
+
+namespace {
+
+template <size_t BITS>
+struct DotSum {
+    Ints sums{};
+    inline void add(Fours weights, int32_t four) {
+        sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(four));
+    }
+    inline Ints total() const { return sums; }
+};
+
+}  // namespace

@@ -1,0 +1,15 @@
+// Dot products of 8-bit integers with VPDPBUSD of AVX. Only for dot.hpp.
+#pragma once
+
+namespace {
+
+template <size_t BITS>
+struct DotSum {
+    Ints sums{};
+    inline void add(Fours weights, int32_t four) {
+        sums = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(four));
+    }
+    inline Ints total() const { return sums; }
+};
+
+}  // namespace

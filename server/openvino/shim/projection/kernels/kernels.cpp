@@ -1,0 +1,309 @@
+// The kernels of the projections. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of its
+// table of functions.
+//
+// Products of integers are summed exactly within a group, and then scaled in f32: the result of a row depends only on the row,
+// not on the other rows of the step. Rows are quantized as in llama.cpp's Q8_0: 32 numbers by the largest of them.
+//
+// It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
+// for other callers.
+#include "../../vectors.hpp"
+#include "dot.hpp"
+#include "projection.hpp"
+
+namespace {
+
+using namespace ovfleet::projection;
+
+// Bytes of four weights of 16 columns.
+constexpr size_t FOUR_BYTES = 64;
+// Pairs of vectors of a block of columns: one vector of its first 16 columns, and one of the others.
+constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
+
+// Prefetches the next block of weights, a few lines with each group of this one: the processor does not predict it in time.
+struct Prefetch {
+    const uint8_t *at, *end;
+    size_t lines;
+    inline void next() {
+        for (size_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at);
+    }
+};
+
+inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// Computes a tile of `R` rows and a pair of vectors of a block of columns.
+template <size_t R, size_t BITS, size_t GROUP>
+inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const int8_t* quants, const float* scales,
+                          const float* sums, Prefetch& prefetch, Floats (&total)[R][2]) {
+    constexpr size_t per_load = BITS == 4 ? 2 : 1, loads = GROUP / 4 / per_load;
+    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+    for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
+    for (size_t group = 0; group < num_groups(matmul); ++group, block += bytes, sums += R) {
+        const auto* halves = (const f16*)block + pair * LANES;
+        const uint8_t* weights = block + N_BLOCK * 2 * sizeof(f16) + pair * LANES * 4;
+        prefetch.next();
+        DotSum<BITS> sum[R][2];
+        for (size_t at = 0; at < loads; ++at) {
+            Fours fours[2];
+            for (size_t v = 0; v < 2; ++v) fours[v] = read<Fours>(weights + (2 * at + v) * FOUR_BYTES);
+            const int8_t* tile_quants = quants + at * per_load * 4;
+            if (BITS == 8) {
+                for (size_t r = 0; r < R; ++r)
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(fours[v], read<int32_t>(tile_quants + r * SRC_GROUP));
+            } else {
+                Fours low[2], high[2];
+                for (size_t v = 0; v < 2; ++v) {
+                    low[v] = fours[v] & 15;
+                    high[v] = (Fours)((Words)fours[v] >> 4) & 15;
+                }
+                for (size_t r = 0; r < R; ++r) {
+                    const int8_t* row_quants = tile_quants + r * SRC_GROUP;
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(low[v], read<int32_t>(row_quants));
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].add(high[v], read<int32_t>(row_quants + 4));
+                }
+            }
+        }
+        const Floats scale[2] = {load(halves), load(halves + N_BLOCK / 2)};
+        const Floats zero[2] = {load(halves + N_BLOCK), load(halves + N_BLOCK + N_BLOCK / 2)};
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < 2; ++v)
+                total[r][v] += (as_floats(sum[r][v].total()) - zero[v] * sums[r]) * (scale[v] * scales[r]);
+        // Two groups of 16 share the scale of the source.
+        const bool is_half = GROUP < SRC_GROUP && group % 2 == 0;
+        quants += is_half ? GROUP : R * SRC_GROUP - (SRC_GROUP - GROUP);
+        scales += is_half ? 0 : R;
+    }
+}
+
+template <typename T>
+inline Floats load_up_to(const T* from, size_t count) {
+    if (count >= LANES) return load(from);
+    T part[LANES] = {};
+    for (size_t i = 0; i < count; ++i) part[i] = from[i];
+    return load(part);
+}
+
+inline void store_up_to(float* to, Floats values, size_t count) {
+    if (count >= LANES) return ::store(to, values);
+    for (size_t i = 0; i < count; ++i) to[i] = values[i];
+}
+
+inline void store_up_to(bf16* to, Floats values, size_t count) {
+#if defined(__AVX512F__)
+    if (count >= LANES) {
+        const Words bits = (Words)values, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        const auto is_nan = values != values;
+        const Words result = is_nan ? (bits | 0x400000) >> 16 : rounded;
+        _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)result));
+        return;
+    }
+#endif
+    for (size_t i = 0; i < count && i < LANES; ++i) convert(values[i], to[i]);
+}
+
+// x * sigmoid(x).
+inline Floats swish(Floats x) {
+    const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
+    return x * ((x < 0 ? e : one) / (one + e));
+}
+
+// Applies the epilogue to the totals of a row, and stores them.
+template <typename T>
+inline void store_dst(const Matmul& matmul, const Floats (&total)[2], size_t block, size_t pair, size_t row, const T* residual,
+                      T* dst) {
+    const size_t columns = dst_columns(matmul), block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
+    const size_t first = block * block_columns + pair * LANES;
+    const size_t left = first < columns ? columns - first : 0;
+    dst += row * columns + first;
+    if (matmul.epilogue == Epilogue::swiglu) return store_up_to(dst, swish(total[0]) * total[1], left);
+    const bool adds = matmul.epilogue == Epilogue::residual;
+    if (adds) residual += row * columns + first;
+    for (size_t v = 0; v < 2; ++v) {
+        const size_t skipped = v * (N_BLOCK / 2), count = left > skipped ? left - skipped : 0;
+        store_up_to(dst + skipped, adds ? total[v] + load_up_to(residual + skipped, count) : total[v], count);
+    }
+}
+
+// Adds the product of `up` to the totals of rows with the same adapter. The ranks are summed in their order, so that the result
+// of a row does not depend on other rows.
+template <size_t R>
+inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora, Floats (*total)[2]) {
+    const auto* up_blocks = behind_adapters<UpBlock>(matmul, lora->adapter->up_blocks) + block * 2;
+    const float* down[R];
+    for (size_t r = 0; r < R; ++r) down[r] = lora[r].values;
+    for (size_t v = 0; v < 2; ++v) {
+        const float* up = behind_adapters<float>(matmul, up_blocks[v].up) + pair * LANES;
+        Floats sum[R];
+        for (size_t r = 0; r < R; ++r) sum[r] = total[r][v];
+        for (size_t rank = up_blocks[v].first; rank < up_blocks[v].last; ++rank, up += N_BLOCK / 2) {
+            const Floats weights = load(up);
+            for (size_t r = 0; r < R; ++r) sum[r] += weights * down[r][rank];
+        }
+        for (size_t r = 0; r < R; ++r) total[r][v] = sum[r];
+    }
+}
+
+// The same for the rows of a tile. It is not inlined, so that it costs nothing where there are no adapters.
+template <size_t R>
+__attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora,
+                                            Floats (*total)[2]) {
+    bool is_same = lora->adapter;
+    for (size_t r = 1; r < R; ++r) is_same = is_same && lora[r].adapter == lora->adapter;
+    if (is_same) return add_up<R>(matmul, block, pair, lora, total);
+    for (size_t r = 0; r < R; ++r)
+        if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
+}
+
+template <size_t R, size_t BITS, size_t GROUP, typename T>
+void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
+    const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
+    for (size_t block = range.block_begin; block < range.block_end; ++block) {
+        const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
+        Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
+        for (size_t tile = range.tile_begin; tile < range.tile_end; ++tile)
+            for (size_t pair = 0; pair < PAIRS; ++pair) {
+                Floats total[R][2];
+                multiply_tile<R, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, src.quants + tile * R * matmul.K,
+                                              src.scales + tile * R * (matmul.K / SRC_GROUP),
+                                              src.sums + tile * R * num_groups(matmul), prefetch, total);
+                if (src.lora) {
+                    // A copy, so that the sums stay in registers.
+                    Floats adapted[R][2];
+                    std::memcpy(adapted, total, sizeof(total));
+                    add_adapters<R>(matmul, block, pair, src.lora + tile * R, adapted);
+                    std::memcpy(total, adapted, sizeof(total));
+                }
+                for (size_t r = 0; r < R && tile * R + r < src.M; ++r)
+                    store_dst(matmul, total[r], block, pair, tile * R + r, residual, dst);
+            }
+    }
+}
+
+template <size_t R, typename T>
+void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
+    auto* multiply = matmul.bits == 4     ? matmul.group == 16 ? multiply_as<R, 4, 16, T> : multiply_as<R, 4, 32, T>
+                     : matmul.group == 16 ? multiply_as<R, 8, 16, T>
+                                          : multiply_as<R, 8, 32, T>;
+    multiply(matmul, src, range, (const T*)residual, (T*)dst);
+}
+
+template <typename T>
+void multiply_to(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
+    static constexpr decltype(&multiply_rows<1, T>) by_rows[M_TILE_MAX] = {multiply_rows<1, T>, multiply_rows<2, T>,
+                                                                           multiply_rows<3, T>, multiply_rows<4, T>,
+                                                                           multiply_rows<5, T>, multiply_rows<6, T>};
+    by_rows[src.m_tile - 1](matmul, src, range, residual, dst);
+}
+
+void multiply(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
+    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, src, range, residual.data, dst.data);
+}
+
+inline Floats magnitude(Floats values) { return (Floats)((Words)values & 0x7fffffff); }
+
+// 1 / sqrt(mean(row * row) + epsilon).
+template <typename T>
+inline float inverse_rms(const Matmul& matmul, const T* row) {
+    Floats squares{};
+    for (size_t i = 0; i < matmul.K; i += LANES) {
+        const Floats value = load(row + i);
+        squares += value * value;
+    }
+    return 1 / __builtin_sqrtf(horizontal_sum(squares) / float(matmul.K) + matmul.epsilon);
+}
+
+// Quantizes a row in a tile of `m_tile` rows.
+template <typename T>
+void quantize_row(const Matmul& matmul, const T* row, size_t m_tile, int8_t* quants, float* scales, float* sums) {
+    constexpr size_t vectors = SRC_GROUP / LANES;
+    const float factor = matmul.norm ? inverse_rms(matmul, row) : 1;
+    for (size_t at = 0; at < matmul.K; at += SRC_GROUP, quants += m_tile * SRC_GROUP, scales += m_tile) {
+        Floats values[vectors], most{};
+        for (size_t v = 0; v < vectors; ++v) {
+            values[v] = load(row + at + v * LANES);
+            if (matmul.norm) values[v] = values[v] * factor * load(matmul.norm + at + v * LANES);
+            most = larger(most, magnitude(values[v]));
+        }
+        const float top = largest(most), inverse = top > 0 ? 127 / top : 0;
+        *scales = top / 127 * matmul.scale_factor;
+        // Unsigned, since NaN is quantized to numbers whose signed sums overflow.
+        Words sum{};
+        for (size_t v = 0; v < vectors; ++v) {
+            // The addition rounds to the nearest integer, which is then in the low bits.
+            const Words whole = (Words)(values[v] * inverse + 12582912.0f) - 0x4b400000u;
+            store_bytes(quants + v * LANES, (Ints)whole);
+            sum += whole;
+            if ((v + 1) * LANES % matmul.group == 0) {
+                *sums = horizontal_sum(as_floats((Ints)sum));
+                sums += m_tile;
+                sum = Words{};
+            }
+        }
+    }
+}
+
+template <typename T>
+void quantize_from(const Matmul& matmul, const void* src, size_t tile, const QuantizedSrc& to) {
+    const size_t m_tile = to.m_tile, begin = tile * m_tile;
+    int8_t* quants = to.quants + begin * matmul.K;
+    float *scales = to.scales + begin * (matmul.K / SRC_GROUP), *sums = to.sums + begin * num_groups(matmul);
+    if (begin + m_tile > to.M) {
+        std::memset(quants, 0, m_tile * matmul.K);
+        std::memset(scales, 0, m_tile * (matmul.K / SRC_GROUP) * sizeof(float));
+        std::memset(sums, 0, m_tile * num_groups(matmul) * sizeof(float));
+    }
+    for (size_t r = 0; r < m_tile && begin + r < to.M; ++r)
+        quantize_row(matmul, (const T*)src + (begin + r) * matmul.K, m_tile, quants + r * SRC_GROUP, scales + r, sums + r);
+}
+
+void quantize(const Matmul& matmul, FloatData src, size_t tile, const QuantizedSrc& to) {
+    (src.is_bf16 ? quantize_from<bf16> : quantize_from<float>)(matmul, src.data, tile, to);
+}
+
+// Multiplies `R` rows, each scaled by its factor, by ranks of an adapter, as many as registers can sum at a time.
+template <size_t R, typename T>
+void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
+                    float* const* to) {
+    constexpr size_t at_once = LANES == 16 || R < 3 ? RANK_BLOCK : RANK_BLOCK / 2;
+    for (size_t rank = 0; rank < count; rank += at_once, down += at_once * matmul.K) {
+        Floats sum[R][at_once];
+        for (size_t r = 0; r < R; ++r)
+            for (size_t k = 0; k < at_once; ++k) sum[r][k] = Floats{};
+        for (size_t at = 0; at < matmul.K; at += LANES) {
+            Floats row[R];
+            for (size_t r = 0; r < R; ++r) row[r] = load(rows[r] + at);
+            for (size_t k = 0; k < at_once; ++k) {
+                const Floats weights = load(down + k * matmul.K + at);
+                for (size_t r = 0; r < R; ++r) sum[r][k] += row[r] * weights;
+            }
+        }
+        for (size_t r = 0; r < R; ++r)
+            for (size_t k = 0; k < at_once; ++k) to[r][rank + k] = horizontal_sum(sum[r][k]) * factors[r];
+    }
+}
+
+template <typename T>
+void lora_down_from(const Matmul& matmul, const void* src, const AdapterRows& rows, size_t first, size_t last) {
+    constexpr size_t tile = 4;
+    static constexpr decltype(&lora_down_tile<1, T>) by_rows[tile] = {lora_down_tile<1, T>, lora_down_tile<2, T>,
+                                                                      lora_down_tile<3, T>, lora_down_tile<4, T>};
+    const float* down = behind_adapters<float>(matmul, rows.adapter->down) + first * matmul.K;
+    for (size_t begin = 0; begin < rows.count; begin += tile) {
+        const size_t count = rows.count - begin < tile ? rows.count - begin : tile;
+        const T* from[tile];
+        float factors[tile], *to[tile];
+        for (size_t r = 0; r < count; ++r) {
+            from[r] = (const T*)src + rows.rows[begin + r] * matmul.K;
+            factors[r] = matmul.norm ? inverse_rms(matmul, from[r]) : 1;
+            to[r] = rows.down + (begin + r) * rows.adapter->ranks + first;
+        }
+        by_rows[count - 1](matmul, down, last - first, from, factors, to);
+    }
+}
+
+void lora_down(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last) {
+    (src.is_bf16 ? lora_down_from<bf16> : lora_down_from<float>)(matmul, src.data, rows, first, last);
+}
+
+}  // namespace
+
+const Kernels ovfleet::projection::OVFLEET_KERNELS = {quantize, multiply, lora_down};

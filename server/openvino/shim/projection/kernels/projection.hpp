@@ -1,0 +1,169 @@
+// The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
+//
+// As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and the
+// destination has M rows of N columns. A row of the source belongs to a token.
+//
+// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
+// without AVX-512.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../../isa.hpp"
+
+namespace ovfleet::projection {
+
+// Consecutive elements of a row of the source that are quantized to 8 bits with one scale.
+constexpr size_t SRC_GROUP = 32;
+// Columns of the destination that are computed together: the weights are packed in blocks of them.
+constexpr size_t N_BLOCK = 32;
+
+// The operation that is fused behind a multiplication. Compiled models contain these numbers.
+enum class Epilogue : int64_t {
+    none,
+    // Adds the residual.
+    residual,
+    // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
+    swiglu,
+};
+
+// What an adapter adds to a product: up * (down * src), for the rows of its tokens.
+struct LoraAdapter {
+    // The number by which tokens refer to it.
+    int64_t number;
+    // A multiple of `RANK_BLOCK`.
+    uint64_t ranks;
+    // The positions of its matrices, in bytes behind the first adapter: `down` is `[ranks][K]` of f32, multiplied by the norm;
+    // `up_blocks` are two `UpBlock` for each block of columns, which have the position of `up`.
+    uint64_t down, up_blocks;
+};
+
+// The ranks that change one half of a block of columns, and the position of their matrix `[last - first][N_BLOCK / 2]` of f32.
+struct UpBlock {
+    uint64_t first, last, up;
+};
+
+// Ranks that are computed at a time.
+constexpr size_t RANK_BLOCK = 4;
+
+// A matrix `[N][K]` of weights (quant - zero) * scale * scale_factor with an epilogue. `group` consecutive weights of a row
+// share a zero point and a scale.
+//
+// In memory, it is blocks of 32 columns of the destination, the last of which is padded with zeros. With SwiGLU, a block has 16
+// columns of the first half, and then those of the second half that they multiply. For each group, a block has 32 scales and 32
+// zero points in f16, and then the quants: four consecutive weights of each of 16 columns, then those of the other 16 columns,
+// and so on. Quants of 4 bits share bytes: the first four weights are in the low halves, and the next four in the high halves.
+struct Matmul {
+    // K is a multiple of 32.
+    size_t K, N;
+    // 4 or 8.
+    size_t bits;
+    // 16 or 32.
+    size_t group;
+    // A power of two that moves the scales into the range in which f16 is exact.
+    float scale_factor;
+    Epilogue epilogue;
+    // If it is not null, the rows of the source are divided by their root mean square and multiplied by these.
+    const float* norm;
+    float epsilon;
+    size_t adapter_count;
+    // The blocks of columns.
+    const uint8_t* weights;
+    const LoraAdapter* adapters;
+};
+
+static inline size_t num_groups(const Matmul& matmul) { return matmul.K / matmul.group; }
+// The number of columns of the destination.
+static inline size_t dst_columns(const Matmul& matmul) { return matmul.epilogue == Epilogue::swiglu ? matmul.N / 2 : matmul.N; }
+static inline size_t num_n_blocks(const Matmul& matmul) { return (matmul.N + N_BLOCK - 1) / N_BLOCK; }
+static inline size_t group_bytes(const Matmul& matmul) {
+    return N_BLOCK * 2 * sizeof(uint16_t) + N_BLOCK * matmul.group * matmul.bits / 8;
+}
+static inline size_t n_block_bytes(const Matmul& matmul) { return num_groups(matmul) * group_bytes(matmul); }
+
+// The largest sizes of a matrix.
+constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
+
+// The reason why the kernels do not support a matrix; null if they do. The attributes of a graph are checked with this function
+// before any of them is used as a size or a divisor.
+static inline const char* unsupported(const Matmul& matmul) {
+    if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
+    if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
+    if (matmul.bits != 4 && matmul.bits != 8) return "weights must have 4 or 8 bits";
+    if (matmul.group != 16 && matmul.group != 32) return "groups must have 16 or 32 weights";
+    if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::swiglu) return "the epilogue is unknown";
+    if (matmul.epilogue == Epilogue::swiglu && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
+    if (!(matmul.scale_factor > 0) || matmul.scale_factor > 1e38f) return "the scale factor must be a positive, finite number";
+    if (!(matmul.epsilon >= 0) || matmul.epsilon > 1e38f) return "the epsilon must be a finite number, at least 0";
+    return nullptr;
+}
+
+// The object at a position behind the first adapter.
+template <typename T>
+static inline const T* behind_adapters(const Matmul& matmul, uint64_t bytes) {
+    return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matmul.adapters) + bytes);
+}
+
+// The adapter of a row, or null, and down * src of the row.
+struct LoraDown {
+    const LoraAdapter* adapter;
+    const float* values;
+};
+
+// The source, quantized to 8 bits, in tiles of `m_tile` rows whose sums fit into registers. The last tile is padded with zeros.
+// For each tile and group of 32 columns: the quants of its rows, and the scale of each row, multiplied by the scale factor of
+// the weights. For each group of weights: the sum of the quants of each row.
+struct QuantizedSrc {
+    size_t M, m_tile;
+    int8_t* quants;
+    float *scales, *sums;
+    // One for each row, including the padding; null if no row has an adapter.
+    const LoraDown* lora;
+};
+
+// Rows of one adapter, by their indices, and the memory for `[count][ranks]` results.
+struct AdapterRows {
+    const LoraAdapter* adapter;
+    const uint32_t* rows;
+    size_t count;
+    float* down;
+};
+
+// The largest number of rows of a tile.
+constexpr size_t M_TILE_MAX = 6;
+
+static inline size_t num_tiles(const QuantizedSrc& src) { return (src.M + src.m_tile - 1) / src.m_tile; }
+
+// Floating-point numbers in memory: f32 or bf16.
+struct FloatData {
+    void* data;
+    bool is_bf16;
+};
+
+// A part of the destination: tiles of rows and blocks of columns.
+struct DstRange {
+    size_t tile_begin, tile_end, block_begin, block_end;
+    // The block that the same thread will probably compute next, for prefetching.
+    size_t next_block;
+};
+
+// The kernels of one instruction set.
+struct Kernels {
+    // Quantizes the rows of a tile.
+    void (*quantize)(const Matmul& matmul, FloatData src, size_t tile, const QuantizedSrc& to);
+    // Computes a part of the destination. `residual` has the shape of the destination.
+    void (*multiply)(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
+    // Multiplies rows by the ranks from `first` to `last`, multiples of `RANK_BLOCK`, of their adapter.
+    void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
+};
+
+// The kernels for an instruction set; null if there are none or this processor does not have it.
+const Kernels* projection_kernels(Isa isa);
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512_vnni;
+#endif
+
+}  // namespace ovfleet::projection

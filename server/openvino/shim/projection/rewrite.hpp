@@ -1,0 +1,19 @@
+// Replaces multiplications of a graph by native projections.
+#pragma once
+
+#include <openvino/core/model.hpp>
+
+#include "../isa.hpp"
+
+namespace ovfleet::projection {
+
+// Whether the native projections support every multiplication by weights in a model.
+bool supports_all(const ov::Model& model);
+
+// The precision of activations between native projections and the operations around them.
+enum class Activations { f32, bf16 };
+
+// Replaces the multiplications that the native projections support, in a model that is paged. Returns their number.
+size_t replace_projections(ov::Model& model, Isa isa, Activations activations);
+
+}  // namespace ovfleet::projection

@@ -1,0 +1,63 @@
+// Runs the native projections by themselves, for tests.
+#include "../shim.h"
+#include "adapters.hpp"
+#include "pack.hpp"
+#include "run.hpp"
+
+namespace {
+
+std::shared_ptr<ov::op::v0::Constant> integers(const ovfleet_projection_test& test, const ov::Shape& shape) {
+    const auto type = test.bits == 4 ? (test.is_signed ? ov::element::i4 : ov::element::u4)
+                                     : (test.is_signed ? ov::element::i8 : ov::element::u8);
+    ov::Tensor tensor(type, shape);
+    auto* to = static_cast<uint8_t*>(tensor.data());
+    for (size_t i = 0; i < ov::shape_size(shape); ++i) {
+        if (test.bits == 8) to[i] = test.quants[i];
+        else to[i / 2] = uint8_t((i % 2 ? to[i / 2] & 15 : 0) | (test.quants[i] & 15) << i % 2 * 4);
+    }
+    return std::make_shared<ov::op::v0::Constant>(tensor);
+}
+
+std::vector<std::shared_ptr<ovfleet::LoraPart>> parts_of(const ovfleet_projection_test& test) {
+    std::vector<std::shared_ptr<ovfleet::LoraPart>> parts;
+    for (const auto* lora = test.loras; lora != test.loras + test.lora_count; ++lora)
+        parts.push_back(
+            std::make_shared<ovfleet::LoraPart>(ovfleet::LoraPart{lora->adapter,
+                                                                  lora->first,
+                                                                  lora->rows,
+                                                                  lora->ranks,
+                                                                  {lora->down, lora->down + lora->ranks * test.k},
+                                                                  {lora->up, lora->up + lora->rows * lora->ranks}}));
+    return parts;
+}
+
+}  // namespace
+
+extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
+    using namespace ovfleet::projection;
+    const auto* kernels = projection_kernels(ovfleet::Isa(test->isa));
+    if (!kernels) return 0;
+    const size_t groups = test->k / test->group;
+    const auto floats = [&](const float* values) {
+        return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{test->n, groups, 1}, values);
+    };
+    const GraphWeight weight{integers(*test, {test->n, groups, test->group}),
+                             floats(test->zeros),
+                             floats(test->scales),
+                             test->n,
+                             test->k,
+                             test->group};
+    Matmul matmul{};
+    describe(weight, matmul);
+    matmul.epilogue = Epilogue(test->epilogue);
+    matmul.norm = test->norm;
+    matmul.epsilon = test->epsilon;
+    std::vector<uint8_t> weights(num_n_blocks(matmul) * n_block_bytes(matmul));
+    pack(weight, matmul, weights.data());
+    matmul.weights = weights.data();
+    const auto adapters = pack_adapters(parts_of(*test), matmul.norm, matmul);
+    matmul.adapters = reinterpret_cast<const LoraAdapter*>(adapters.data());
+    const auto floats_at = [&](const void* data) { return FloatData{const_cast<void*>(data), test->is_bf16 != 0}; };
+    run(*kernels, matmul, test->m, test->adapters, floats_at(test->src), floats_at(test->residual), floats_at(test->dst));
+    return 1;
+}

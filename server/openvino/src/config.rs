@@ -1,0 +1,50 @@
+//! What to load, and how.
+
+use std::path::PathBuf;
+
+use crate::adapters::AdapterSource;
+use crate::weights::WeightFormat;
+
+/// The configuration of a model to load.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Path of a GGUF file, or of a directory with an OpenVINO IR (`openvino_model.xml`).
+    pub model: PathBuf,
+    /// The OpenVINO device, such as `CPU`, `GPU.1` or `HETERO:GPU,CPU`. Only `CPU` is tested.
+    pub device: String,
+    /// Properties that are passed to the device's plugin unchanged.
+    pub plugin_config: Vec<(String, String)>,
+    /// How the quantized weights of a GGUF file are stored in memory. `None` selects [`WeightFormat::Compact`], or
+    /// [`WeightFormat::Fine`] where the plugin multiplies 8-bit integers and memory allows it. Both are exact.
+    pub weights: Option<WeightFormat>,
+    /// Whether large steps run on a second compiled graph with f32 weights.
+    pub unpack_weights: UnpackWeights,
+    /// Bytes of the KV cache. `None` derives the size from the available memory.
+    pub kv_cache_bytes: Option<u64>,
+    /// Most tokens for which a KV cache of derived size has room.
+    pub kv_cache_tokens_max: u64,
+    /// The directory in which rewritten graphs and compiled models are cached, so that the next start is faster.
+    pub cache_dir: Option<PathBuf>,
+    /// Length of the longest sequence, if it is shorter than the context length of the model. Models with long contexts may
+    /// have different rotary embeddings for short ones.
+    pub max_model_len: Option<u32>,
+    /// The adapters. Sequences refer to them by numbers from 1.
+    pub adapters: Vec<AdapterSource>,
+    /// The fraction of the attention mass that long prompts must cover with the keys that they read, from 0 to 1. `None` reads
+    /// all keys. A sparse prompt is not exact. Only the native attention supports it.
+    pub sparse_attention: Option<f32>,
+    /// Whether decodes report the attention to each block
+    /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports it.
+    pub block_scores: bool,
+}
+
+/// Whether large steps run on a second compiled graph with f32 weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnpackWeights {
+    /// Steps of at least [`LARGE_STEP_TOKENS`](crate::LARGE_STEP_TOKENS) do, where it is faster and memory allows it.
+    Auto,
+    /// No step does, so there is one graph.
+    Never,
+    /// Steps of at least this many tokens do.
+    FromTokens(u32),
+}

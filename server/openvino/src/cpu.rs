@@ -1,0 +1,100 @@
+//! The features of the processor on which kernels and weight formats depend.
+
+use std::fmt;
+
+/// An instruction set for which the native kernels are compiled. The numbers are those of `ovfleet_isa` in `shim/shim.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Isa {
+    /// Plain C++, which every processor runs.
+    Portable = 1,
+    /// AVX2, FMA and F16C.
+    Avx2 = 2,
+    /// AVX2 with 8-bit dot products.
+    AvxVnni = 3,
+    /// AVX-512 F, BW, VL and DQ.
+    Avx512 = 4,
+    /// AVX-512 with 8-bit dot products.
+    Avx512Vnni = 5,
+    /// AVX-512 with bf16 dot products.
+    Avx512Bf16 = 6,
+}
+
+impl Isa {
+    /// All instruction sets.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx_vnni",
+            Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512_vnni",
+            Self::Avx512Bf16 => "avx512_bf16",
+        })
+    }
+}
+
+/// What a processor offers to kernels. Each field includes the instruction sets on which the native kernels of that name also
+/// depend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CpuFeatures {
+    pub(crate) avx2: bool,
+    pub(crate) avx_vnni: bool,
+    pub(crate) avx512: bool,
+    pub(crate) avx512_vnni: bool,
+    pub(crate) avx512_bf16: bool,
+}
+
+impl CpuFeatures {
+    /// The features of the processor on which this process runs.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::is_x86_feature_detected as has;
+            let avx2 = has!("avx2") && has!("fma") && has!("f16c");
+            let avx512 = avx2 && has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+            Self {
+                avx2,
+                avx_vnni: avx2 && has!("avxvnni"),
+                avx512,
+                avx512_vnni: avx512 && has!("avx512vnni"),
+                avx512_bf16: avx512 && has!("avx512bf16"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Self::default()
+    }
+
+    /// Whether the processor multiplies 8-bit integers, for which the plugin requires integer zero points.
+    pub(crate) fn multiplies_int8(self) -> bool {
+        self.avx_vnni || self.avx512_vnni
+    }
+}
+
+/// The model and the features of the processor, as text. A model that was compiled on one processor is not used on a
+/// different one.
+pub(crate) fn identity() -> String {
+    const RELEVANT: [&str; 9] = [
+        "vendor_id",
+        "cpu family",
+        "model",
+        "stepping",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+        "CPU variant",
+    ];
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let first = processors.split("\n\n").next().unwrap_or_default();
+    let is_relevant = |line: &&str| RELEVANT.iter().any(|word| line.starts_with(word));
+    let lines: Vec<&str> =
+        std::iter::once(std::env::consts::ARCH).chain(first.lines().filter(is_relevant)).collect();
+    lines.join("\n")
+}

@@ -1,0 +1,51 @@
+//! The properties of a device that decide about kernels: those that are configured, and the device's defaults for the others.
+
+use crate::runtime::Core;
+
+/// The prefixes of properties that configure a KV cache which only the plugin's attention has.
+const PLUGIN_CACHE_PREFIXES: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
+
+/// A device with its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceOptions {
+    /// Whether the device is the CPU, and nothing else.
+    pub(crate) is_cpu: bool,
+    /// The precision of floating-point computations: `f32`, `bf16` or `f16`.
+    pub(crate) inference_precision: String,
+    /// The precision of the KV cache.
+    pub(crate) kv_cache_precision: String,
+    /// Whether the configuration prefers accuracy to speed.
+    pub(crate) prefers_accuracy: bool,
+    /// The configured group size of the plugin's dynamic quantization. A configured size selects the plugin's projections; 0
+    /// turns the quantization off.
+    pub(crate) dynamic_quantization: Option<String>,
+    /// Whether the KV cache is configured by properties that only the plugin's attention knows.
+    pub(crate) configures_plugin_cache: bool,
+}
+
+impl DeviceOptions {
+    /// Reads the configuration, and what it leaves out from the device.
+    pub(crate) fn read(core: &Core, device: &str, plugin_config: &[(String, String)]) -> Self {
+        // The last value of a property wins.
+        let configured = |key: &str| {
+            let property = plugin_config.iter().rev().find(|(name, _)| name == key);
+            property.map(|(_, value)| value.clone())
+        };
+        let prefers_accuracy = configured("EXECUTION_MODE_HINT").as_deref() == Some("ACCURACY");
+        let precision = |key: &str| match configured(key) {
+            Some(value) => value,
+            None if prefers_accuracy => "f32".to_owned(),
+            None => core.property(device, key).unwrap_or_default(),
+        };
+        let is_plugin_cache =
+            |(key, _): &(String, String)| PLUGIN_CACHE_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
+        Self {
+            is_cpu: device == "CPU",
+            inference_precision: precision("INFERENCE_PRECISION_HINT"),
+            kv_cache_precision: precision("KV_CACHE_PRECISION"),
+            prefers_accuracy,
+            dynamic_quantization: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE"),
+            configures_plugin_cache: plugin_config.iter().any(is_plugin_cache),
+        }
+    }
+}

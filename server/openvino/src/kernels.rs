@@ -1,0 +1,262 @@
+//! Decides which kernels compute a model: the native kernels (ovfleet's, in `shim/`) or the plugin kernels (OpenVINO's), for
+//! which instruction set, and in which precision.
+//!
+//! The decision is pure. It depends on the configuration, the device, the processor and the graph, and results in a
+//! [`KernelPlan`] that the shim carries out. To add a kernel for another instruction set, add it to [`Isa`], to the order of
+//! preference in this module, and to `shim/`; see `shim/README.md`.
+
+use std::fmt;
+
+use crate::Error;
+use crate::config::{Config, UnpackWeights};
+use crate::cpu::{CpuFeatures, Isa};
+use crate::device::DeviceOptions;
+
+#[cfg(test)]
+mod tests;
+
+/// The parts of the configuration that decide about kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct KernelOptions {
+    /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
+    pub(crate) sparse_attention: Option<f32>,
+    /// Whether decodes report the attention to each block.
+    pub(crate) block_scores: bool,
+    pub(crate) unpack_weights: UnpackWeights,
+    pub(crate) has_adapters: bool,
+}
+
+impl From<&Config> for KernelOptions {
+    fn from(config: &Config) -> Self {
+        Self {
+            sparse_attention: config.sparse_attention,
+            block_scores: config.block_scores,
+            unpack_weights: config.unpack_weights,
+            has_adapters: !config.adapters.is_empty(),
+        }
+    }
+}
+
+/// What the native kernels support of a graph, whatever the configuration and the device are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GraphProperties {
+    /// Whether the native projections support every multiplication by weights.
+    pub(crate) native_projections: bool,
+    /// Whether the native attention supports every attention layer.
+    pub(crate) native_attention: bool,
+}
+
+/// A floating-point or cache precision. The numbers are those of `ovfleet_element` in `shim/shim.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Precision {
+    U8 = 1,
+    F16 = 3,
+    Bf16 = 4,
+    F32 = 5,
+}
+
+impl Precision {
+    /// The precision of a KV cache of the native attention. `None` if it supports no cache of this precision.
+    fn of_kv_cache(name: &str) -> Option<Self> {
+        match name {
+            "u8" => Some(Self::U8),
+            "f16" => Some(Self::F16),
+            "bf16" => Some(Self::Bf16),
+            "f32" => Some(Self::F32),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::U8 => "u8",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+/// The kernels for multiplications by integer weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectionKernels {
+    /// The native kernels, wherever they support the weights. They quantize activations to 8 bits.
+    Native(Isa),
+    /// The plugin kernels, which multiply 8-bit integers. They are fast only if zero points are integers.
+    PluginInt8,
+    /// The plugin kernels, which convert weights to floating-point numbers.
+    PluginFloat,
+}
+
+/// The native projections of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NativeProjections {
+    pub(crate) isa: Isa,
+    /// The precision of activations between projections and the operations around them: f32 or bf16.
+    pub(crate) activations: Precision,
+}
+
+/// The native attention of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NativeAttention {
+    pub(crate) isa: Isa,
+    pub(crate) kv_cache: Precision,
+    /// The precision of the queries, keys, values and outputs: f32 or bf16.
+    pub(crate) activations: Precision,
+    /// The precision in which prompts are computed: f32 or bf16.
+    pub(crate) prompts: Precision,
+    /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
+    pub(crate) attention_mass: Option<f32>,
+    /// Whether decodes report the attention to each block.
+    pub(crate) block_scores: bool,
+}
+
+/// The kernels of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct KernelPlan {
+    /// `None` leaves all projections to the plugin.
+    pub(crate) projections: Option<NativeProjections>,
+    /// `None` leaves the attention to the plugin.
+    pub(crate) attention: Option<NativeAttention>,
+    /// Whether the native kernels compute all projections and the attention. Then the plugin computes the rest in f32
+    /// whatever precision is configured, because its share of the time is small.
+    pub(crate) is_native: bool,
+}
+
+impl KernelPlan {
+    /// The properties for the plugin.
+    pub(crate) fn plugin_properties(&self, plugin_config: &[(String, String)]) -> Vec<(String, String)> {
+        const PRECISION: &str = "INFERENCE_PRECISION_HINT";
+        let mut properties = plugin_config.to_vec();
+        if self.is_native {
+            properties.retain(|(key, _)| key != PRECISION);
+            properties.push((PRECISION.to_owned(), "f32".to_owned()));
+        }
+        properties
+    }
+}
+
+impl fmt::Display for KernelPlan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.projections {
+            Some(NativeProjections { isa, activations }) => {
+                write!(formatter, "projections: native {isa}, {activations} activations; ")?;
+            }
+            None => formatter.write_str("projections: plugin; ")?,
+        }
+        let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
+        let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;
+        write!(
+            formatter,
+            "attention: native {isa}, {kv_cache} KV cache, {activations} activations, {prompts} prompts"
+        )?;
+        if let Some(mass) = attention_mass {
+            write!(formatter, ", sparse from {mass}")?;
+        }
+        if block_scores { formatter.write_str(", block scores") } else { Ok(()) }
+    }
+}
+
+/// The instruction sets of the native projections, the fastest first. There are portable kernels too, but the plugin is faster.
+pub(crate) const PROJECTION_ISAS: [Isa; 3] = [Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
+
+/// The instruction sets of the native attention, the fastest first.
+pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+impl CpuFeatures {
+    /// Whether the processor runs kernels of an instruction set.
+    pub(crate) fn has(self, isa: Isa) -> bool {
+        match isa {
+            Isa::Portable => true,
+            Isa::Avx2 => self.avx2,
+            Isa::AvxVnni => self.avx_vnni,
+            Isa::Avx512 => self.avx512,
+            Isa::Avx512Vnni => self.avx512_vnni,
+            Isa::Avx512Bf16 => self.avx512_bf16,
+        }
+    }
+
+    fn first(self, isas: &[Isa]) -> Option<Isa> {
+        isas.iter().copied().find(|isa| self.has(*isa))
+    }
+}
+
+/// Chooses the kernels for projections. This much is known before the graph is.
+pub(crate) fn projection_kernels(
+    options: &KernelOptions,
+    device: &DeviceOptions,
+    cpu: CpuFeatures,
+) -> ProjectionKernels {
+    let allows_native = device.is_cpu
+        && !matches!(options.unpack_weights, UnpackWeights::FromTokens(_))
+        && !device.prefers_accuracy
+        && device.dynamic_quantization.is_none();
+    match cpu.first(&PROJECTION_ISAS) {
+        Some(isa) if allows_native => ProjectionKernels::Native(isa),
+        _ if device.is_cpu
+            && device.dynamic_quantization.as_deref() != Some("0")
+            && cpu.multiplies_int8() =>
+        {
+            ProjectionKernels::PluginInt8
+        }
+        _ => ProjectionKernels::PluginFloat,
+    }
+}
+
+/// Chooses the kernels of a model.
+///
+/// # Errors
+/// The configuration needs native kernels that the device or the graph does not allow.
+pub(crate) fn plan_kernels(
+    options: &KernelOptions,
+    device: &DeviceOptions,
+    cpu: CpuFeatures,
+    graph: GraphProperties,
+) -> Result<KernelPlan, Error> {
+    let projections = match projection_kernels(options, device, cpu) {
+        ProjectionKernels::Native(isa) => Some(isa),
+        ProjectionKernels::PluginInt8 | ProjectionKernels::PluginFloat => None,
+    };
+    let are_all_projections_native = projections.is_some() && graph.native_projections;
+    let is_bf16 = device.inference_precision == "bf16";
+    // Where the plugin computes in f16, it would give f16 activations to the native kernels, which read f32 and bf16. A graph
+    // that is wholly native is compiled in f32; any other is left to the plugin.
+    let is_f16 = device.inference_precision == "f16";
+    let float = |is_bf16: bool| if is_bf16 { Precision::Bf16 } else { Precision::F32 };
+    let allows_native_attention = device.is_cpu
+        && !device.configures_plugin_cache
+        && graph.native_attention
+        && (!is_f16 || are_all_projections_native);
+    let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
+    let attention = kv_cache.zip(cpu.first(&ATTENTION_ISAS)).map(|(kv_cache, isa)| NativeAttention {
+        isa,
+        kv_cache,
+        activations: float(is_bf16 && !are_all_projections_native),
+        prompts: float(is_bf16),
+        attention_mass: options.sparse_attention,
+        block_scores: options.block_scores,
+    });
+    if attention.is_none() && (options.sparse_attention.is_some() || options.block_scores) {
+        return Err(Error::Unsupported(
+            "sparse attention and KV eviction need the native attention kernels, which do not support this device, KV \
+             cache precision or model"
+                .to_owned(),
+        ));
+    }
+    let is_native = are_all_projections_native && attention.is_some();
+    let projections = projections
+        .filter(|_| !is_f16 || is_native)
+        .map(|isa| NativeProjections { isa, activations: float(is_bf16 && !is_native) });
+    // Such adapters are in the native projections, not in the graph.
+    if are_all_projections_native && projections.is_none() && options.has_adapters {
+        return Err(Error::Unsupported(
+            "with INFERENCE_PRECISION_HINT=f16, LoRA adapters need the native attention kernels, which do not support this \
+             KV cache precision or model; use bf16 or f32"
+                .to_owned(),
+        ));
+    }
+    Ok(KernelPlan { projections, attention, is_native })
+}

@@ -1,0 +1,189 @@
+use super::*;
+
+const AVX2: CpuFeatures =
+    CpuFeatures { avx2: true, avx_vnni: false, avx512: false, avx512_vnni: false, avx512_bf16: false };
+const AVX_VNNI: CpuFeatures = CpuFeatures { avx_vnni: true, ..AVX2 };
+const AVX512: CpuFeatures = CpuFeatures { avx512: true, ..AVX2 };
+const AVX512_VNNI: CpuFeatures = CpuFeatures { avx512_vnni: true, ..AVX512 };
+const AVX512_BF16: CpuFeatures = CpuFeatures { avx512_bf16: true, ..AVX512_VNNI };
+const NO_FEATURES: CpuFeatures =
+    CpuFeatures { avx2: false, avx_vnni: false, avx512: false, avx512_vnni: false, avx512_bf16: false };
+
+const NATIVE: GraphProperties = GraphProperties { native_projections: true, native_attention: true };
+const PARTLY_NATIVE: GraphProperties = GraphProperties { native_projections: false, ..NATIVE };
+const PLUGIN_ATTENTION: GraphProperties = GraphProperties { native_attention: false, ..NATIVE };
+
+/// Everything that a plan depends on; by default an AVX2 processor, f32, a u8 cache and a graph that is wholly supported.
+#[derive(Clone)]
+struct Case {
+    options: KernelOptions,
+    device: DeviceOptions,
+    cpu: CpuFeatures,
+    graph: GraphProperties,
+}
+
+impl Case {
+    fn new(inference_precision: &str, cpu: CpuFeatures, graph: GraphProperties) -> Self {
+        let options = KernelOptions {
+            sparse_attention: None,
+            block_scores: false,
+            unpack_weights: UnpackWeights::Auto,
+            has_adapters: false,
+        };
+        let device = DeviceOptions {
+            is_cpu: true,
+            inference_precision: inference_precision.to_owned(),
+            kv_cache_precision: "u8".to_owned(),
+            ..DeviceOptions::default()
+        };
+        Self { options, device, cpu, graph }
+    }
+
+    /// The plan as text, or the error.
+    fn plan(&self) -> String {
+        match plan_kernels(&self.options, &self.device, self.cpu, self.graph) {
+            Ok(plan) => format!("{plan}{}", if plan.is_native { " (all native)" } else { "" }),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+const F32_ATTENTION: &str = "attention: native avx2, u8 KV cache, f32 activations, f32 prompts";
+
+#[test]
+fn the_fastest_instruction_set_of_the_processor_is_chosen() {
+    for (cpu, projections, attention) in [
+        (NO_FEATURES, "plugin", "portable"),
+        (AVX2, "native avx2, f32 activations", "avx2"),
+        (AVX_VNNI, "native avx_vnni, f32 activations", "avx2"),
+        (AVX512, "native avx2, f32 activations", "avx512"),
+        (AVX512_VNNI, "native avx512_vnni, f32 activations", "avx512"),
+        (AVX512_BF16, "native avx512_vnni, f32 activations", "avx512_bf16"),
+    ] {
+        let all = if cpu.avx2 { " (all native)" } else { "" };
+        assert_eq!(
+            Case::new("f32", cpu, NATIVE).plan(),
+            format!(
+                "projections: {projections}; attention: native {attention}, u8 KV cache, f32 activations, f32 prompts{all}"
+            )
+        );
+    }
+}
+
+#[test]
+fn precisions_follow_the_device_and_the_graph() {
+    let projections = |activations: &str| format!("projections: native avx2, {activations} activations");
+    let attention = |activations: &str, prompts: &str| {
+        format!("attention: native avx2, u8 KV cache, {activations} activations, {prompts} prompts")
+    };
+    for (precision, graph, expected) in [
+        ("f32", NATIVE, format!("{}; {} (all native)", projections("f32"), attention("f32", "f32"))),
+        ("f32", PARTLY_NATIVE, format!("{}; {}", projections("f32"), attention("f32", "f32"))),
+        ("f32", PLUGIN_ATTENTION, format!("{}; attention: plugin", projections("f32"))),
+        // A wholly native graph keeps f32 activations: only prompts are computed in bf16.
+        ("bf16", NATIVE, format!("{}; {} (all native)", projections("f32"), attention("f32", "bf16"))),
+        ("bf16", PARTLY_NATIVE, format!("{}; {}", projections("bf16"), attention("bf16", "bf16"))),
+        ("bf16", PLUGIN_ATTENTION, format!("{}; attention: plugin", projections("bf16"))),
+        // The native kernels do not read f16 activations.
+        ("f16", NATIVE, format!("{}; {} (all native)", projections("f32"), attention("f32", "f32"))),
+        ("f16", PARTLY_NATIVE, "projections: plugin; attention: plugin".to_owned()),
+        ("f16", PLUGIN_ATTENTION, "projections: plugin; attention: plugin".to_owned()),
+    ] {
+        assert_eq!(Case::new(precision, AVX2, graph).plan(), expected, "{precision} {graph:?}");
+    }
+}
+
+#[test]
+fn the_configuration_can_select_the_plugin_kernels() {
+    let native = Case::new("f32", AVX2, NATIVE);
+    let changed = |change: &dyn Fn(&mut Case)| {
+        let mut case = native.clone();
+        change(&mut case);
+        case.plan()
+    };
+    let plugin_projections = format!("projections: plugin; {F32_ATTENTION}");
+    assert_eq!(changed(&|case| case.device.prefers_accuracy = true), plugin_projections);
+    assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("0".to_owned())), plugin_projections);
+    assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("64".to_owned())), plugin_projections);
+    assert_eq!(
+        changed(&|case| case.options.unpack_weights = UnpackWeights::FromTokens(64)),
+        plugin_projections
+    );
+    let plugin_attention = "projections: native avx2, f32 activations; attention: plugin";
+    assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
+    assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);
+    assert_eq!(changed(&|case| case.device.is_cpu = false), "projections: plugin; attention: plugin");
+    assert_eq!(
+        changed(&|case| case.options.unpack_weights = UnpackWeights::Never),
+        format!("projections: native avx2, f32 activations; {F32_ATTENTION} (all native)")
+    );
+    for precision in ["f32", "bf16", "f16"] {
+        let plan = changed(&|case| case.device.kv_cache_precision = precision.to_owned());
+        assert!(plan.contains(&format!("{precision} KV cache")), "{plan}");
+    }
+}
+
+#[test]
+fn options_of_the_native_attention_are_in_the_plan_or_an_error() {
+    let mut case = Case::new("f32", AVX2, NATIVE);
+    case.options.sparse_attention = Some(0.9);
+    case.options.block_scores = true;
+    assert_eq!(
+        case.plan(),
+        format!(
+            "projections: native avx2, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
+        )
+    );
+    for (sparse_attention, block_scores) in [(Some(0.9), false), (None, true)] {
+        case.options = KernelOptions { sparse_attention, block_scores, ..case.options };
+        let refused = Case { graph: PLUGIN_ATTENTION, ..case.clone() }.plan();
+        assert!(refused.contains("need the native attention kernels"), "{refused}");
+        let mut gpu = case.clone();
+        gpu.device.is_cpu = false;
+        assert!(gpu.plan().contains("need the native attention kernels"), "{}", gpu.plan());
+    }
+}
+
+#[test]
+fn adapters_in_native_projections_are_refused_where_these_cannot_be_used() {
+    let mut case = Case::new("f16", AVX2, PLUGIN_ATTENTION);
+    case.options.has_adapters = true;
+    assert!(case.plan().contains("INFERENCE_PRECISION_HINT=f16"), "{}", case.plan());
+    // Without support for all projections the adapters are in the graph.
+    case.graph.native_projections = false;
+    assert_eq!(case.plan(), "projections: plugin; attention: plugin");
+    case.device.inference_precision = "bf16".to_owned();
+    case.graph = PLUGIN_ATTENTION;
+    assert_eq!(case.plan(), "projections: native avx2, bf16 activations; attention: plugin");
+}
+
+#[test]
+fn the_plugin_multiplies_8_bit_integers_where_the_processor_does() {
+    let kernels = |case: &Case| projection_kernels(&case.options, &case.device, case.cpu);
+    for (cpu, expected) in [
+        (NO_FEATURES, ProjectionKernels::PluginFloat),
+        (AVX512, ProjectionKernels::PluginFloat),
+        (AVX_VNNI, ProjectionKernels::PluginInt8),
+        (AVX512_VNNI, ProjectionKernels::PluginInt8),
+    ] {
+        let mut case = Case::new("f32", cpu, NATIVE);
+        case.device.prefers_accuracy = true;
+        assert_eq!(kernels(&case), expected);
+        case.device.dynamic_quantization = Some("0".to_owned());
+        assert_eq!(kernels(&case), ProjectionKernels::PluginFloat);
+    }
+}
+
+#[test]
+fn a_wholly_native_plan_makes_the_plugin_compute_in_f32() {
+    let given = [("INFERENCE_PRECISION_HINT", "bf16"), ("INFERENCE_NUM_THREADS", "2")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let plan = |graph| {
+        let case = Case::new("bf16", AVX2, graph);
+        plan_kernels(&case.options, &case.device, case.cpu, case.graph).unwrap()
+    };
+    assert_eq!(plan(PARTLY_NATIVE).plugin_properties(&given), given);
+    let [_, threads] = given.clone();
+    let precision = ("INFERENCE_PRECISION_HINT".to_owned(), "f32".to_owned());
+    assert_eq!(plan(NATIVE).plugin_properties(&given), [threads, precision]);
+}

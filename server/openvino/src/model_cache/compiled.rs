@@ -1,0 +1,220 @@
+//! Compiled models in the model cache: with one, a start neither reads, rewrites nor compiles the graph.
+//!
+//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and [`CompiledMetadata`]. The hash
+//! detects incomplete and damaged files, and files of another name. A file is written only if the model that is read back
+//! computes the same as the original: the plugin omits attributes of some operations, and does not read others.
+//!
+//! A compiled model names native operations, so it is read by a core of its own ([`shim::import_core`]): no other core knows
+//! these operations, and only files of the private folder (`folder.rs`) can name them.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::folder::PrivateFolder;
+use super::graph::GraphCacheEntry;
+use super::{fingerprint, probe};
+use crate::config::Config;
+use crate::kernels::{GraphProperties, ProjectionKernels};
+use crate::runtime::{CompiledModel, Core, version};
+use crate::{Error, cpu, memory, shim};
+
+/// Memory that is needed to verify a compiled model, as a multiple of the size of its file.
+const VERIFICATION_FACTOR: u64 = 2;
+
+/// Bytes behind those of the plugin: the hash and the metadata.
+const TAIL_BYTES: u64 = 16 + 8 + 8 + 8;
+
+/// What a start must know about a compiled model besides the model itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CompiledMetadata {
+    /// Bytes of its integer weights in f32; 0 if it has none.
+    pub(crate) unpacked_bytes: u64,
+    /// The properties of the graph from which it was compiled.
+    pub(crate) graph: GraphProperties,
+}
+
+/// A compiled model that can be written to the cache.
+pub(crate) struct CacheableModel {
+    pub(crate) compiled: Arc<CompiledModel>,
+    pub(crate) metadata: CompiledMetadata,
+    /// The properties that the plugin was given.
+    pub(crate) properties: Vec<(String, String)>,
+}
+
+/// The entry of one graph that is compiled for one device and one processor.
+pub(crate) struct CompiledCacheEntry {
+    folder: Arc<PrivateFolder>,
+    name: String,
+    device: String,
+}
+
+impl CompiledCacheEntry {
+    /// The entry of the models that are compiled from `graph`. `None` for devices whose plugins are not known to read back
+    /// what they write.
+    pub(crate) fn new(
+        graph: &GraphCacheEntry,
+        config: &Config,
+        projections: ProjectionKernels,
+    ) -> Option<Self> {
+        let Config { device, plugin_config, sparse_attention, block_scores, .. } = config;
+        if device != "CPU" {
+            return None;
+        }
+        let mut hash = Xxh3Default::new();
+        let kernels = format!("{projections:?} {sparse_attention:?} {block_scores}");
+        let words = [graph.name().to_owned(), version(), cpu::identity(), kernels];
+        let property_words = plugin_config.iter().flat_map(|(key, value)| [key.clone(), value.clone()]);
+        for word in words.into_iter().chain(property_words) {
+            hash.update(&(word.len() as u64).to_le_bytes());
+            hash.update(word.as_bytes());
+        }
+        let name = format!("compiled-{:032x}", hash.digest128());
+        Some(Self { folder: Arc::clone(graph.folder()), name, device: device.clone() })
+    }
+
+    pub(super) fn folder(&self) -> &Arc<PrivateFolder> {
+        &self.folder
+    }
+
+    /// The compiled model and the core that has read it. `None` if there is none, or, with a warning, if it is damaged.
+    /// `properties` are those for the plugin of a model with this metadata.
+    pub(crate) fn read(
+        &self,
+        properties: impl FnOnce(&CompiledMetadata) -> Result<Vec<(String, String)>, Error>,
+    ) -> Option<(CompiledModel, CompiledMetadata, Arc<Core>)> {
+        let path = self.folder.file(&self.name);
+        if !path.is_file() {
+            return None;
+        }
+        let read = || {
+            let (bytes, metadata) = check(&path, &self.name).map_err(|error| error.to_string())?;
+            let runtime = |error: Error| error.chain();
+            let properties = properties(&metadata).map_err(runtime)?;
+            let core = shim::import_core().map_err(runtime)?;
+            let file = shim::CompiledFile { path: &path, bytes };
+            let compiled = shim::import(&core, file, &self.device, &properties).map_err(runtime)?;
+            Ok((compiled, metadata, Arc::new(core)))
+        };
+        match read() {
+            Ok(found) => {
+                self.folder.touch(&self.name);
+                Some(found)
+            }
+            Err(error) => {
+                let error: String = error;
+                let file = self.folder.shown(&self.name);
+                tracing::warn!(error, file = %file.display(), "failed to read a cached compiled model");
+                None
+            }
+        }
+    }
+
+    /// Writes a compiled model, if the model that is read back computes the same. A failure, such as a full disk, is logged
+    /// and leaves no files behind.
+    pub(super) fn write(&self, model: CacheableModel) {
+        let part = self.folder.unfinished(&self.name);
+        if let Err(error) = self.try_write(&part, model) {
+            // A file that cannot be removed now is evicted later.
+            let _ = fs::remove_file(self.folder.file(&part));
+            let file = self.folder.shown(&self.name);
+            tracing::warn!(error, file = %file.display(), "the compiled model is not cached");
+        }
+    }
+
+    fn try_write(&self, part: &str, model: CacheableModel) -> Result<(), String> {
+        let CacheableModel { compiled, metadata, properties } = model;
+        let io = |error: std::io::Error| error.to_string();
+        let runtime = |error: Error| error.chain();
+        let path = self.folder.file(part);
+        shim::export(&compiled, &path).map_err(runtime)?;
+        let bytes = seal(&path, &self.name, metadata).map_err(io)?;
+        if memory::available_bytes().is_none_or(|free| free < VERIFICATION_FACTOR * bytes as u64) {
+            return Err("there is not enough memory to verify it".to_owned());
+        }
+        let core = Arc::new(shim::import_core().map_err(runtime)?);
+        let file = shim::CompiledFile { path: &path, bytes };
+        let imported = shim::import(&core, file, &self.device, &properties).map_err(runtime)?;
+        let found = probe::logits(Arc::clone(&core), Arc::new(imported)).map_err(runtime)?;
+        if found != probe::logits(core, compiled).map_err(runtime)? {
+            return Err("the model that is read back computes other logits".to_owned());
+        }
+        self.folder.finish(part, &self.name).map_err(io)
+    }
+}
+
+/// Appends the tail to the plugin's bytes, and returns the number of these bytes.
+fn seal(path: &Path, name: &str, metadata: CompiledMetadata) -> std::io::Result<usize> {
+    let mut file = File::options().read(true).append(true).open(path)?;
+    let bytes = file.metadata()?.len();
+    let hash = seal_hash(&mut file, bytes, name)?;
+    let CompiledMetadata { unpacked_bytes, graph } = metadata;
+    file.write_all(&hash.to_le_bytes())?;
+    for number in [unpacked_bytes, graph.native_projections.into(), graph.native_attention.into()] {
+        file.write_all(&number.to_le_bytes())?;
+    }
+    file.sync_data()?;
+    usize::try_from(bytes).map_err(std::io::Error::other)
+}
+
+/// Returns the number of the plugin's bytes and the metadata, if the file is as [`seal`] has left it.
+fn check(path: &Path, name: &str) -> std::io::Result<(usize, CompiledMetadata)> {
+    let damaged = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is damaged");
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len().checked_sub(TAIL_BYTES).ok_or_else(damaged)?;
+    let hash = seal_hash(&mut file, bytes, name)?;
+    let mut tail = [0; TAIL_BYTES as usize];
+    file.seek(SeekFrom::Start(bytes))?;
+    file.read_exact(&mut tail)?;
+    let (written, metadata) = tail.split_at(16);
+    if written != hash.to_le_bytes() {
+        return Err(damaged());
+    }
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| metadata[at + byte]));
+    let graph = GraphProperties { native_projections: number(8) != 0, native_attention: number(16) != 0 };
+    let metadata = CompiledMetadata { unpacked_bytes: number(0), graph };
+    Ok((usize::try_from(bytes).map_err(|_| damaged())?, metadata))
+}
+
+/// The hash of the plugin's bytes and of the file's name, so that the file of one model does not pass for that of another.
+fn seal_hash(file: &mut File, bytes: u64, name: &str) -> std::io::Result<u128> {
+    let mut hash = Xxh3Default::new();
+    hash.update(&fingerprint::hash(file, bytes)?.to_le_bytes());
+    hash.update(name.as_bytes());
+    Ok(hash.digest128())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "compiled-1";
+
+    #[test]
+    fn damaged_and_renamed_files_are_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one");
+        let content: Vec<u8> = (0..3_000_000u32).map(|number| (number % 251) as u8).collect();
+        fs::write(&path, &content).unwrap();
+        assert!(check(&path, NAME).is_err(), "without a tail");
+        let graph = GraphProperties { native_projections: false, native_attention: true };
+        let metadata = CompiledMetadata { unpacked_bytes: 7, graph };
+        assert_eq!(seal(&path, NAME, metadata).unwrap(), content.len());
+        assert_eq!(check(&path, NAME).unwrap(), (content.len(), metadata));
+        assert!(check(&path, "compiled-2").is_err(), "the file of another model");
+        let whole = fs::read(&path).unwrap();
+        for position in [0, content.len() - 1, content.len() + 3] {
+            let mut damaged = whole.clone();
+            damaged[position] ^= 1;
+            fs::write(&path, damaged).unwrap();
+            assert!(check(&path, NAME).is_err(), "byte {position}");
+        }
+        for length in [0, 5, 24, content.len(), whole.len() - 1] {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert!(check(&path, NAME).is_err(), "{length} bytes");
+        }
+    }
+}

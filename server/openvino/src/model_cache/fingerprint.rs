@@ -1,0 +1,133 @@
+//! Fingerprints of model files, by their whole content.
+//!
+//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache folder under what identifies this
+//! version of the file: its path, inode, size, modification time and change time. User space can set the modification time
+//! (`cp --preserve`, `rsync --times`), but not the change time, which every write, rename or change of metadata advances. Only
+//! changes within the clock's granularity could escape, so a file that changed just now is hashed each time.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
+
+use super::folder::PrivateFolder;
+
+/// Seconds since a file's last change after which its fingerprint is stored. This is more than the clock granularity of any file
+/// system, and more than the difference between the clocks of machines that share a volume.
+const SETTLED_SECONDS: i64 = 30;
+
+/// The hash of a file's content, which is computed or read from the folder.
+///
+/// # Errors
+/// The file cannot be read, or it changes while it is read.
+pub(super) fn of_file(folder: &PrivateFolder, path: &Path) -> io::Result<u128> {
+    of_file_at(folder, path, seconds_now())
+}
+
+fn of_file_at(folder: &PrivateFolder, path: &Path, now: i64) -> io::Result<u128> {
+    let mut file = File::open(path)?;
+    let version = version(path, &file)?;
+    let name = format!("fingerprint-{:032x}", xxh3_128(version.as_bytes()));
+    if let Some(stored) = stored(folder, &name) {
+        folder.touch(&name);
+        return Ok(stored);
+    }
+    let size = file.metadata()?.len();
+    let hash = hash(&mut file, size)?;
+    if self::version(path, &file)? != version {
+        return Err(io::Error::other("the file changed while it was read"));
+    }
+    if now - file.metadata()?.ctime() > SETTLED_SECONDS {
+        let unfinished = folder.unfinished(&name);
+        let stored = fs::write(folder.file(&unfinished), format!("{hash:032x}"))
+            .and_then(|()| folder.finish(&unfinished, &name));
+        if let Err(error) = stored {
+            tracing::warn!(%error, file = %folder.shown(&name).display(), "failed to store a model's fingerprint");
+        }
+    }
+    Ok(hash)
+}
+
+fn stored(folder: &PrivateFolder, name: &str) -> Option<u128> {
+    let text = fs::read_to_string(folder.file(name)).ok()?;
+    if text.len() == 32 { u128::from_str_radix(&text, 16).ok() } else { None }
+}
+
+/// A description that differs between two versions of a file. The device number is left out: it changes with every mount of a volume.
+fn version(path: &Path, file: &File) -> io::Result<String> {
+    let metadata = file.metadata()?;
+    Ok(format!(
+        "{:?} {} {} {}.{:09} {}.{:09}",
+        fs::canonicalize(path)?,
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime(),
+        metadata.mtime_nsec(),
+        metadata.ctime(),
+        metadata.ctime_nsec()
+    ))
+}
+
+fn seconds_now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// The hash of the first `bytes` of a file.
+pub(super) fn hash(file: &mut File, bytes: u64) -> io::Result<u128> {
+    let mut hash = Xxh3Default::new();
+    let mut buffer = vec![0; 1 << 20];
+    file.seek(SeekFrom::Start(0))?;
+    let mut rest = file.take(bytes);
+    loop {
+        match rest.read(&mut buffer)? {
+            0 => return Ok(hash.digest128()),
+            count => hash.update(&buffer[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Weights that are replaced by others of the same size, with the times of the old ones, as `rsync --times --inplace` does.
+    #[test]
+    fn replaced_content_has_another_fingerprint_even_with_the_same_size_and_time() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::open(parent.path()).unwrap();
+        let path = parent.path().join("model.gguf");
+        // What differs is behind the first megabytes.
+        let mut content = vec![7; 6 << 20];
+        fs::write(&path, &content).unwrap();
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let before = of_file(&folder, &path).unwrap();
+        content[5 << 20] = 8;
+        fs::write(&path, &content).unwrap();
+        File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
+        assert_ne!(of_file(&folder, &path).unwrap(), before);
+    }
+
+    #[test]
+    fn the_fingerprint_of_a_settled_file_is_stored_and_used_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::open(parent.path()).unwrap();
+        let path = parent.path().join("model.gguf");
+        fs::write(&path, b"weights").unwrap();
+        let records = || fs::read_dir(folder.file("")).unwrap().count();
+        let fresh = of_file(&folder, &path).unwrap();
+        assert_eq!(records(), 0, "a file that changed just now may change again within the clock's tick");
+        let later = seconds_now() + 2 * SETTLED_SECONDS;
+        assert_eq!(of_file_at(&folder, &path, later).unwrap(), fresh);
+        assert_eq!(records(), 1);
+        // The record is what is read from then on.
+        let record = fs::read_dir(folder.file("")).unwrap().next().unwrap().unwrap().path();
+        fs::write(&record, format!("{:032x}", 5)).unwrap();
+        assert_eq!(of_file_at(&folder, &path, later).unwrap(), 5);
+        fs::write(&record, "half").unwrap();
+        assert_eq!(of_file_at(&folder, &path, later).unwrap(), fresh);
+    }
+}

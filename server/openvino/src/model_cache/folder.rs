@@ -1,0 +1,236 @@
+//! The private folder in which rewritten graphs and compiled models are cached.
+//!
+//! A cache directory often is on a volume that other pods can write to, and a compiled model is trusted input: it names
+//! native operations and the memory that they read. So this crate stores its files in a subdirectory that it creates with mode
+//! 0700, and uses an existing one only if the current user (or root) owns it and no other user can write to it. The folder is
+//! opened once, and every later path leads through that descriptor, so a user who can rename the folder cannot replace it.
+
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Number of rewritten graphs in `--cache-dir`.
+///
+/// Beyond it: the least recently used is deleted.
+const GRAPHS_MAX: usize = 8;
+
+/// Number of compiled models in `--cache-dir`.
+///
+/// Beyond it: the least recently used is deleted.
+const COMPILED_MAX: usize = 8;
+
+/// Number of fingerprints of model files in `--cache-dir`.
+///
+/// Beyond it: the least recently used is deleted.
+const FINGERPRINTS_MAX: usize = 64;
+
+/// The age at which an unfinished file is removed: the process that was writing it has ended.
+const UNFINISHED_AGE: Duration = Duration::from_hours(24);
+
+/// The prefix of the names of unfinished files.
+const UNFINISHED: &str = "part-";
+
+/// The prefixes of file names, and the largest number of entries with each.
+const KINDS: [(&str, usize); 3] =
+    [("graph-", GRAPHS_MAX), ("compiled-", COMPILED_MAX), ("fingerprint-", FINGERPRINTS_MAX)];
+
+/// A folder that only the current user and root can write to.
+#[derive(Debug)]
+pub(crate) struct PrivateFolder {
+    directory: File,
+    /// The path for people; file accesses go through the descriptor.
+    shown: PathBuf,
+}
+
+impl PrivateFolder {
+    /// Opens the folder of the current user in `cache_dir`, and creates it if it does not exist.
+    ///
+    /// # Errors
+    /// The folder cannot be created, or another user owns it or can write to it.
+    pub(crate) fn open(cache_dir: &Path) -> io::Result<Self> {
+        // SAFETY: the call has no parameters and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        // Users who share a volume have a folder each.
+        let shown = cache_dir.join(format!("models-{user}"));
+        fs::create_dir_all(cache_dir)?;
+        match DirBuilder::new().mode(0o700).create(&shown) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let directory =
+            File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&shown)?;
+        let metadata = directory.metadata()?;
+        if metadata.uid() != user && metadata.uid() != 0 {
+            return Err(io::Error::other(format!("it belongs to user {} instead of {user}", metadata.uid())));
+        }
+        if metadata.mode() & 0o022 != 0 {
+            return Err(io::Error::other(format!(
+                "its mode is {:03o}: users other than its owner can write to it",
+                metadata.mode() & 0o777
+            )));
+        }
+        Ok(Self { directory, shown })
+    }
+
+    /// The path of a file, which nobody can redirect while this folder is open.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    /// The path of a file, for messages.
+    pub(super) fn shown(&self, name: &str) -> PathBuf {
+        self.shown.join(name)
+    }
+
+    fn root(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+    }
+
+    /// A name for an unfinished file. Processes on other machines may have the same process ID, so it is random.
+    pub(super) fn unfinished(&self, name: &str) -> String {
+        format!("{UNFINISHED}{:016x}-{name}", RandomState::new().build_hasher().finish())
+    }
+
+    /// Gives a finished file its name.
+    pub(super) fn finish(&self, unfinished: &str, name: &str) -> io::Result<()> {
+        let from = self.file(unfinished);
+        fs::set_permissions(&from, fs::Permissions::from_mode(0o600))?;
+        fs::rename(from, self.file(name))
+    }
+
+    /// Marks a file as used now. A failure only makes the file look older than it is.
+    pub(super) fn touch(&self, name: &str) {
+        let file = File::options().append(true).open(self.file(name));
+        let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    /// Removes the least recently used files beyond the limits above, and abandoned unfinished files.
+    pub(super) fn evict(&self) -> io::Result<()> {
+        evict(&self.root(), SystemTime::now())
+    }
+}
+
+/// The files of one entry. A graph has two files, whose names differ in the extension.
+struct Entry {
+    stem: String,
+    used: SystemTime,
+    files: Vec<PathBuf>,
+}
+
+fn evict(folder: &Path, now: SystemTime) -> io::Result<()> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for file in fs::read_dir(folder)? {
+        let file = file?;
+        let name = file.file_name().to_string_lossy().into_owned();
+        let modified = match file.metadata().and_then(|metadata| metadata.modified()) {
+            Ok(modified) => modified,
+            // Another process has removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let stem = name.split('.').next().unwrap_or_default().to_owned();
+        match entries.iter_mut().find(|entry| entry.stem == stem) {
+            Some(entry) => {
+                entry.used = entry.used.max(modified);
+                entry.files.push(file.path());
+            }
+            None => entries.push(Entry { stem, used: modified, files: vec![file.path()] }),
+        }
+    }
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.used));
+    for (prefix, most) in KINDS {
+        entries.iter().filter(|entry| entry.stem.starts_with(prefix)).skip(most).try_for_each(remove)?;
+    }
+    let is_stale = |entry: &&Entry| {
+        entry.stem.starts_with(UNFINISHED)
+            && now.duration_since(entry.used).is_ok_and(|age| age > UNFINISHED_AGE)
+    };
+    entries.iter().filter(is_stale).try_for_each(remove)
+}
+
+/// Removes an entry. The `.xml` file of a graph is removed before its `.bin` file, because readers look for the former.
+fn remove(entry: &Entry) -> io::Result<()> {
+    let mut files = entry.files.clone();
+    files.sort_by(|a, b| b.extension().cmp(&a.extension()));
+    for file in files {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_others_can_write_to_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::open(parent.path()).unwrap();
+        let mode = fs::metadata(&folder.shown).unwrap().mode() & 0o777;
+        assert_eq!(mode, 0o700);
+        for (mode, accepted) in [(0o777, false), (0o770, false), (0o702, false), (0o755, true), (0o700, true)]
+        {
+            fs::set_permissions(&folder.shown, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(PrivateFolder::open(parent.path()).is_ok(), accepted, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_folder_is_refused() {
+        let (parent, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let shown = PrivateFolder::open(parent.path()).unwrap().shown;
+        fs::remove_dir(&shown).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &shown).unwrap();
+        assert!(PrivateFolder::open(parent.path()).is_err());
+    }
+
+    #[test]
+    fn a_folder_that_is_replaced_while_it_is_open_is_not_followed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::open(parent.path()).unwrap();
+        fs::write(folder.file("graph-1.xml"), "ours").unwrap();
+        fs::rename(&folder.shown, parent.path().join("moved")).unwrap();
+        fs::create_dir(&folder.shown).unwrap();
+        fs::write(folder.shown.join("graph-1.xml"), "another's").unwrap();
+        assert_eq!(fs::read_to_string(folder.file("graph-1.xml")).unwrap(), "ours");
+    }
+
+    #[test]
+    fn the_least_recently_used_entries_are_evicted_with_all_their_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let put = |name: String, age: u64| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(now - Duration::from_secs(age)).unwrap();
+        };
+        for age in 0..12 {
+            put(format!("graph-{age:02}.xml"), age);
+            // Weights are not touched when a graph is used.
+            put(format!("graph-{age:02}.bin"), 1000);
+            put(format!("compiled-{age:02}"), age);
+        }
+        put("graph-99.bin".to_owned(), 2000);
+        put("part-1-graph-1.bin".to_owned(), 2 * 24 * 3600);
+        put("part-2-graph-1.bin".to_owned(), 60);
+        put("notes".to_owned(), 1_000_000);
+        evict(folder.path(), now).unwrap();
+        let mut left: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let mut expected: Vec<String> = (0..COMPILED_MAX).map(|age| format!("compiled-{age:02}")).collect();
+        for age in 0..GRAPHS_MAX {
+            expected.extend(["bin", "xml"].map(|ending| format!("graph-{age:02}.{ending}")));
+        }
+        expected.extend(["notes", "part-2-graph-1.bin"].map(str::to_owned));
+        assert_eq!(left, expected);
+    }
+}

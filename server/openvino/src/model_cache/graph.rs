@@ -1,0 +1,121 @@
+//! Rewritten graphs of GGUF files in the model cache.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::fingerprint;
+use super::folder::PrivateFolder;
+use crate::runtime::{Core, Model};
+use crate::weights::WeightFormat;
+use crate::{Error, shim};
+
+/// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
+pub(crate) const VERSION: u64 = 11;
+
+/// What a rewritten graph depends on besides the content of the model's files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GraphOptions {
+    /// `None` for an IR.
+    pub(crate) weight_format: Option<WeightFormat>,
+    pub(crate) max_model_len: Option<u32>,
+    /// Whether projections that read the same input are merged.
+    pub(crate) is_merged: bool,
+}
+
+/// The entry of one graph in the cache. Its name is also part of the names of the models that are compiled from the graph.
+pub(crate) struct GraphCacheEntry {
+    folder: Arc<PrivateFolder>,
+    name: String,
+}
+
+impl GraphCacheEntry {
+    /// The entry of a model's file in a cache directory. `None`, with a warning, if the directory or the file cannot be used.
+    pub(crate) fn new(cache_dir: &Path, file: &Path, options: GraphOptions) -> Option<Self> {
+        let unusable = |path: &Path, error: std::io::Error| {
+            tracing::warn!(%error, path = %path.display(), "models are not cached");
+        };
+        let folder = PrivateFolder::open(cache_dir).map_err(|error| unusable(cache_dir, error)).ok()?;
+        let name = Self::hashed_name(&folder, file, options).map_err(|error| unusable(file, error)).ok()?;
+        Some(Self { folder: Arc::new(folder), name })
+    }
+
+    fn hashed_name(folder: &PrivateFolder, file: &Path, options: GraphOptions) -> std::io::Result<String> {
+        let GraphOptions { weight_format, max_model_len, is_merged } = options;
+        let mut hash = Xxh3Default::new();
+        hash.update(&fingerprint::of_file(folder, file)?.to_le_bytes());
+        match weight_format {
+            Some(format) => hash.update(&(format as u64).to_le_bytes()),
+            // The weights of an IR are in a file of their own.
+            None => hash.update(&fingerprint::of_file(folder, &file.with_extension("bin"))?.to_le_bytes()),
+        }
+        for number in [VERSION, u64::from(max_model_len.unwrap_or(0))] {
+            hash.update(&number.to_le_bytes());
+        }
+        if !is_merged {
+            hash.update(b"apart");
+        }
+        Ok(format!("graph-{:032x}", hash.digest128()))
+    }
+
+    pub(super) fn folder(&self) -> &Arc<PrivateFolder> {
+        &self.folder
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The cached graph. `None` if there is none, or, with a warning, if it cannot be read.
+    pub(crate) fn read(&self, core: &Core) -> Option<Model> {
+        let name = format!("{}.xml", self.name);
+        let xml = self.folder.file(&name);
+        if !xml.is_file() {
+            return None;
+        }
+        match core.read_model(&xml) {
+            Ok(model) => {
+                self.folder.touch(&name);
+                Some(model)
+            }
+            Err(error) => {
+                let file = self.folder.shown(&name);
+                tracing::warn!(error = error.chain(), file = %file.display(), "failed to read a cached graph");
+                None
+            }
+        }
+    }
+
+    /// Writes the graph. A failure is logged and leaves no files behind.
+    pub(super) fn write(&self, core: &Core, model: &mut Model) {
+        if let Err(error) = self.try_write(core, model) {
+            let file = self.folder.shown(&self.name);
+            tracing::warn!(error, file = %file.display(), "failed to cache the rewritten graph");
+        }
+    }
+
+    /// The weights get their final name first and the graph last, because readers look for the graph.
+    fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
+        // The reader finds the weights by the name of the graph, so the unfinished files share theirs, too.
+        let part = self.folder.unfinished(&self.name);
+        let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
+        let finish = |part: &str, ending: &str| {
+            let name = format!("{}.{ending}", self.name);
+            self.folder.finish(part, &name).map_err(|error| error.to_string())
+        };
+        let written = shim::save(model, &self.folder.file(&xml), &self.folder.file(&bin))
+            // The serializer does not report a full disk, but a graph that can be read is complete.
+            .and_then(|()| core.read_model(&self.folder.file(&xml)).map(drop))
+            .map_err(|error: Error| error.chain())
+            .and_then(|()| finish(&bin, "bin"))
+            .and_then(|()| finish(&xml, "xml"));
+        if written.is_err() {
+            // Files that cannot be removed now are evicted later.
+            let _ = fs::remove_file(self.folder.file(&xml));
+            let _ = fs::remove_file(self.folder.file(&bin));
+        }
+        written
+    }
+}

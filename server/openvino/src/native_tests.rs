@@ -1,0 +1,70 @@
+//! Tests of the native kernels and operations, and what they share.
+
+mod attention;
+mod operations;
+mod projections;
+mod symbols;
+
+use std::ffi::c_int;
+
+use crate::cpu::{CpuFeatures, Isa};
+use crate::kernels::Precision;
+
+/// Numbers that depend only on the seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+}
+
+/// A floating-point type of activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FloatType {
+    F32,
+    Bf16,
+}
+
+impl FloatType {
+    fn of(is_bf16: bool) -> Self {
+        if is_bf16 { Self::Bf16 } else { Self::F32 }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// The bytes of numbers in memory. Those of bf16 are the upper halves of those of f32.
+    fn encode(self, numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()[4 - self.bytes()..].to_vec()).collect()
+    }
+
+    /// The numbers that bytes represent.
+    fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let float = |bytes: &[u8]| {
+            let mut whole = [0; 4];
+            whole[4 - bytes.len()..].copy_from_slice(bytes);
+            f32::from_le_bytes(whole)
+        };
+        bytes.chunks_exact(self.bytes()).map(float).collect()
+    }
+}
+
+/// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this processor.
+fn assert_agrees_with_plan(isa: Isa, isas: &[Isa], was_run: bool) {
+    assert_eq!(was_run, isas.contains(&isa) && CpuFeatures::detect().has(isa), "{isa}");
+}
+
+/// The number of an element type in `shim/shim.h`.
+fn element(precision: Precision) -> c_int {
+    precision as c_int
+}

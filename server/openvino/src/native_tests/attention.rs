@@ -1,0 +1,535 @@
+//! Compares the attention kernels with a plain computation in f64: every instruction set of this processor, every precision, in
+//! steps of random composition.
+
+use std::ffi::c_int;
+
+use super::{FloatType, Random, assert_agrees_with_plan, element};
+use crate::cpu::Isa;
+use crate::kernels::{ATTENTION_ISAS, Precision};
+
+/// The same as `ovfleet_sequence` in `shim/shim.h`.
+#[repr(C)]
+struct RawSequence {
+    begin: usize,
+    count: usize,
+    past: usize,
+    blocks: *const i32,
+    first_block: usize,
+}
+
+/// The same as `ovfleet_attention_test` in `shim/shim.h`.
+#[repr(C)]
+struct RawAttentionTest {
+    isa: usize,
+    heads: usize,
+    kv_heads: usize,
+    key_size: usize,
+    value_size: usize,
+    window: usize,
+    sequence_count: usize,
+    stride: usize,
+    scale: f32,
+    attention_mass: f32,
+    kv_cache: c_int,
+    is_bf16: c_int,
+    prompts_in_bf16: c_int,
+    sequences: *const RawSequence,
+    queries: *const u8,
+    keys: *const u8,
+    values: *const u8,
+    cos: *const f32,
+    sin: *const f32,
+    output: *mut u8,
+    key_cache: *mut u8,
+    value_cache: *mut u8,
+    block_scores: *mut f32,
+    step_blocks: usize,
+}
+
+unsafe extern "C" {
+    fn ovfleet_test_attention(test: *const RawAttentionTest) -> c_int;
+}
+
+const BLOCK_TOKENS: usize = 32;
+
+/// A number from -2 to 2 that bf16 can represent.
+fn number(random: &mut Random) -> f32 {
+    random.below(257) as f32 / 64.0 - 2.0
+}
+
+/// The precision of activations, and the precision in which prompts are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compute {
+    F32,
+    Bf16,
+    Bf16WithF32Activations,
+}
+
+impl Compute {
+    const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::Bf16WithF32Activations];
+
+    fn activations(self) -> FloatType {
+        FloatType::of(self == Self::Bf16)
+    }
+}
+
+/// An attention layer with its cache.
+struct Layer {
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    window: usize,
+    kv_cache: Precision,
+    compute: Compute,
+    /// The fraction of the attention mass that prompts must cover; 0 if they attend to all keys.
+    attention_mass: f32,
+    /// Whether decodes report the attention to each block.
+    block_scores: bool,
+    /// Whether queries, keys and values are parts of one tensor, and the kernels apply a rotary embedding.
+    fuses_rope: bool,
+    key_cache: Vec<u8>,
+    value_cache: Vec<u8>,
+    sequences: Vec<CachedSequence>,
+}
+
+/// A sequence: its blocks, and all of its keys and values.
+struct CachedSequence {
+    blocks: Vec<i32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// The tensors of the new tokens of a step.
+#[derive(Clone, Copy)]
+struct Activations<'a> {
+    queries: &'a [f32],
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+/// The tables of a rotary embedding.
+#[derive(Clone, Copy)]
+struct RopeTables<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+/// The outcome of a step.
+struct StepResult {
+    output: Vec<f32>,
+    /// The largest difference from the plain computation.
+    worst: f64,
+}
+
+impl Layer {
+    fn random(random: &mut Random, kv_cache: Precision, compute: Compute) -> Self {
+        const BLOCKS: usize = 192;
+        let kv_heads = random.pick(&[1, 2, 3]);
+        let size = random.pick(&[32, 64, 96, 128]);
+        let bytes = match kv_cache {
+            Precision::F32 => 4 * size,
+            Precision::Bf16 | Precision::F16 => 2 * size,
+            Precision::U8 => size,
+        };
+        let (of_keys, of_values) = if kv_cache == Precision::U8 { (size / 32 * 8, 8) } else { (0, 0) };
+        // The initial content is not a number.
+        let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
+        // The blocks are in random order, and enough that the longest sequence is divided into parts.
+        let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
+        let mut take = |count: usize| -> Vec<i32> {
+            (0..count).map(|_| free.swap_remove(random.below(free.len()))).collect()
+        };
+        let sequences = [100, 40, 20, 4];
+        let sequences =
+            sequences.map(|count| CachedSequence { blocks: take(count), keys: vec![], values: vec![] });
+        Self {
+            heads: kv_heads * random.pick(&[1, 3, 4, 7]),
+            kv_heads,
+            size,
+            window: random.pick(&[0, 0, 40, 700]),
+            kv_cache,
+            compute,
+            attention_mass: 0.0,
+            block_scores: random.below(2) == 0,
+            fuses_rope: compute != Compute::Bf16 && random.below(2) == 0,
+            key_cache: cache(bytes + of_keys),
+            value_cache: cache(bytes + of_values),
+            sequences: sequences.into(),
+        }
+    }
+
+    /// The number of cached tokens of a sequence.
+    fn past(&self, sequence: usize) -> usize {
+        self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
+    }
+
+    /// Runs a step with `counts` new tokens of each sequence. `None` if the processor does not have the kernels.
+    fn step(&mut self, random: &mut Random, isa: Isa, counts: &[usize]) -> Option<StepResult> {
+        let tokens: usize = counts.iter().sum();
+        let Self { heads, kv_heads, size, .. } = *self;
+        // Each tensor has a generator of its own, so that the first tokens do not depend on the number of tokens.
+        let mut numbers = |per_token: usize| {
+            let mut generator = Random(random.below(1 << 30) as u64);
+            (0..tokens * per_token).map(|_| number(&mut generator)).collect::<Vec<f32>>()
+        };
+        let (mut queries, mut keys, values) =
+            (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
+        // The rotated numbers must have few bits, too.
+        let [cos, sin] = [(); 2]
+            .map(|()| numbers(size).iter().map(|it| it.trunc().clamp(-1.0, 1.0)).collect::<Vec<f32>>());
+        let inputs = self.inputs(Activations { queries: &queries, keys: &keys, values: &values });
+        if self.fuses_rope {
+            let tables = RopeTables { cos: &cos, sin: &sin };
+            rotate(&mut queries, heads, size, tables);
+            rotate(&mut keys, kv_heads, size, tables);
+        }
+        let mut begin = 0;
+        let (mut sequences, mut step_blocks) = (Vec::new(), 0);
+        for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let past = self.past(index);
+            let cached = &mut self.sequences[index];
+            let new = begin * kv_heads * size..(begin + count) * kv_heads * size;
+            cached.keys.extend(&keys[new.clone()]);
+            cached.values.extend(&values[new]);
+            let blocks = cached.blocks.as_ptr();
+            sequences.push((index, RawSequence { begin, count, past, blocks, first_block: step_blocks }));
+            begin += count;
+            step_blocks += (past + count).div_ceil(BLOCK_TOKENS);
+        }
+        let activations = self.compute.activations();
+        let bytes = inputs.map(|numbers| activations.encode(&numbers));
+        let mut output = activations.encode(&queries);
+        output.fill(0);
+        let input = |index: usize, before: usize| match self.fuses_rope {
+            true => bytes[0][before * size_of::<f32>()..].as_ptr(),
+            false => bytes[index].as_ptr(),
+        };
+        let table = |table: &[f32]| if self.fuses_rope { table.as_ptr() } else { std::ptr::null() };
+        let (indices, raw_sequences): (Vec<usize>, Vec<RawSequence>) = sequences.into_iter().unzip();
+        let mut scores = vec![0.0_f32; kv_heads * step_blocks];
+        let test = RawAttentionTest {
+            stride: if self.fuses_rope { (heads + 2 * kv_heads) * size } else { 0 },
+            queries: input(0, 0),
+            keys: input(1, heads * size),
+            values: input(2, (heads + kv_heads) * size),
+            cos: table(&cos),
+            sin: table(&sin),
+            output: output.as_mut_ptr(),
+            block_scores: if self.block_scores { scores.as_mut_ptr() } else { std::ptr::null_mut() },
+            step_blocks,
+            ..self.test(isa, &raw_sequences)
+        };
+        // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+        let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
+        assert_agrees_with_plan(isa, &ATTENTION_ISAS, was_run);
+        if !was_run {
+            return None;
+        }
+        let output = activations.decode(&output);
+        let mut worst: f64 = 0.0;
+        for (index, sequence) in indices.into_iter().zip(&raw_sequences) {
+            // Only some tokens of long prompts, because the plain computation is slow.
+            for token in (0..sequence.count).filter(|token| sequence.count - token < 4 || token % 41 == 0) {
+                for head in 0..heads {
+                    let at = ((sequence.begin + token) * heads + head) * size;
+                    let plain = self.plain(index, sequence.past + token, head, &queries[at..at + size]);
+                    if self.block_scores && sequence.count == 1 {
+                        let reported =
+                            &mut scores[head / (heads / kv_heads) * step_blocks + sequence.first_block..];
+                        reported
+                            .iter_mut()
+                            .zip(plain.block_masses)
+                            .for_each(|(score, mass)| *score -= mass as f32);
+                    }
+                    for (found, expected) in output[at..at + size].iter().zip(plain.output) {
+                        let difference = (f64::from(*found) - expected).abs();
+                        worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
+                    }
+                }
+            }
+        }
+        // The scores of decodes are complete, and other sequences have none.
+        let left = scores.iter().fold(0.0, |worst: f32, left| worst.max(left.abs()));
+        let worst = worst.max(f64::from(left) / (heads / kv_heads) as f64);
+        Some(StepResult { output, worst })
+    }
+
+    /// The parameters of a test without the tensors of the step.
+    fn test(&mut self, isa: Isa, sequences: &[RawSequence]) -> RawAttentionTest {
+        RawAttentionTest {
+            isa: isa as usize,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_size: self.size,
+            value_size: self.size,
+            window: self.window,
+            sequence_count: sequences.len(),
+            stride: 0,
+            scale: self.scale(),
+            attention_mass: self.attention_mass,
+            kv_cache: element(self.kv_cache),
+            is_bf16: c_int::from(self.compute == Compute::Bf16),
+            prompts_in_bf16: c_int::from(self.compute != Compute::F32),
+            sequences: sequences.as_ptr(),
+            queries: std::ptr::null(),
+            keys: std::ptr::null(),
+            values: std::ptr::null(),
+            cos: std::ptr::null(),
+            sin: std::ptr::null(),
+            output: std::ptr::null_mut(),
+            key_cache: self.key_cache.as_mut_ptr(),
+            value_cache: self.value_cache.as_mut_ptr(),
+            block_scores: std::ptr::null_mut(),
+            step_blocks: 0,
+        }
+    }
+
+    /// The output of a prompt of the first sequence. `None` if the processor does not have the kernels.
+    fn prompt(&mut self, isa: Isa, activations: Activations<'_>) -> Option<Vec<f32>> {
+        let count = activations.queries.len() / (self.heads * self.size);
+        let blocks = self.sequences[0].blocks.as_ptr();
+        let sequences = [RawSequence { begin: 0, count, past: 0, blocks, first_block: 0 }];
+        let Activations { queries, keys, values } = activations;
+        let [queries, keys, values] = [queries, keys, values].map(|it| FloatType::F32.encode(it));
+        let mut output = vec![0; queries.len()];
+        let test = RawAttentionTest {
+            queries: queries.as_ptr(),
+            keys: keys.as_ptr(),
+            values: values.as_ptr(),
+            output: output.as_mut_ptr(),
+            ..self.test(isa, &sequences)
+        };
+        // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+        let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
+        was_run.then(|| FloatType::F32.decode(&output))
+    }
+
+    /// The input tensors: queries, keys and values, or a single one with all of them.
+    fn inputs(&self, activations: Activations<'_>) -> [Vec<f32>; 3] {
+        let Activations { queries, keys, values } = activations;
+        if !self.fuses_rope {
+            return [queries, keys, values].map(<[f32]>::to_vec);
+        }
+        let kv_columns = self.kv_heads * self.size;
+        let tokens = queries
+            .chunks(self.heads * self.size)
+            .zip(keys.chunks(kv_columns))
+            .zip(values.chunks(kv_columns));
+        let qkv = tokens.flat_map(|((query, key), value)| [query, key, value].concat()).collect();
+        [qkv, vec![], vec![]]
+    }
+
+    /// Computes the attention of one query at a position.
+    fn plain(&self, sequence: usize, position: usize, head: usize, query: &[f32]) -> PlainResult {
+        let cached = &self.sequences[sequence];
+        let kv_head = head / (self.heads / self.kv_heads);
+        let first = if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) };
+        let range = |token: usize| {
+            let begin = (token * self.kv_heads + kv_head) * self.size;
+            begin..begin + self.size
+        };
+        let product =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let scores: Vec<f64> = (first..=position)
+            .map(|token| product(query, &cached.keys[range(token)]) * f64::from(self.scale()))
+            .collect();
+        let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let mut output = vec![0.0; self.size];
+        let mut block_masses = vec![0.0; position / BLOCK_TOKENS + 1];
+        for (weight, token) in weights.iter().zip(first..) {
+            block_masses[token / BLOCK_TOKENS] += weight / total;
+            for (sum, value) in output.iter_mut().zip(&cached.values[range(token)]) {
+                *sum += weight / total * f64::from(*value);
+            }
+        }
+        PlainResult { output, block_masses }
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.size as f32).sqrt()
+    }
+}
+
+/// The result of the plain computation for one query.
+struct PlainResult {
+    output: Vec<f64>,
+    /// The attention to each block.
+    block_masses: Vec<f64>,
+}
+
+/// Applies a rotary embedding to all heads of each token.
+fn rotate(numbers: &mut [f32], heads: usize, size: usize, tables: RopeTables<'_>) {
+    for (head, numbers) in numbers.chunks_mut(size).enumerate() {
+        let [cos, sin] = [tables.cos, tables.sin].map(|table| &table[head / heads * size..][..size]);
+        let (first, second) = numbers.split_at(size / 2);
+        let rotated: Vec<f32> = second.iter().map(|it| -it).chain(first.iter().copied()).collect();
+        for (i, rotated) in rotated.into_iter().enumerate() {
+            numbers[i] = numbers[i] * cos[i] + rotated * sin[i];
+        }
+    }
+}
+
+/// The largest allowed difference: the rounding of values up to 2, and of their scores.
+fn tolerance(kv_cache: Precision, compute: Compute) -> f64 {
+    let of_cache = match kv_cache {
+        // The numbers of the test have few bits.
+        Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
+        Precision::U8 => 0.05,
+    };
+    if compute == Compute::F32 { of_cache } else { of_cache + 0.02 }
+}
+
+#[test]
+fn kernels_compute_the_same_as_a_plain_computation() {
+    let mut tried = 0;
+    for isa in Isa::ALL {
+        let precisions = [Precision::F32, Precision::Bf16, Precision::F16, Precision::U8];
+        for (kv_cache, compute) in
+            precisions.into_iter().flat_map(|kv_cache| Compute::ALL.map(|compute| (kv_cache, compute)))
+        {
+            for seed in 0..3 {
+                let mut random = Random(seed * 1000 + isa as u64);
+                let mut layer = Layer::random(&mut random, kv_cache, compute);
+                // Chunks of several prompts, decodes, short drafts, and a mixture.
+                let steps: [[usize; 4]; 6] = [
+                    [1500, 0, 3, 1],
+                    [70, 33, 29, 0],
+                    [1, 1, 1, 1],
+                    [1, 1, 0, 40],
+                    [5, 2, 3, 1],
+                    [1, 200, 1, 17],
+                ];
+                for counts in steps {
+                    let Some(StepResult { worst, .. }) = layer.step(&mut random, isa, &counts) else {
+                        continue;
+                    };
+                    tried += 1;
+                    assert!(
+                        worst < tolerance(kv_cache, compute),
+                        "{isa}, {kv_cache}, {compute:?}, seed {seed}, {counts:?}, {} heads of {} over {}, window {}: off \
+                         by {worst}",
+                        layer.heads,
+                        layer.size,
+                        layer.kv_heads,
+                        layer.window
+                    );
+                }
+            }
+        }
+    }
+    // The portable kernels run on every processor.
+    assert!(tried >= 4 * 3 * 3 * 6, "{tried}");
+}
+
+#[test]
+fn a_decode_does_not_depend_on_other_sequences() {
+    for kv_cache in [Precision::Bf16, Precision::U8] {
+        let output_beside = |others: [usize; 3]| {
+            let mut layer = Layer::random(&mut Random(7), kv_cache, Compute::F32);
+            layer.step(&mut Random(8), Isa::Portable, &[1500, 300, 60, 9]).unwrap();
+            let counts = [1, others[0], others[1], others[2]];
+            let step = layer.step(&mut Random(9), Isa::Portable, &counts).unwrap();
+            step.output[..layer.heads * layer.size].to_vec()
+        };
+        let alone = output_beside([0, 0, 0]);
+        assert_eq!(output_beside([90, 1, 0]), alone, "{kv_cache}");
+        assert_eq!(output_beside([1, 1, 1]), alone, "{kv_cache}");
+    }
+}
+
+/// The keys of two ranges of tokens match the queries, and all other keys are the opposite. Values of a range in between are
+/// infinite, which shows whether the kernels read them.
+#[test]
+fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
+    const TOKENS: usize = 3000;
+    const HEAVY: [std::ops::Range<usize>; 2] = [700..720, 1900..1960];
+    let mut tried = 0;
+    for isa in Isa::ALL {
+        for (kv_cache, compute) in [
+            (Precision::F32, Compute::F32),
+            (Precision::U8, Compute::F32),
+            (Precision::U8, Compute::Bf16WithF32Activations),
+        ] {
+            for attention_mass in [0.0, 0.9] {
+                let mut layer = Layer {
+                    window: 0,
+                    fuses_rope: false,
+                    attention_mass,
+                    ..Layer::random(&mut Random(3), kv_cache, compute)
+                };
+                let Layer { heads, kv_heads, size, .. } = layer;
+                let is_heavy = |token: usize| HEAVY.iter().any(|range| range.contains(&token));
+                let is_infinite = |token: usize| (1024..1536).contains(&token);
+                let tensor = |per_token: usize, of: &dyn Fn(usize) -> f32| -> Vec<f32> {
+                    (0..TOKENS).flat_map(|token| vec![of(token); per_token]).collect()
+                };
+                let sign = |token: usize| if is_heavy(token) { 2.0 } else { -2.0 };
+                let queries = tensor(heads * size, &|_| 2.0);
+                let keys = tensor(kv_heads * size, &sign);
+                let values = tensor(kv_heads * size, &|token| match token {
+                    _ if is_infinite(token) => f32::INFINITY,
+                    _ if is_heavy(token) => 1.0,
+                    _ => -1.0,
+                });
+                let activations = Activations { queries: &queries, keys: &keys, values: &values };
+                let Some(output) = layer.prompt(isa, activations) else { continue };
+                tried += 1;
+                // Tiles behind all of these ranges, whose own keys have little mass.
+                let late = &output[2560 * heads * size..];
+                if attention_mass > 0.0 {
+                    let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);
+                    assert!(worst < 0.02, "{isa}, {kv_cache}, {compute:?}: off by {worst}");
+                } else {
+                    assert!(late.iter().all(|it| !it.is_finite()), "the infinite values were read");
+                }
+            }
+        }
+    }
+    assert!(tried >= 2 * 3, "{tried}");
+}
+
+/// Multi-query attention gives one KV head more queries than a vector register file holds: the scratch memory must have room for
+/// the block scores of each of them.
+#[test]
+fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
+    let mut tried = 0;
+    for isa in Isa::ALL {
+        for group in [16, 17, 48] {
+            let layer = Layer::random(&mut Random(5), Precision::U8, Compute::F32);
+            let heads = layer.kv_heads * group;
+            let mut layer = Layer { heads, block_scores: true, window: 0, ..layer };
+            layer.step(&mut Random(6), isa, &[200, 40, 0, 0]);
+            let step = layer.step(&mut Random(7), isa, &[1, 1, 0, 0]);
+            let Some(StepResult { worst, .. }) = step else { continue };
+            tried += 1;
+            assert!(worst < tolerance(Precision::U8, Compute::F32), "{isa}, group {group}: {worst}");
+        }
+    }
+    assert!(tried >= 3, "{tried}");
+}
+
+#[test]
+fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
+    const LARGEST: f32 = 65504.0;
+    const TOKENS: usize = 40;
+    let mut tried = 0;
+    for isa in Isa::ALL {
+        let layer = Layer::random(&mut Random(5), Precision::F16, Compute::F32);
+        let mut layer = Layer { window: 0, fuses_rope: false, attention_mass: 0.0, ..layer };
+        let Layer { heads, kv_heads, size, .. } = layer;
+        let queries = vec![0.001; TOKENS * heads * size];
+        let keys = vec![1e6; TOKENS * kv_heads * size];
+        let values: Vec<f32> =
+            (0..TOKENS * kv_heads * size).map(|index| if index % 2 == 0 { 1e6 } else { -1e6 }).collect();
+        let activations = Activations { queries: &queries, keys: &keys, values: &values };
+        let Some(output) = layer.prompt(isa, activations) else { continue };
+        tried += 1;
+        for (index, found) in output.iter().enumerate() {
+            let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
+            assert!((found - expected).abs() < 1.0, "{isa}, {index}: {found}, not {expected}");
+        }
+    }
+    assert!(tried >= 1, "{tried}");
+}

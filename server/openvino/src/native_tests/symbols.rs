@@ -1,0 +1,63 @@
+//! Checks that the objects of the kernels define nothing that another object could call by mistake.
+//!
+//! `kernels.cpp` is compiled once for each instruction set. If an object exported an inline function of a header, the linker
+//! would choose one of several bodies for all callers, and a processor with AVX2 could run one with AVX-512.
+
+use std::path::Path;
+use std::process::Command;
+
+/// The external symbols that an object or an archive defines.
+fn defined(object: &Path) -> Vec<String> {
+    let output = Command::new("nm")
+        .args(["--defined-only", "--extern-only", "--format=posix", "--demangle"])
+        .arg(object)
+        .output()
+        .expect("nm is part of binutils, which g++ needs, too");
+    assert!(output.status.success(), "nm: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The lines that name members of an archive end with a colon.
+    let symbols = text.lines().filter(|line| !line.is_empty() && !line.ends_with(':'));
+    symbols.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
+}
+
+fn assert_only_a_table(object: &Path) {
+    let symbols = defined(object);
+    let is_table = |symbol: &String| {
+        symbol.starts_with("ovfleet::kernels_") || symbol.starts_with("ovfleet::projection::kernels_")
+    };
+    assert!(symbols.len() == 1 && symbols.iter().all(is_table), "{}: {symbols:?}", object.display());
+}
+
+#[test]
+fn an_object_of_kernels_defines_only_its_table() {
+    let mut archives = 0;
+    for entry in std::fs::read_dir(env!("OUT_DIR")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let is_kernels =
+            ["libovfleet_attention_", "libovfleet_projection_"].iter().any(|it| name.starts_with(it));
+        if is_kernels && name.ends_with(".a") {
+            assert_only_a_table(&path);
+            archives += 1;
+        }
+    }
+    assert!(archives >= 2, "{archives}");
+}
+
+/// The optimizer inlines most inline functions. Without it, each of them is in the object.
+#[test]
+fn an_unoptimized_object_of_kernels_defines_only_its_table() {
+    let folder = tempfile::tempdir().unwrap();
+    for kernels in ["attention", "projection"] {
+        let object = folder.path().join(format!("{kernels}.o"));
+        let status = Command::new(option_env!("CXX").unwrap_or("c++"))
+            .args(["-std=c++17", "-O0", "-w", "-c", "-DOVFLEET_KERNELS=kernels_portable"])
+            .arg(format!("{}/shim/{kernels}/kernels/kernels.cpp", env!("CARGO_MANIFEST_DIR")))
+            .arg("-o")
+            .arg(&object)
+            .status()
+            .expect("the C++ compiler that has built this crate");
+        assert!(status.success());
+        assert_only_a_table(&object);
+    }
+}

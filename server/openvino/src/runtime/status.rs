@@ -1,0 +1,45 @@
+//! Errors and strings of OpenVINO's C API.
+
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+
+use openvino_sys as ov;
+use ov::ov_status_e as Status;
+
+use crate::Error;
+
+/// Turns a status into a result. `what` is the operation, as a verb with its object.
+pub(super) fn check(status: Status, what: &'static str) -> Result<(), Error> {
+    if status == Status::OK {
+        return Ok(());
+    }
+    // SAFETY: the call returns null or a NUL-terminated string that is ours to free.
+    let message = unsafe {
+        let message = ov::ov_get_last_err_msg();
+        let text = if message.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(message).to_string_lossy().into_owned()
+        };
+        ov::ov_free(message);
+        text
+    };
+    let message = if message.is_empty() { format!("{status:?}") } else { message };
+    Err(Error::runtime(what, &message))
+}
+
+pub(super) fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::runtime(what, "the text contains a NUL byte"))
+}
+
+/// The property whose value `read` returns as a string.
+pub(super) fn property(read: impl FnOnce(*mut *mut c_char) -> Status) -> Result<String, Error> {
+    let mut value: *mut c_char = ptr::null_mut();
+    check(read(&raw mut value), "read a property")?;
+    // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
+    unsafe {
+        let text = CStr::from_ptr(value).to_string_lossy().into_owned();
+        ov::ov_free(value);
+        Ok(text)
+    }
+}

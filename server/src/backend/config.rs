@@ -1,0 +1,101 @@
+//! The configuration of the backend. The fields have the names of the flags.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use server_engine::ADAPTERS_MAX;
+use server_parsers::{ReasoningFormat, ToolFormat};
+
+use crate::api_rules::ApiRules;
+use crate::args::{Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
+use crate::model::name_of;
+
+/// The model, the backend that computes it, and the limits of the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct BackendConfig {
+    pub(crate) backend: Backend,
+    pub(crate) model: Option<PathBuf>,
+    pub(crate) model_names: Vec<String>,
+    pub(crate) adapters: Vec<NamedAdapter>,
+    /// The format of tool calls, or `None` to detect it in the chat template.
+    pub(crate) tool_parser: Option<ToolFormat>,
+    /// The format of reasoning, or `None` to detect it in the chat template.
+    pub(crate) reasoning_parser: Option<ReasoningFormat>,
+    #[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to configure"))]
+    pub(crate) openvino: OpenVinoConfig,
+    pub(crate) sim: SimArgs,
+    pub(crate) max_num_seqs: u32,
+    pub(crate) max_num_batched_tokens: u32,
+    pub(crate) max_chunk_tokens: u32,
+    pub(crate) max_itl: Option<Duration>,
+    pub(crate) max_queue: u32,
+    pub(crate) max_model_len: Option<u32>,
+    pub(crate) prefix_caching: bool,
+    pub(crate) kv_eviction_tokens: Option<u32>,
+    pub(crate) prompt_lookup: bool,
+    pub(crate) api_rules: ApiRules,
+    pub(crate) draft_model: Option<PathBuf>,
+    pub(crate) kv_spill: Option<KvSpill>,
+    /// Size in bytes of the memory for texts that are being tokenized.
+    pub(crate) max_tokenizer_memory: usize,
+}
+
+/// The directory for evicted blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct KvSpill {
+    pub(crate) dir: PathBuf,
+    pub(crate) bytes: u64,
+}
+
+/// The configuration of the OpenVINO backend.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to configure"))]
+pub(crate) struct OpenVinoConfig {
+    pub(crate) device: String,
+    /// Size of the KV cache in bytes.
+    pub(crate) kv_cache_size: Option<u64>,
+    pub(crate) kv_cache_precision: Option<String>,
+    pub(crate) weights: WeightsForm,
+    pub(crate) unpack_weights: Unpack,
+    pub(crate) cache_dir: Option<PathBuf>,
+    pub(crate) plugin_config: Vec<Properties>,
+    pub(crate) sparse_attention: Option<f32>,
+}
+
+impl BackendConfig {
+    /// Rejects at once what would only fail after the model is loaded.
+    ///
+    /// # Errors
+    /// There is no model, two flags contradict each other, or two models have the same name.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        if self.model.is_none() && self.backend == Backend::OpenVino {
+            bail!("no model is given: use --model PATH, or --backend sim to run without a model");
+        }
+        if self.kv_eviction_tokens.is_some() && self.draft_model.is_some() {
+            bail!(
+                "--kv-eviction-tokens cannot be combined with --draft-model, because a draft model needs all tokens"
+            );
+        }
+        if self.adapters.len() > ADAPTERS_MAX {
+            bail!("--lora: {} adapters are given (limit: {ADAPTERS_MAX})", self.adapters.len());
+        }
+        let mut names = self.names();
+        for NamedAdapter { name, .. } in &self.adapters {
+            if names.contains(name) {
+                bail!("--lora: the name {name:?} is already the name of the model or of another adapter");
+            }
+            names.push(name.clone());
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the model.
+    pub(crate) fn names(&self) -> Vec<String> {
+        match (&self.model_names[..], &self.model) {
+            ([], Some(path)) => vec![name_of(path)],
+            ([], None) => vec!["sim".to_owned()],
+            (names, _) => names.to_vec(),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The OpenVINO backend.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use server_engine::{ModelRunner, SpillIdentity};
+use server_openvino as runtime;
+
+use super::config::{BackendConfig, OpenVinoConfig};
+use super::runners::Runners;
+use crate::args::{NamedAdapter, Unpack, WeightsForm};
+
+/// The context length of a model whose files do not have one.
+const CONTEXT_DEFAULT: u32 = 8192;
+
+/// Loads the model and its draft model. `context` is the number of tokens of a prompt and its completion together.
+pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<Runners> {
+    let draft = config.draft_model.as_deref().map(resolved);
+    let runtime_config = runtime_config(config, context)?;
+    let LoadedRunners { model, draft, loaded } = load_runners(&runtime_config, draft)?;
+    let weights = loaded
+        .weight_format
+        .map_or_else(|| "as published".to_owned(), |format| format!("{format:?}").to_lowercase());
+    tracing::info!(
+        device = runtime_config.device,
+        weights,
+        warm = loaded.from_cache,
+        unpacks = loaded.unpacks_weights,
+        native_kernels = loaded.native_kernels,
+        kernels = loaded.kernels,
+        inference_precision = loaded.inference_precision,
+        kv_cache_precision = loaded.kv_cache_precision,
+        "compiled the model"
+    );
+    let mut description = format!(
+        "openvino {} {weights} {} {}",
+        runtime_config.device, loaded.inference_precision, loaded.kv_cache_precision
+    );
+    for (adapter, digest) in config.adapters.iter().zip(&loaded.adapter_digests) {
+        description.push_str(&format!(" {}:{digest:016x}", adapter.name));
+    }
+    let cache = loaded.cache_identity;
+    let identity = SpillIdentity {
+        description: cache.description,
+        files: cache.files,
+        adapters: loaded.adapter_digests,
+    };
+    Ok(Runners { model, draft, description, identity })
+}
+
+/// The configuration of the OpenVINO crate.
+fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<runtime::Config> {
+    let OpenVinoConfig {
+        device,
+        kv_cache_size,
+        kv_cache_precision: _,
+        weights,
+        unpack_weights,
+        cache_dir,
+        plugin_config: _,
+        sparse_attention,
+    } = &config.openvino;
+    Ok(runtime::Config {
+        model: config.model.as_deref().map(resolved).context("no model is given: use --model")?,
+        device: device.clone(),
+        plugin_config: properties(&config.openvino)?,
+        weights: match weights {
+            WeightsForm::Auto => None,
+            WeightsForm::Compact => Some(runtime::WeightFormat::Compact),
+            WeightsForm::Fine => Some(runtime::WeightFormat::Fine),
+            WeightsForm::Rounded => Some(runtime::WeightFormat::Rounded),
+        },
+        unpack_weights: match unpack_weights {
+            Unpack::Auto => runtime::UnpackWeights::Auto,
+            Unpack::Never => runtime::UnpackWeights::Never,
+            Unpack::Always => runtime::UnpackWeights::FromTokens(runtime::LARGE_STEP_TOKENS),
+        },
+        kv_cache_bytes: *kv_cache_size,
+        cache_dir: cache_dir.clone(),
+        max_model_len: config.max_model_len,
+        kv_cache_tokens_max: u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.max_num_seqs),
+        adapters: config.adapters.iter().map(adapter).collect(),
+        sparse_attention: *sparse_attention,
+        block_scores: config.kv_eviction_tokens.is_some(),
+    })
+}
+
+/// Resolves links: the runtime reads the file name, which a link need not have.
+fn resolved(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Returns the properties for the plugin: those of `--plugin-config`, and those of other flags that it does not set.
+fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> {
+    let mut properties: Vec<(String, String)> =
+        config.plugin_config.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
+    let mut set_default = |key: &str, value: &str| {
+        if !properties.iter().any(|(known, _)| known == key) {
+            properties.push((key.to_owned(), value.to_owned()));
+        }
+    };
+    if let Some(precision) = &config.kv_cache_precision {
+        set_default("KV_CACHE_PRECISION", precision);
+    }
+    if let Some(folder) = &config.cache_dir {
+        std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
+        // The runner stores what it compiles for the CPU, because the plugin cannot import paged graphs.
+        if config.device != "CPU" {
+            set_default("CACHE_DIR", &folder.to_string_lossy());
+        }
+    }
+    Ok(properties)
+}
+
+fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> runtime::AdapterSource {
+    runtime::AdapterSource { name: name.clone(), path: path.clone() }
+}
+
+struct LoadedRunners {
+    model: Box<dyn ModelRunner>,
+    draft: Option<Box<dyn ModelRunner>>,
+    loaded: runtime::LoadReport,
+}
+
+/// Loads the model of `config`, and the draft model with the same options.
+fn load_runners(config: &runtime::Config, draft: Option<PathBuf>) -> anyhow::Result<LoadedRunners> {
+    let mut progress = |stage: runtime::LoadStage| {
+        tracing::info!(stage = stage.name, ms = stage.duration.as_millis() as u64, "loading");
+    };
+    let Some(draft) = draft else {
+        let (runner, loaded) = runtime::load(config, &mut progress).context("failed to load the model")?;
+        let model = Box::new(runtime::SleepableRunner::new(runner, &loaded, config.clone()));
+        return Ok(LoadedRunners { model, draft: None, loaded });
+    };
+    let draft_config = runtime::Config { model: draft, adapters: Vec::new(), ..config.clone() };
+    let [(model, loaded), (draft, draft_loaded)] = runtime::load_pair(config, &draft_config, &mut progress)
+        .context("failed to load the model and its draft model")?;
+    let model = Box::new(runtime::SleepableRunner::new(model, &loaded, config.clone()));
+    let draft = Box::new(runtime::SleepableRunner::new(draft, &draft_loaded, draft_config));
+    Ok(LoadedRunners { model, draft: Some(draft), loaded })
+}

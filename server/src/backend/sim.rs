@@ -1,0 +1,85 @@
+//! The simulator backend.
+
+use anyhow::Context as _;
+use serde_json::json;
+use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
+use server_engine::{Clock, ModelRunner, SpillIdentity};
+use server_text::{ModelText, RenderInput};
+
+use super::config::BackendConfig;
+use super::runners::Runners;
+use crate::args::SimArgs;
+
+/// Creates a simulated model and, if the configuration has a draft model, a simulated draft model at a tenth of the costs.
+pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<Runners> {
+    let model = runner(&config.sim, config.adapters.len(), text)?;
+    let draft = config.draft_model.as_ref().map(|_| {
+        let sim = SimArgs {
+            sim_step_time: config.sim.sim_step_time / 10,
+            sim_prefill_token_time: config.sim.sim_prefill_token_time / 10,
+            sim_decode_token_time: config.sim.sim_decode_token_time / 10,
+            sim_fatal_step: None,
+            ..config.sim.clone()
+        };
+        runner(&sim, config.adapters.len(), text)
+    });
+    let adapters = (1..=config.adapters.len() as u64).collect();
+    let identity = SpillIdentity { description: "sim".to_owned(), files: Vec::new(), adapters };
+    Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity })
+}
+
+fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>> {
+    let SimArgs {
+        sim_step_time,
+        sim_prefill_token_time,
+        sim_decode_token_time,
+        sim_blocks,
+        sim_block_tokens,
+        sim_fatal_step,
+        sim_model_len: _,
+        ref sim_answers,
+    } = *sim;
+    let costs = SimCosts {
+        step: sim_step_time,
+        prefill_token: sim_prefill_token_time,
+        decode_token: sim_decode_token_time,
+    };
+    let fatal = sim_fatal_step.map(|step| SimFault { step: step - 1, kind: SimFaultKind::Fatal });
+    let config = SimConfig {
+        block_tokens: sim_block_tokens,
+        blocks_total: sim_blocks,
+        vocabulary: text.vocabulary_size,
+        costs,
+        faults: fatal.into_iter().collect(),
+    };
+    let runner = SimRunner::new(config, Clock::real()).with_adapters(adapters as u32);
+    Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.with_script(script(sim_answers, text)?) }))
+}
+
+/// Returns the script with which the simulated model gives these answers in its turns of a conversation.
+///
+/// # Errors
+/// The chat template does not open the model's turn, or the model has no token that ends a turn.
+pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
+    let template = text.chat_template.as_ref().context("the model has no chat template, and so no turns")?;
+    let messages = [json!({"role": "user", "content": "x"})];
+    let render = |add_generation_prompt| {
+        let input = RenderInput { messages: &messages, add_generation_prompt, ..RenderInput::default() };
+        template.render(&input).context("failed to render the chat template")
+    };
+    let (with, without) = (render(true)?, render(false)?);
+    let opening = with.strip_prefix(&without).filter(|opening| !opening.is_empty());
+    let opening = opening.context("the chat template does not open the model's turn")?;
+    let end = *text.defaults.eos.first().context("the model has no token that ends a turn")?;
+    let encode =
+        |answer: &str| text.tokenizer.encode(answer, false, true).context("failed to tokenize an answer");
+    let answer = |answer: &String| {
+        let mut tokens = encode(answer)?;
+        tokens.push(end);
+        Ok(tokens)
+    };
+    Ok(SimScript {
+        opening: encode(opening)?,
+        answers: answers.iter().map(answer).collect::<anyhow::Result<_>>()?,
+    })
+}

@@ -1,0 +1,98 @@
+//! The flags of `ovfleet-server fetch`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, ValueEnum};
+
+/// Download and verify the files of a model.
+#[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("source").required(true).args(["hf_repo", "url", "s3_object"])))]
+pub struct FetchArgs {
+    /// The target folder. The link `current` in it leads to the model once it is complete.
+    #[arg(long, value_name = "PATH")]
+    pub into: PathBuf,
+
+    /// First remove the files of earlier fetches in the sibling folders of the target folder.
+    #[arg(long)]
+    pub remove_former: bool,
+
+    /// The name of a sibling folder that --remove-former does not remove. Repeatable.
+    #[arg(long, value_name = "NAME")]
+    pub keep: Vec<String>,
+
+    /// A repository of the Hugging Face Hub: OWNER/NAME.
+    #[arg(long, value_name = "NAME", help_heading = "Source")]
+    pub hf_repo: Option<String>,
+
+    /// The branch, tag or commit of the repository.
+    #[arg(long, value_name = "NAME", default_value = "main", help_heading = "Source")]
+    pub hf_revision: String,
+
+    /// A file of the repository; `*` matches any part of a name. Repeatable. Default: all files.
+    #[arg(long = "hf-file", value_name = "PATTERN", help_heading = "Source")]
+    pub hf_files: Vec<String>,
+
+    /// The URL of the Hugging Face Hub.
+    #[arg(long, value_name = "URL", default_value = "https://huggingface.co", help_heading = "Source")]
+    pub hf_endpoint: String,
+
+    /// The URL of a file.
+    #[arg(long, value_name = "URL", help_heading = "Source")]
+    pub url: Option<String>,
+
+    /// An S3 object, BUCKET/KEY, or all objects with a prefix, BUCKET/PREFIX/.
+    #[arg(long, value_name = "OBJECT", help_heading = "Source")]
+    pub s3_object: Option<String>,
+
+    /// The region of the S3 service.
+    #[arg(long, value_name = "NAME", default_value = "us-east-1", help_heading = "Source")]
+    pub s3_region: String,
+
+    /// The URL of the S3 service. Default: that of AWS in the region.
+    #[arg(long, value_name = "URL", help_heading = "Source")]
+    pub s3_endpoint: Option<String>,
+
+    /// The SHA-256 of the file, if the source has only one.
+    #[arg(long, value_name = "DIGITS", help_heading = "Source")]
+    pub sha256: Option<String>,
+
+    /// The format of the files. Default: detected by their names.
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
+    pub format: Format,
+
+    /// A folder with credentials in files: token; username and password; or accessKeyId, secretAccessKey and sessionToken.
+    #[arg(long, value_name = "PATH", help_heading = "Source")]
+    pub credentials: Option<PathBuf>,
+
+    /// A file to which the result is written as JSON.
+    #[arg(long, value_name = "PATH")]
+    pub report: Option<PathBuf>,
+
+    /// A port on which GET /progress returns the progress as JSON.
+    #[arg(long, value_name = "PORT")]
+    pub progress_port: Option<u16>,
+
+    /// Time in seconds for which a source of `ovfleet-server fetch` may send nothing.
+    ///
+    /// Beyond it: the attempt fails; see `--attempts`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub idle_timeout: u64,
+
+    /// Number of consecutive attempts of `ovfleet-server fetch` that transfer nothing.
+    ///
+    /// Beyond it: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
+    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    pub attempts: u32,
+}
+
+/// The format of a model's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The format is detected by the names of the files.
+    Auto,
+    /// A single GGUF file.
+    Gguf,
+    /// A folder with openvino_model.xml.
+    #[value(name = "openvino-ir")]
+    OpenvinoIr,
+}

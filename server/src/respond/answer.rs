@@ -1,0 +1,273 @@
+//! The events of an answer.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use server_engine::{DraftCounts, Event, ScoredToken, TokenStream};
+use server_openai::{CompletionTokensDetails, PromptTokensDetails, Usage};
+use server_parsers::ReasoningFormat;
+use server_text::Tokenizer;
+
+use super::best::best;
+use super::choice::{self, Choice};
+use super::delta::Delta;
+use crate::error::Error;
+use crate::prepare::TextRule;
+use crate::request_record::RequestRecord;
+
+/// An event of an answer. After `Finished` or `Failed` there are no others.
+#[derive(Clone, Debug)]
+pub(crate) enum AnswerEvent {
+    /// The new deltas, at least one.
+    Deltas(Vec<Delta>),
+    /// All choices have ended.
+    Finished(Usage),
+    /// The answer failed.
+    Failed(Error),
+}
+
+/// An answer that is being generated. Dropping it aborts the rest.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    prompts: Vec<PromptAnswer>,
+    usage: Usage,
+    record: RequestRecord,
+    /// If more choices are generated than returned: their numbers for each prompt.
+    best_of: Option<BestOf>,
+    /// Deltas that wait for the log probabilities of all prompts.
+    held: Vec<Delta>,
+    /// The first event, if [`Answer::start`] has received it.
+    first: Option<AnswerEvent>,
+    /// The last event, once it is known.
+    end: Option<AnswerEvent>,
+}
+
+/// The numbers of choices for each prompt.
+#[derive(Clone, Copy, Debug)]
+struct BestOf {
+    generated: u32,
+    returned: u32,
+}
+
+/// The answer to one of the request's prompts.
+#[derive(Debug)]
+struct PromptAnswer {
+    /// The tokens, until all choices have ended.
+    stream: Option<TokenStream>,
+    choices: Vec<Choice>,
+    /// The number of the first choice in the whole answer.
+    first: u32,
+    /// The log probabilities of the prompt, once they are known.
+    scores: Option<Arc<[ScoredToken]>>,
+    /// Whether the log probabilities are requested and not known yet.
+    awaits_scores: bool,
+    /// Whether the generated tokens are discarded.
+    discards: bool,
+}
+
+/// A prompt that was submitted to the engine.
+pub(crate) struct SubmittedPrompt {
+    pub(crate) stream: TokenStream,
+    pub(crate) choices: u32,
+    pub(crate) prompt_tokens: usize,
+    /// Whether the log probabilities of the prompt are requested.
+    pub(crate) is_scored: bool,
+}
+
+impl Answer {
+    /// Creates the answer to `submitted`, of which each prompt has `choices` returned choices.
+    pub(crate) fn new(
+        submitted: Vec<SubmittedPrompt>,
+        choices: u32,
+        tokenizer: &Arc<Tokenizer>,
+        rule: &TextRule,
+        record: RequestRecord,
+    ) -> Self {
+        let generated = submitted.first().map_or(choices, |prompt| prompt.choices);
+        let best_of = (generated > choices).then_some(BestOf { generated, returned: choices });
+        let reasons =
+            rule.parser.as_ref().is_some_and(|parser| parser.formats.reasoning != ReasoningFormat::None);
+        let mut usage = Usage {
+            completion_tokens_details: reasons.then(CompletionTokensDetails::default),
+            ..Usage::default()
+        };
+        let mut first = 0;
+        let prompts = submitted
+            .into_iter()
+            .map(|SubmittedPrompt { stream, choices, prompt_tokens, is_scored }| {
+                usage.prompt_tokens += prompt_tokens as u64;
+                let prompt = PromptAnswer {
+                    stream: Some(stream),
+                    choices: (0..choices).map(|_| Choice::new(tokenizer, rule)).collect(),
+                    first,
+                    scores: None,
+                    awaits_scores: is_scored,
+                    discards: rule.discards,
+                };
+                first += choices;
+                prompt
+            })
+            .collect();
+        Self { prompts, usage, record, best_of, held: Vec::new(), first: None, end: None }
+    }
+
+    /// Waits for the first event, which [`Answer::next`] then returns.
+    ///
+    /// # Errors
+    /// The answer failed before its first delta.
+    pub(crate) async fn start(&mut self) -> Result<(), Error> {
+        match self.next().await {
+            AnswerEvent::Failed(error) => Err(error),
+            event => {
+                self.first = Some(event);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for the next event. All deltas since the last call are returned together.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event, unless more choices are generated than returned.
+    pub(crate) async fn next(&mut self) -> AnswerEvent {
+        if let Some(first) = self.first.take() {
+            return first;
+        }
+        let Some(BestOf { generated, returned }) = self.best_of else { return self.next_of_all().await };
+        // The best choices are known only at the end.
+        let mut all = Vec::new();
+        while let AnswerEvent::Deltas(deltas) = self.next_of_all().await {
+            all.extend(deltas);
+        }
+        self.best_of = None;
+        match &self.end {
+            Some(AnswerEvent::Finished(_)) if !all.is_empty() => {
+                AnswerEvent::Deltas(best(all, generated, returned))
+            }
+            _ => self.next_of_all().await,
+        }
+    }
+
+    /// Passes all deltas to `add`. Returns the usage at the end.
+    ///
+    /// # Errors
+    /// The answer failed.
+    pub(crate) async fn fold(&mut self, mut add: impl FnMut(Delta)) -> Result<Usage, Error> {
+        loop {
+            match self.next().await {
+                AnswerEvent::Deltas(deltas) => deltas.into_iter().for_each(&mut add),
+                AnswerEvent::Finished(usage) => return Ok(usage),
+                AnswerEvent::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn next_of_all(&mut self) -> AnswerEvent {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<AnswerEvent> {
+        if let Some(end) = &self.end {
+            return Poll::Ready(end.clone());
+        }
+        let mut deltas = std::mem::take(&mut self.held);
+        for prompt in &mut self.prompts {
+            if let Err(error) = prompt.poll(context, &mut self.usage, &mut self.record, &mut deltas) {
+                self.record.failed(&error);
+                self.prompts.clear();
+                let failed = self.end.insert(AnswerEvent::Failed(error));
+                // The deltas before the failure come first.
+                let event = if deltas.is_empty() { failed.clone() } else { AnswerEvent::Deltas(deltas) };
+                return Poll::Ready(event);
+            }
+        }
+        if self.prompts.iter().any(|prompt| prompt.awaits_scores) {
+            self.held = deltas;
+            return Poll::Pending;
+        }
+        if !deltas.is_empty() {
+            return Poll::Ready(AnswerEvent::Deltas(deltas));
+        }
+        if self.prompts.iter().all(|prompt| prompt.stream.is_none()) {
+            let usage = self.usage();
+            self.record.ended(usage);
+            return Poll::Ready(self.end.insert(AnswerEvent::Finished(usage)).clone());
+        }
+        Poll::Pending
+    }
+
+    /// Returns, for each prompt, the log probabilities of its tokens from the second on, if they are requested. They are
+    /// known from the first event on.
+    pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
+        self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
+    }
+
+    /// Returns the tokens used so far.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage { total_tokens: self.usage.prompt_tokens + self.usage.completion_tokens, ..self.usage }
+    }
+}
+
+/// Adds the draft tokens of a choice.
+fn count_drafts(DraftCounts { accepted, rejected }: DraftCounts, usage: &mut Usage) {
+    if accepted + rejected > 0 {
+        let details = usage.completion_tokens_details.get_or_insert_default();
+        *details.accepted_prediction_tokens.get_or_insert_default() += u64::from(accepted);
+        *details.rejected_prediction_tokens.get_or_insert_default() += u64::from(rejected);
+    }
+}
+
+impl PromptAnswer {
+    /// Processes all events of the engine that are available.
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        usage: &mut Usage,
+        record: &mut RequestRecord,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), Error> {
+        while let Some(stream) = &mut self.stream {
+            let Poll::Ready(event) = stream.poll_next(context) else { return Ok(()) };
+            match event {
+                Some(Event::Started { cached_tokens }) => {
+                    let PromptTokensDetails { cached_tokens: cached } = &mut usage.prompt_tokens_details;
+                    *cached += u64::from(cached_tokens);
+                }
+                Some(Event::Scored { mut tokens }) => {
+                    tokens.iter_mut().for_each(|scored| choice::floor(&mut scored.logprobs));
+                    self.scores = Some(tokens.into());
+                    self.awaits_scores = false;
+                }
+                Some(Event::Token { .. }) if self.discards => {}
+                Some(Event::Token { index, token, logprobs }) => {
+                    let choice = &mut self.choices[index as usize];
+                    usage.completion_tokens += 1;
+                    let now = Instant::now();
+                    record.token(now, choice.last_token.replace(now));
+                    let reasoning_tokens = choice.push(self.first + index, token, logprobs, deltas);
+                    if let Some(details) = &mut usage.completion_tokens_details {
+                        details.reasoning_tokens += reasoning_tokens;
+                    }
+                    if choice.has_ended() {
+                        // The engine does not know stop strings.
+                        stream.abort(index);
+                    }
+                }
+                Some(Event::Finished { index, reason, drafts }) => {
+                    count_drafts(drafts, usage);
+                    // The request allows no token, whatever the discarded token was.
+                    let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
+                    self.choices[index as usize].finish(self.first + index, reason, deltas);
+                }
+                Some(Event::Failed(failure)) => return Err(Error::Failed(failure)),
+                None => self.stream = None,
+            }
+            if self.choices.iter().all(Choice::has_ended) {
+                self.stream = None;
+            }
+        }
+        Ok(())
+    }
+}

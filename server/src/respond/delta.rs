@@ -1,0 +1,101 @@
+//! The changes of an answer's choices.
+
+use std::mem::discriminant;
+
+use server_engine::{TokenId, TokenLogprob};
+use server_openai::FinishReason;
+
+/// A change of a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Delta {
+    /// Text, and its tokens if log probabilities are requested. Either may be empty, but not both.
+    Text { choice: u32, text: String, tokens: Vec<TokenText> },
+    /// Reasoning, and its tokens. Either may be empty, but not both.
+    Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
+    /// The beginning of a tool call, with its number within the choice from 0. Its arguments follow.
+    CallBegin { choice: u32, call: u32, id: String, name: String },
+    /// More of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
+    CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
+    /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
+    CallEnd { choice: u32, call: u32 },
+    /// The end of the choice.
+    End { choice: u32, reason: FinishReason },
+}
+
+impl Delta {
+    /// Returns the number of the choice.
+    pub(crate) fn choice(&self) -> u32 {
+        match self {
+            Self::Text { choice, .. }
+            | Self::Reasoning { choice, .. }
+            | Self::CallBegin { choice, .. }
+            | Self::CallArguments { choice, .. }
+            | Self::CallEnd { choice, .. }
+            | Self::End { choice, .. } => *choice,
+        }
+    }
+
+    /// Returns the delta with another number of the choice.
+    pub(super) fn with_choice(mut self, number: u32) -> Self {
+        match &mut self {
+            Self::Text { choice, .. }
+            | Self::Reasoning { choice, .. }
+            | Self::CallBegin { choice, .. }
+            | Self::CallArguments { choice, .. }
+            | Self::CallEnd { choice, .. }
+            | Self::End { choice, .. } => *choice = number,
+        }
+        self
+    }
+
+    /// Appends the next delta, or returns it if it has another kind, choice or call.
+    fn merge(&mut self, next: Self) -> Option<Self> {
+        // The beginning of the second call separates the arguments of two calls.
+        if discriminant(self) != discriminant(&next) || self.choice() != next.choice() {
+            return Some(next);
+        }
+        match (self, next) {
+            (
+                Self::Text { text, tokens, .. }
+                | Self::Reasoning { text, tokens, .. }
+                | Self::CallArguments { text, tokens, .. },
+                Self::Text { text: more, tokens: more_tokens, .. }
+                | Self::Reasoning { text: more, tokens: more_tokens, .. }
+                | Self::CallArguments { text: more, tokens: more_tokens, .. },
+            ) => {
+                text.push_str(&more);
+                tokens.extend(more_tokens);
+                None
+            }
+            (_, next) => Some(next),
+        }
+    }
+}
+
+/// Adds a delta and merges it with the last one if that has the same kind and choice. Empty deltas are ignored.
+pub(super) fn push(delta: Delta, deltas: &mut Vec<Delta>) {
+    if let Delta::Text { text, tokens, .. }
+    | Delta::Reasoning { text, tokens, .. }
+    | Delta::CallArguments { text, tokens, .. } = &delta
+        && text.is_empty()
+        && tokens.is_empty()
+    {
+        return;
+    }
+    let unmerged = match deltas.last_mut() {
+        Some(last) => last.merge(delta),
+        None => Some(delta),
+    };
+    deltas.extend(unmerged);
+}
+
+/// A token within the text of a choice.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TokenText {
+    pub(crate) token: TokenId,
+    /// The position of its text in the generated text, in characters.
+    pub(crate) start: usize,
+    pub(crate) logprob: f32,
+    /// The most probable tokens, in descending order.
+    pub(crate) top: Vec<TokenLogprob>,
+}

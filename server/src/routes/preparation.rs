@@ -1,0 +1,29 @@
+//! Where requests are prepared: small ones on the threads that serve connections, others on their own threads.
+
+use crate::app::App;
+use crate::error::{Error, Resource};
+use crate::limits::NoSlot;
+use crate::prepare;
+use crate::tenant::Tenant;
+
+/// Size up to which a body is prepared inline. Larger bodies, and those with a form that must be compiled, are prepared on
+/// their own threads, so that they do not delay the tokens of other requests.
+const INLINE_BYTES_MAX: usize = 16 * 1024;
+
+/// Whether a body is prepared so quickly that it needs no thread.
+pub(super) fn is_light(body: &[u8]) -> bool {
+    body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body)
+}
+
+/// Prepares a request on its own thread once a slot is free.
+pub(super) async fn on_thread<T: Send + 'static>(
+    app: &App,
+    tenant: Tenant,
+    work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let slot =
+        app.preparation_slots().slot(tenant).await.map_err(|NoSlot| app.overloaded(Resource::Preparation))?;
+    let app = app.clone();
+    let result = slot.run(move || work(&app)).await;
+    result.unwrap_or_else(|| Err(Error::Internal("failed to prepare the request".to_owned())))
+}

@@ -1,0 +1,61 @@
+//! Submits prepared requests to the engine.
+
+use std::time::Instant;
+
+use axum::response::Response;
+
+use crate::app::{App, ServedModel};
+use crate::error::Error;
+use crate::limits::AdmittedRequest;
+use crate::prepare::TextRule;
+use crate::request_record::RequestRecord;
+use crate::respond::{Answer, SubmittedPrompt};
+
+/// A prepared request.
+pub(super) struct Submission<'a> {
+    /// The endpoint in metrics and logs.
+    pub(super) endpoint: &'static str,
+    /// The ID of the answer.
+    pub(super) id: String,
+    pub(super) arrived: Instant,
+    pub(super) admitted: AdmittedRequest,
+    pub(super) prompts: Vec<server_engine::Request>,
+    pub(super) text: &'a TextRule,
+    /// Number of returned choices for each prompt.
+    pub(super) choices: u32,
+}
+
+/// Submits all prompts of a request.
+///
+/// # Errors
+/// The engine rejects a prompt. The other prompts are aborted then.
+pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -> Result<Answer, Error> {
+    let Submission { endpoint, id, arrived, admitted, prompts, text, choices } = request;
+    let limits = served.engine.limits();
+    let adapter = prompts.first().and_then(|prompt| served.model.adapter(prompt.adapter));
+    let submit = |prompt: server_engine::Request| {
+        let (choices, prompt_tokens) = (prompt.num_results(), prompt.prompt.len());
+        let is_scored = prompt.sampling.prompt_logprobs.is_some();
+        match served.engine.submit(prompt) {
+            Ok(stream) => Ok(SubmittedPrompt { stream, choices, prompt_tokens, is_scored }),
+            Err(error) => {
+                let retry_after = app.admission().retry_after(Instant::now());
+                Err(Error::from_submit(error, retry_after, limits.requests.max_queue))
+            }
+        }
+    };
+    let submitted = prompts.into_iter().map(submit).collect::<Result<_, _>>()?;
+    if let Some(adapter) = adapter {
+        app.metrics().count_adapter(&adapter.name);
+    }
+    let record = RequestRecord::new(app.metrics().clone(), endpoint, id, arrived, admitted);
+    Ok(Answer::new(submitted, choices, &served.model.text.tokenizer, text, record))
+}
+
+/// Adds the header that the official clients show as the ID of the request.
+pub(super) fn with_request_id(mut response: Response, id: &str) -> Response {
+    if let Ok(id) = id.parse() {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}

@@ -1,0 +1,50 @@
+//! Why an object cannot be stored or read, and the limits that an error names.
+
+use std::path::{Path, PathBuf};
+
+/// Number of items at which a conversation accepts no more.
+///
+/// Beyond it: 400, `array_above_max_length`.
+pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
+/// StoredRecord size at which a conversation accepts no more items.
+///
+/// Beyond it: 400, `array_above_max_length`.
+pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
+/// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
+///
+/// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
+pub(super) const DEPTH_MAX: usize = 127;
+
+/// Why a record could not be stored or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The record is larger than the limit for a record or than the whole store.
+    #[error("the record has {bytes} bytes; at most {bytes_max} can be stored")]
+    TooLarge { bytes: u64, bytes_max: u64 },
+    /// No items can be added to the conversation.
+    #[error(
+        "the conversation is full: it has {items} items and {bytes} bytes; the limits are {CONVERSATION_ITEMS_MAX} items \
+         and {CONVERSATION_BYTES_MAX} bytes"
+    )]
+    Full { items: usize, bytes: u64 },
+    /// The record could not be read again.
+    #[error("the JSON is nested more than {DEPTH_MAX} levels deep")]
+    TooDeep,
+    /// A file could not be accessed.
+    #[error("failed to access {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another server uses the directory.
+    #[error("another server uses {}", .0.display())]
+    Taken(PathBuf),
+}
+
+impl Error {
+    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        |source| Self::Io { path, source }
+    }
+}

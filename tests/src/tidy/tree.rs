@@ -1,0 +1,87 @@
+//! The files of the repository, which the rules read, and the findings that they return.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+
+/// Names of folders with fetched or built files, at any depth. In a worktree, `.git` is a file.
+const SKIPPED: [&str; 6] = [".git", ".deps", ".venv", "target", "node_modules", "__pycache__"];
+
+/// A violation of a rule in one file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The path of the file, relative to the root of the repository.
+    pub path: String,
+    /// The problem and, unless it is obvious, the fix.
+    pub message: String,
+}
+
+impl Finding {
+    pub(super) fn new(path: &str, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), message: message.into() }
+    }
+}
+
+/// A file of the repository.
+#[derive(Debug)]
+pub struct File {
+    /// The path relative to the root of the repository, with slashes.
+    pub path: String,
+    /// The content; bytes that are not valid UTF-8 are replaced.
+    pub text: String,
+    /// The size of the file in bytes.
+    pub bytes: usize,
+}
+
+impl File {
+    /// Creates a file with the content `text`.
+    #[must_use]
+    pub fn new(path: &str, text: &str) -> Self {
+        Self { path: path.to_owned(), text: text.to_owned(), bytes: text.len() }
+    }
+}
+
+/// The files of the repository, without fetched and built files.
+#[derive(Debug, Default)]
+pub struct Tree {
+    /// The files, sorted by path.
+    pub files: Vec<File>,
+}
+
+impl Tree {
+    /// Reads all files below `root`.
+    ///
+    /// # Errors
+    /// A folder or a file cannot be read.
+    pub fn read(root: &Path) -> anyhow::Result<Self> {
+        let mut tree = Self::default();
+        let mut folders = vec![root.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in folder.read_dir().with_context(|| format!("failed to list {}", folder.display()))? {
+                let entry = entry?;
+                let path = entry.path();
+                // The target of a link is read at its own path.
+                if entry.file_type()?.is_symlink() || SKIPPED.iter().any(|name| entry.file_name() == *name) {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let bytes =
+                    std::fs::read(&path).with_context(|| format!("failed to read {}", path.display()))?;
+                let relative = path.strip_prefix(root)?.to_string_lossy().replace('\\', "/");
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                tree.files.push(File { path: relative, text, bytes: bytes.len() });
+            }
+        }
+        tree.files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(tree)
+    }
+
+    /// Returns the file at `path`.
+    #[must_use]
+    pub fn file(&self, path: &str) -> Option<&File> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
