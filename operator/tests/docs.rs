@@ -12,14 +12,14 @@ use serde_json::Value;
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the operator\n\nFor platform engineers: every flag of `operator` and its subcommands, with its environment variable and its default.\n\
+        "# Flags of the operator\n\nFor platform engineers: every flag of `ovfleet-operator` and its subcommands, with its environment variable and its default.\n\
          Generated from `ovfleet-operator --help`. Each can also be given by its environment \
          variable.\n",
     );
     let command = Args::command();
     flags(&mut text, "All subcommands", &command);
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
-        flags(&mut text, &format!("operator {}", subcommand.get_name()), subcommand);
+        flags(&mut text, &format!("ovfleet-operator {}", subcommand.get_name()), subcommand);
     }
     expect_file!["../../docs/reference/flags-operator.md"].assert_eq(&text);
 }

@@ -13,7 +13,7 @@ use router::{App, Args};
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the router\n\nFor operators of routers: every flag of `router`, with its environment variable and its default.\nGenerated from \
+        "# Flags of the router\n\nFor operators of routers: every flag of `ovfleet-router`, with its environment variable and its default.\nGenerated from \
          `ovfleet-router --help`. Each can also be given by its environment \
          variable. All except `--config`\ncan be given in the file that `--config` names, as a key without the leading dashes.\n",
     );

@@ -15,7 +15,7 @@ use tower::ServiceExt as _;
 #[test]
 fn the_flags_are_described() {
     let mut text = String::from(
-        "# Flags of the server\n\nFor operators of servers: every flag of `server`, with its environment variable and its default. Subcommands \
+        "# Flags of the server\n\nFor operators of servers: every flag of `ovfleet-server`, with its environment variable and its default. Subcommands \
          have\n[a page of their own](flags-server-commands.md).\nGenerated from `ovfleet-server --help`.\n",
     );
     let command = Args::command();
@@ -40,13 +40,13 @@ fn the_flags_are_described() {
 #[test]
 fn the_flags_of_subcommands_are_described() {
     let mut text = String::from(
-        "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `server` and \
+        "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `ovfleet-server` and \
          their flags.\nGenerated from `ovfleet-server --help`.\n",
     );
     for subcommand in Args::command().get_subcommands() {
         let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
         let (name, about) = (subcommand.get_name(), about.trim_end_matches('.'));
-        let _ = write!(text, "\n## server {name}\n\n{about}.\n\n");
+        let _ = write!(text, "\n## ovfleet-server {name}\n\n{about}.\n\n");
         text.push_str("| flag | environment | default | |\n|---|---|---|---|\n");
         for argument in subcommand.get_arguments().filter(|argument| argument.get_long().is_some()) {
             text.push_str(&row(argument));

@@ -51,7 +51,7 @@ pub fn built(name: &str) -> anyhow::Result<PathBuf> {
     let folder = test.parent().and_then(Path::parent).context("the test is not in a target directory")?;
     let binary = folder.join(name);
     if !binary.is_file() {
-        bail!("{} does not exist: build it with `cargo build -p {name}`", binary.display());
+        bail!("{} does not exist: build it with `cargo test --workspace --no-run`", binary.display());
     }
     Ok(binary)
 }

@@ -42,7 +42,7 @@ pub(super) fn config_map(valid: &ValidDeployment) -> Manifest {
 pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
     let router = &valid.router;
-    let template = PodTemplate::render(owner, Component::Router, pod(valid), router.pod_template.as_ref());
+    let template = PodTemplate::render(owner, Component::Router, &pod(valid), router.pod_template.as_ref());
     let content = json!({
         "spec": {
             "replicas": router.replicas,
@@ -78,7 +78,7 @@ fn pod(valid: &ValidDeployment) -> Value {
         "enableServiceLinks": false,
         "securityContext": security_context(&valid.security, volume_use),
         "terminationGracePeriodSeconds": drain_seconds + ENDPOINT_REMOVAL_SECONDS + EXIT_SECONDS,
-        "containers": [container(valid, mounts)],
+        "containers": [container(valid, &mounts)],
         "volumes": volumes,
     });
     put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
@@ -86,7 +86,7 @@ fn pod(valid: &ValidDeployment) -> Value {
     pod
 }
 
-fn container(valid: &ValidDeployment, mounts: Vec<Value>) -> Value {
+fn container(valid: &ValidDeployment, mounts: &[Value]) -> Value {
     let router = &valid.router;
     let config = format!("{CONFIG_PATH}/{CONFIG_FILE}");
     let api_keys = router.api_keys.as_ref().map(|keys| format!("{API_KEYS_PATH}/{}", keys.key));

@@ -32,7 +32,7 @@ const MODEL_BYTES: u64 = 64 << 30;
 pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
     let server = &valid.server;
-    let template = PodTemplate::render(owner, Component::Server, pod(valid), server.pod_template.as_ref());
+    let template = PodTemplate::render(owner, Component::Server, &pod(valid), server.pod_template.as_ref());
     let mut content = json!({
         "spec": {
             "replicas": server.replicas,

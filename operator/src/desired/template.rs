@@ -16,7 +16,7 @@ pub(super) struct PodTemplate {
 
 impl PodTemplate {
     /// Renders a template with the given pod spec, into which `overlay` is merged.
-    pub(super) fn render(owner: &Owner, component: Component, spec: Value, overlay: Option<&Value>) -> Self {
+    pub(super) fn render(owner: &Owner, component: Component, spec: &Value, overlay: Option<&Value>) -> Self {
         let mut body = json!({"metadata": {"labels": {}, "annotations": {}}, "spec": spec});
         if let Some(overlay) = overlay {
             merge(&mut body, overlay);

@@ -96,8 +96,8 @@ pub struct LimitArgs {
     )]
     pub write_timeout: Duration,
 
-    /// Time in which requests, including those in the background, must finish after SIGTERM or SIGINT. If `server
-    /// drain` was called before, the time starts with that call.
+    /// Time in which requests, including those in the background, must finish after SIGTERM or SIGINT. If
+    /// `ovfleet-server drain` was called before, the time starts with that call.
     ///
     /// Beyond it: the remaining requests are cut off.
     #[arg(
