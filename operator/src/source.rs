@@ -3,7 +3,7 @@
 //!
 //! Jobs, Deployments and pods have the key of their source as an annotation. Releases before this annotation left it
 //! out. As adding it to a pod template would restart all replicas, their objects keep their templates, and the source
-//! is read from the arguments of their containers: see [`former_release`].
+//! is read from the arguments of their containers: see `former_release`.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long,
 //! and when a client should retry if the queue is full.
 //!
-//! Tenants are served fairly ([`fair_order`]). Among the requests of a tenant, a request is served as if it had arrived
+//! Tenants are served fairly (`fair_order.rs`). Among the requests of a tenant, a request is served as if it had arrived
 //! later, by a delay that depends on its priority class. So a class is served before the classes below it, but no request
 //! waits forever behind requests that keep arriving. The queue is a state machine: time is a parameter, and nothing is
 //! woken here.
