@@ -209,7 +209,7 @@ pub struct LocalArgs {
     pub replicas: Option<i32>,
 
     /// A field of the spec and its value in YAML. It overrides the file. Repeatable, such as
-    /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--weights=compact].
+    /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--max-itl=50ms].
     #[arg(long = "set", env = "OVFLEET_OPERATOR_LOCAL_SET", value_name = "FIELD=VALUE")]
     pub settings: Vec<String>,
 

@@ -20,7 +20,6 @@ const SOURCES: &[&str] = &[
     "graph/paged.cpp",
     "graph/rotary.cpp",
     "graph/save.cpp",
-    "graph/unpack.cpp",
     "graph/weights.cpp",
     "projection/adapters.cpp",
     "projection/fuse_stages.cpp",

@@ -147,17 +147,6 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
-    /// The form of the quantized weights of a GGUF file in memory.
-    #[arg(long, env = "OVFLEET_WEIGHTS", value_enum, default_value = "auto", help_heading = "Engine")]
-    pub weights: WeightsForm,
-
-    /// Whether large steps, which compute prompts, use a second copy of the weights in f32.
-    ///
-    /// This is faster on processors without 8-bit integer multiplication, and needs 4 bytes per parameter. The copy is made
-    /// after the server is ready.
-    #[arg(long, env = "OVFLEET_UNPACK_WEIGHTS", value_enum, default_value = "auto", help_heading = "Engine")]
-    pub unpack_weights: Unpack,
-
     /// Directory in which rewritten and compiled models are stored, so that the next start is faster.
     #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
@@ -360,30 +349,6 @@ impl Backend {
             Self::Sim => "sim",
         }
     }
-}
-
-/// Whether large steps use a copy of the weights in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Unpack {
-    /// They use f32 weights if that is faster and the memory suffices.
-    Auto,
-    /// They use the same weights as other steps.
-    Never,
-    /// They use f32 weights if the model has integer weights.
-    Always,
-}
-
-/// The form of the quantized weights of a GGUF file in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WeightsForm {
-    /// Exact: `compact`, or `fine` if the plugin's kernels are faster with it and the memory suffices.
-    Auto,
-    /// Exact and small: the form of the file.
-    Compact,
-    /// Exact to a few thousandths of a quantization step, and fast: 8 bits per weight.
-    Fine,
-    /// Small and fast, but not exact: zero points are rounded.
-    Rounded,
 }
 
 /// Properties of OpenVINO's plugin by name.

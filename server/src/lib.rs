@@ -46,7 +46,7 @@ pub use api_rules::ApiRules;
 pub use app::{App, ServedModel};
 pub use args::{
     Args, Backend, ByteSize, Command, LimitArgs, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs,
-    SpillArgs, StoreArgs, WeightsForm,
+    SpillArgs, StoreArgs,
 };
 pub use authentication::{RequireToken, authenticated};
 pub use backend::{built_in_text, built_in_text_with, script};

@@ -36,7 +36,6 @@ def arguments() -> argparse.Namespace:
         help="default: the choice of the plugin, which is bf16 on processors that support it",
     )
     parser.add_argument("--kv-cache-precision", default="u8")
-    parser.add_argument("--weights", default="auto")
     parser.add_argument("--batch-tokens-max", type=int, default=512)
     parser.add_argument("--chunk-tokens-max", type=int, help="only for our engine; default: that of the engine")
     parser.add_argument("--no-floor", action="store_true")
@@ -59,7 +58,6 @@ class Bench:
             kv_cache_precision=args.kv_cache_precision,
             batch_tokens_max=args.batch_tokens_max,
             prefix_caching=True,
-            weights=args.weights,
         )
         self.configs: dict[str, dict] = {}
 

@@ -96,7 +96,6 @@ class Server:
             f"--model-name={MODEL}",
             f"--port={self.port}",
             f"--grpc-port={grpc_port}",
-            f"--weights={setup.weights}",
             f"--kv-cache-size={setup.kv_cache_gib}GiB",
             f"--max-num-batched-tokens={setup.batch_tokens_max}",
             f"--max-chunk-tokens={setup.chunk_tokens_max}",
@@ -111,7 +110,7 @@ class Server:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(self.command(), env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + READY_SECONDS_MAX
-        while not (self.ready() and self.settled()):
+        while not self.ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 raise engines.Failed(f"the server did not become ready: {self.log.read_text()[-2000:]}")
@@ -125,11 +124,6 @@ class Server:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
-
-    def settled(self) -> bool:
-        """Whether the background compilation is complete, which the engine in process waits for, too."""
-        log = self.log.read_text()
-        return "unpacks=true" not in log or "large steps now use" in log or "for large steps" in log
 
     def __exit__(self, *_exception) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -39,9 +39,7 @@ class Setup:
     prefix_caching: bool = False
     # Tokens that end a sequence.
     stop_tokens: tuple[int, ...] = ()
-    # Only for our engine: the format of GGUF weights, and the maximum number of prompt tokens beside decoding sequences
-    # (None: the default).
-    weights: str = "auto"
+    # Only for our engine: the maximum number of prompt tokens beside decoding sequences (None: the default).
     chunk_tokens_max: int | None = None
     step_ms_max: int | None = None
     # Further properties of the plugin, KEY=VALUE.
@@ -70,7 +68,6 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
     command = [
         engine,
         f"--model={setup.model}",
-        f"--weights={setup.weights}",
         f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
         f"--max-batched-tokens={setup.batch_tokens_max}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",

@@ -21,8 +21,8 @@ import sampling
 import served
 from oracle import Check, engines
 
-# Options that are no default, since they serve another model than the file has: what they cost is told.
-LOSSY = ({"kv_cache_precision": "u4"}, {"weights": "rounded"})
+# An option that is no default, since it is not exact: its cost is printed.
+LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
 
 
@@ -32,8 +32,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
     parser.add_argument("--server", type=pathlib.Path, default=served.SERVER)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    forms = ["auto", "compact", "fine"]
-    parser.add_argument("--weights", nargs="+", choices=forms, default=["auto"], help="the forms that are exact")
     parser.add_argument("--kv-cache-precision", default="u8", help="of the perplexity: as served")
     parser.add_argument(
         "--inference-precision",
@@ -77,21 +75,16 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
     if "beams" in args.parts:
         with engines.scratch() as own:
             yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
-    for weights in args.weights:
-        if "oracle-gguf" in args.parts:
-            yield from oracle.on_gguf(engine, exact.with_model(args.model, weights=weights), ir, folder)
-        if "perplexity" in args.parts:
-            setups = [served.with_model(args.model, weights=weights)]
-            if weights == args.weights[0]:
-                others = {"u8", "f16", "bf16", "f32"} - {served.kv_cache_precision}
-                setups += [setups[0].with_model(args.model, kv_cache_precision=one) for one in sorted(others)]
-            yield from quality.perplexities(engine, setups, ir, folder)
-            if weights == args.weights[0]:
-                lossy = [setups[0].with_model(args.model, **option) for option in LOSSY]
-                yield from quality.costs(engine, lossy, ir, folder)
-                yield from quality.long_costs(engine, setups[0], ir, folder)
-        if "random" in args.parts:
-            yield from quality.random_files(engine, exact.with_model(args.model, weights=weights), folder)
+    if "oracle-gguf" in args.parts:
+        yield from oracle.on_gguf(engine, exact, ir, folder)
+    if "perplexity" in args.parts:
+        others = sorted({"u8", "f16", "bf16", "f32"} - {served.kv_cache_precision})
+        setups = [served, *(served.with_model(args.model, kv_cache_precision=one) for one in others)]
+        yield from quality.perplexities(engine, setups, ir, folder)
+        yield quality.cost(engine, served.with_model(args.model, **LOSSY), ir, folder)
+        yield from quality.long_costs(engine, served, ir, folder)
+    if "random" in args.parts:
+        yield from quality.random_files(engine, exact, folder)
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ SHARES = (0.99, 0.95, 0.9)
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
 # Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
-# KV. Weights held as in the file differ by f16 zero points; held on a finer grid, by up to 1/32 of a step each.
-LOGITS_SHARE_MAX = {"compact": (0.04, 0.006), "fine": (0.1, 0.02), "auto": (0.1, 0.02)}
+# KV. Zero points that are not integers are rounded to f16.
+LOGITS_SHARE_MAX = (0.04, 0.006)
 
 
 def windows(ir: pathlib.Path) -> list[list[int]]:
@@ -55,15 +55,12 @@ def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict
     return work, {"kind": "score", "windows": work}, reference_perplexity(model, work)
 
 
-def costs(
-    engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
-) -> Iterator[Check]:
-    """What options that are not exact cost: told, not judged."""
-    _, scenario, wanted = scored(setups[0].model, ir)
-    for setup in setups:
-        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
-        name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}, no default"
-        yield Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
+def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
+    """The cost of an option that is not exact: printed, not judged."""
+    _, scenario, wanted = scored(setup.model, ir)
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, no default"
+    return Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
 
 
 def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
@@ -92,7 +89,7 @@ def perplexities(
             f"ours {ours:.3f} ({share:+.2%}), dequantised model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
             f"({peer / wanted - 1:+.2%}); {tokens} tokens in windows of {WINDOW}; at most ±{PERPLEXITY_SHARE_MAX:.0%}"
         )
-        name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
+        name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
     # The same graph by their kernels and by ours, which round rows to 8 bits in either.
     setup = setups[0].with_model(ir)
@@ -122,7 +119,7 @@ def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path
     work = random_windows()
     rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
     scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
-    name = f"logits of {setup.model.stem}, weights {setup.weights}"
+    name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))
     try:
         result = engines.run_engine(engine, setup, scenario, folder)
@@ -131,7 +128,7 @@ def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path
     got = np.fromfile(folder / "logits.f32", dtype="<f4").reshape(wanted.shape)
     difference = np.abs(got - wanted) / wanted.std()
     worst, mean = float(difference.max()), float(np.sqrt(np.mean(difference**2)))
-    most = LOGITS_SHARE_MAX[setup.weights]
+    most = LOGITS_SHARE_MAX
     ours = reference.perplexity(result["windows"])
     scores = [
         reference.log_softmax(logits[:-1])[np.arange(RANDOM_TOKENS - 1), window[1:]]

@@ -173,14 +173,13 @@ impl Server {
         })
     }
 
-    /// Starts a server with the sample model under the name `smollm2`, with [`EXACT`]. It uses a single graph, because
-    /// a second one would be compiled while clients are tested, and the shared [`cache_dir`].
+    /// Starts a server with the sample model under the name `smollm2`, with [`EXACT`] and the shared [`cache_dir`].
     ///
     /// # Errors
     /// The same as those of [`Server::start`].
     pub fn named() -> anyhow::Result<Self> {
         let cache_dir = cache_dir();
-        let arguments = ["--model-name", "smollm2", "--unpack-weights", "never", "--cache-dir", &cache_dir];
+        let arguments = ["--model-name", "smollm2", "--cache-dir", &cache_dir];
         Self::start(&[&EXACT[..], &arguments].concat())
     }
 

@@ -153,7 +153,7 @@ fn a_permanent_error_ends_it_immediately_with_one_message() {
         (vec!["--port", &port], vec!["router", "in use", &port]),
         (vec!["--model", gone], vec!["no model exists", gone]),
         (vec!["--model", broken, "--set", "engine.extraArgs=[]"], vec!["replica-", broken]),
-        (vec!["--set", "engine.extraArgs=[--weights=some]"], vec!["replica-", "'some'", "--weights"]),
+        (vec!["--set", "engine.extraArgs=[--max-itl=some]"], vec!["replica-", "'some'", "--max-itl"]),
         (vec!["--set", "engine.maxNumSeq=1"], vec!["unknown field spec.engine.maxNumSeq"]),
         (vec!["--server", gone], vec!["no program exists", gone]),
     ] {

@@ -24,8 +24,7 @@ const CLIENTS_OF_MODELS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Flags for small and cheap servers, because there are more servers than processors.
-const MODEL: [&str; 6] =
-    ["--kv-cache-size", "128MiB", "--unpack-weights", "never", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
+const MODEL: [&str; 4] = ["--kv-cache-size", "128MiB", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
 
 /// Flags for a simulator that is slow enough that requests are always in flight.
 const SIM: [&str; 6] = ["--backend", "sim", "--sim-step-time", "4ms", "--sim-prefill-token-time", "20us"];

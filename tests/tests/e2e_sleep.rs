@@ -57,7 +57,7 @@ async fn fill(server: &Server) {
 
 fn start(model: &Path, cache: &Path) -> Server {
     let cache = format!("--cache-dir={}", cache.display());
-    let own = ["--model-name", "asleep", "--enable-sleep-mode", "--unpack-weights", "never", &cache];
+    let own = ["--model-name", "asleep", "--enable-sleep-mode", &cache];
     Server::from_command(&mut command_for(model, &[&EXACT[..], &own].concat()).unwrap()).unwrap()
 }
 

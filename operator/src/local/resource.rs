@@ -131,7 +131,7 @@ spec:
         let object = read(&[
             "engine.kvCache.size=2Gi",
             "engine.maxNumSeqs=",
-            "engine.extraArgs=[--weights=compact]",
+            "engine.extraArgs=[--max-itl=50ms]",
             "model.name='7'",
         ])
         .unwrap();
@@ -139,7 +139,7 @@ spec:
         assert_eq!(engine.kv_cache.size.as_ref().map(|size| size.0.as_str()), Some("2Gi"));
         assert_eq!(
             (engine.max_num_seqs, engine.extra_args.as_slice()),
-            (256, &["--weights=compact".to_owned()][..])
+            (256, &["--max-itl=50ms".to_owned()][..])
         );
         assert_eq!(object.spec.model.name.as_deref(), Some("7"));
         for (setting, message) in [

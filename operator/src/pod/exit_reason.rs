@@ -52,12 +52,12 @@ mod tests {
                 "failed to read a.gguf: it is not there",
             ),
             (
-                "error: unexpected argument '--wieghts' found\n\n  tip: a similar argument exists: '--weights'\n\nUsage: server [OPTIONS]\n\nFor more information, try '--help'.\n",
-                "unexpected argument '--wieghts' found",
+                "error: unexpected argument '--max-itll' found\n\n  tip: a similar argument exists: '--max-itl'\n\nUsage: server [OPTIONS]\n\nFor more information, try '--help'.\n",
+                "unexpected argument '--max-itll' found",
             ),
             (
-                "error: invalid value 'tiny' for '--weights <FORM>'\n  [possible values: auto, fine]\n\nFor more information, try '--help'.",
-                "invalid value 'tiny' for '--weights <FORM>' [possible values: auto, fine]",
+                "error: invalid value 'tiny' for '--backend <BACKEND>'\n  [possible values: openvino, sim]\n\nFor more information, try '--help'.",
+                "invalid value 'tiny' for '--backend <BACKEND>' [possible values: openvino, sim]",
             ),
             (
                 "\nthread 'engine' (4711) panicked at server/engine/src/engine.rs:9:5:\nthe pool is broken\nnote: run with `RUST_BACKTRACE=1`\n",

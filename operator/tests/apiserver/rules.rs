@@ -117,7 +117,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("engine.extraArgs", json!(["--port=1"]))], "must not contain --port: the operator sets it"),
         (vec![("engine.extraArgs", json!(["--model"]))], "must not contain --model: use model.source"),
         (
-            vec![("engine.extraArgs", json!(["--weights=fine", "--log=debug"]))],
+            vec![("engine.extraArgs", json!(["--max-itl=50ms", "--log=debug"]))],
             "must not contain --log: use observability.logLevel",
         ),
         (vec![("engine.extraArgs", json!(["fetch"]))], "must begin with -- and have its value after ="),
@@ -142,7 +142,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("rollout", json!({"maxSurge": "0%", "maxUnavailable": "0%"}))], "must not both be 0"),
         (vec![("drain", json!({"timeout": "10 minutes"}))], "must be a whole number and a unit"),
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, NPU"),
-        (vec![("engine.extraArgs", json!(["--wieghts=fine"]))], "has no flag --wieghts"),
+        (vec![("engine.extraArgs", json!(["--max-itll=50ms"]))], "has no flag --max-itll"),
         (vec![("router", json!({"extraArgs": ["--policy=kv"]}))], "use router.policy"),
         (vec![("router", json!({"extraArgs": ["--nothing=1"]}))], "has no flag --nothing"),
         (
@@ -198,7 +198,7 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
             ("resources", json!({"limits": {"memory": "8Gi"}})),
         ],
         vec![("engine.kvCache", json!({"size": "8Gi"})), ("resources", json!({"limits": {"cpu": 1}}))],
-        vec![("engine.extraArgs", json!(["--weights=compact", "--prompt-lookup"]))],
+        vec![("engine.extraArgs", json!(["--max-itl=50ms", "--prompt-lookup"]))],
         // Another image may have other flags.
         vec![("engine", json!({"image": "mine:2", "extraArgs": ["--portable"]}))],
         vec![("engine.device", json!("HETERO:GPU.1,CPU"))],

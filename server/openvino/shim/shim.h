@@ -155,14 +155,6 @@ int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 // projections. Fails if the plan has native attention, but the model has an attention layer that it does not support.
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
-// ---- Weights for large steps ----
-
-// Bytes of the integer weights of the projections inside the model in f32; 0 if it has none.
-int ovfleet_unpacked_bytes(const ov_model_t* model, uint64_t* bytes);
-
-// Replaces these weights by their f32 values.
-int ovfleet_unpack_weights(ov_model_t* model);
-
 // ---- Files ----
 
 // A copy of the graph that shares the weights. The caller frees it with ov_model_free.

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use crate::adapters::AdapterSource;
-use crate::weights::WeightFormat;
 
 /// The configuration of a model to load.
 #[derive(Clone, Debug)]
@@ -14,11 +13,6 @@ pub struct Config {
     pub device: String,
     /// Properties that are passed to the device's plugin unchanged.
     pub plugin_config: Vec<(String, String)>,
-    /// How the quantized weights of a GGUF file are stored in memory. `None` selects [`WeightFormat::Compact`], or
-    /// [`WeightFormat::Fine`] where the plugin multiplies 8-bit integers and memory allows it. Both are exact.
-    pub weights: Option<WeightFormat>,
-    /// Whether large steps run on a second compiled graph with f32 weights.
-    pub unpack_weights: UnpackWeights,
     /// Bytes of the KV cache. `None` derives the size from the available memory.
     pub kv_cache_bytes: Option<u64>,
     /// Most tokens for which a KV cache of derived size has room.
@@ -36,15 +30,4 @@ pub struct Config {
     /// Whether decodes report the attention to each block
     /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports it.
     pub block_scores: bool,
-}
-
-/// Whether large steps run on a second compiled graph with f32 weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnpackWeights {
-    /// Steps of at least [`LARGE_STEP_TOKENS`](crate::LARGE_STEP_TOKENS) do, where it is faster and memory allows it.
-    Auto,
-    /// No step does, so there is one graph.
-    Never,
-    /// Steps of at least this many tokens do.
-    FromTokens(u32),
 }

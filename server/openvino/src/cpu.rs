@@ -1,4 +1,4 @@
-//! The features of the processor on which kernels and weight formats depend.
+//! The features of the processor on which kernels depend.
 
 use std::fmt;
 
@@ -69,11 +69,6 @@ impl CpuFeatures {
         }
         #[cfg(not(target_arch = "x86_64"))]
         Self::default()
-    }
-
-    /// Whether the processor multiplies 8-bit integers, for which the plugin requires integer zero points.
-    pub(crate) fn multiplies_int8(self) -> bool {
-        self.avx_vnni || self.avx512_vnni
     }
 }
 

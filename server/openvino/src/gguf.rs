@@ -10,7 +10,7 @@ use server_gguf::{GgufFile, TensorEntry, TensorType};
 use crate::Error;
 use crate::runtime::Model;
 use crate::shim::{self, GraphWeights, PermutedProjection};
-use crate::weights::{Matrix, MatrixShape, WeightFormat, permute_rows};
+use crate::weights::{Matrix, MatrixShape, permute_rows};
 
 mod hyperparameters;
 
@@ -28,7 +28,7 @@ const EXPERTS: &str = "_exps.";
 
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights by exact ones.
 /// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
-pub(crate) fn read(path: &Path, format: WeightFormat, max_model_len: Option<u32>) -> Result<Model, Error> {
+pub(crate) fn read(path: &Path, max_model_len: Option<u32>) -> Result<Model, Error> {
     let file = GgufFile::open(path)?;
     hyperparameters::check(&file)?;
     reject_unproven_experts(&file)?;
@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path, format: WeightFormat, max_model_len: Option<u32>
     unscale_local_frequencies(&file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
-    write_weights(&file, &mut model, &permuted, format)?;
+    write_weights(&file, &mut model, &permuted)?;
     check_permuted(&file, &permuted)?;
     Ok(model)
 }
@@ -63,12 +63,7 @@ struct DecodedTensor<'a> {
 
 /// Replaces all matrices that the front end may have rounded. Several threads decode them and this one writes them, so that
 /// only a few matrices are in memory at a time.
-fn write_weights(
-    file: &GgufFile,
-    model: &mut Model,
-    permuted: &[PermutedProjection],
-    format: WeightFormat,
-) -> Result<(), Error> {
+fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[PermutedProjection]) -> Result<(), Error> {
     let mut weights = GraphWeights::find(model)?;
     let head_size =
         |entry: &TensorEntry| permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
@@ -86,14 +81,14 @@ fn write_weights(
             scope.spawn(move || {
                 while let Some((entry, head_size)) = next_tensor() {
                     // The receiver is gone once a tensor has failed.
-                    if sender.send(decode(file, entry, head_size, format)).is_err() {
+                    if sender.send(decode(file, entry, head_size)).is_err() {
                         return;
                     }
                 }
             });
         }
         drop(sender);
-        decoded.into_iter().try_for_each(|decoded| write(&mut weights, file, decoded?, format))
+        decoded.into_iter().try_for_each(|decoded| write(&mut weights, file, decoded?))
     })
 }
 
@@ -101,7 +96,6 @@ fn decode<'a>(
     file: &GgufFile,
     entry: &'a TensorEntry,
     head_size: Option<usize>,
-    format: WeightFormat,
 ) -> Result<DecodedTensor<'a>, Error> {
     let mut bytes = Vec::new();
     file.read_tensor(&entry.name, &mut bytes)?;
@@ -109,23 +103,18 @@ fn decode<'a>(
         permute_rows(&mut bytes, row_bytes(entry), head_size);
     }
     let shape = MatrixShape { rows: entry.rows() as usize, columns: entry.shape[0] as usize };
-    let matrix = Matrix::new(entry.kind, shape, &bytes, format)?;
+    let matrix = Matrix::new(entry.kind, shape, &bytes)?;
     Ok(DecodedTensor { entry, head_size, bytes, matrix })
 }
 
-fn write(
-    weights: &mut GraphWeights<'_>,
-    file: &GgufFile,
-    decoded: DecodedTensor<'_>,
-    format: WeightFormat,
-) -> Result<(), Error> {
+fn write(weights: &mut GraphWeights<'_>, file: &GgufFile, decoded: DecodedTensor<'_>) -> Result<(), Error> {
     let DecodedTensor { entry, head_size, bytes, matrix } = decoded;
     let found = weights.set(&entry.name, &matrix)?;
     if head_size.is_some() && !found {
         return Err(Error::runtime("write a weight", "the graph lacks a projection whose rows are permuted"));
     }
     if !found && entry.name.contains(FUSED) {
-        set_fused(weights, file, FusedTensor { entry, bytes: &bytes }, format)?;
+        set_fused(weights, file, FusedTensor { entry, bytes: &bytes })?;
     }
     if !found && entry.shape.len() == 3 && entry.kind.is_quantized() {
         // The front end may have rounded them.
@@ -148,12 +137,7 @@ struct FusedTensor<'a> {
 }
 
 /// Writes the parts of fused weights, each with the name that the front end gives to it.
-fn set_fused(
-    weights: &mut GraphWeights<'_>,
-    file: &GgufFile,
-    fused: FusedTensor<'_>,
-    format: WeightFormat,
-) -> Result<(), Error> {
+fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor<'_>) -> Result<(), Error> {
     let FusedTensor { entry, bytes } = fused;
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);
@@ -166,7 +150,7 @@ fn set_fused(
         let (bytes, others) = rest.split_at((rows * row_bytes(entry)).min(rest.len()));
         rest = others;
         let shape = MatrixShape { rows, columns: entry.shape[0] as usize };
-        let matrix = Matrix::new(entry.kind, shape, bytes, format)?;
+        let matrix = Matrix::new(entry.kind, shape, bytes)?;
         if !weights.set(&entry.name.replace(FUSED, part), &matrix)? {
             return Err(Error::runtime("write a weight", "the graph lacks a part of a fused projection"));
         }

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::config::{Config, UnpackWeights};
+use crate::config::Config;
 use crate::cpu::{CpuFeatures, Isa};
 use crate::device::DeviceOptions;
 
@@ -22,7 +22,6 @@ pub(crate) struct KernelOptions {
     pub(crate) sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
-    pub(crate) unpack_weights: UnpackWeights,
     pub(crate) has_adapters: bool,
 }
 
@@ -31,7 +30,6 @@ impl From<&Config> for KernelOptions {
         Self {
             sparse_attention: config.sparse_attention,
             block_scores: config.block_scores,
-            unpack_weights: config.unpack_weights,
             has_adapters: !config.adapters.is_empty(),
         }
     }
@@ -85,10 +83,8 @@ impl fmt::Display for Precision {
 pub(crate) enum ProjectionKernels {
     /// The native kernels, wherever they support the weights. They quantize activations to 8 bits.
     Native(Isa),
-    /// The plugin kernels, which multiply 8-bit integers. They are fast only if zero points are integers.
-    PluginInt8,
-    /// The plugin kernels, which convert weights to floating-point numbers.
-    PluginFloat,
+    /// The plugin kernels, which read any form of weights.
+    Plugin,
 }
 
 /// The native projections of a model.
@@ -185,24 +181,11 @@ impl CpuFeatures {
 }
 
 /// Chooses the kernels for projections. This much is known before the graph is.
-pub(crate) fn projection_kernels(
-    options: &KernelOptions,
-    device: &DeviceOptions,
-    cpu: CpuFeatures,
-) -> ProjectionKernels {
-    let allows_native = device.is_cpu
-        && !matches!(options.unpack_weights, UnpackWeights::FromTokens(_))
-        && !device.prefers_accuracy
-        && device.dynamic_quantization.is_none();
+pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> ProjectionKernels {
+    let allows_native = device.is_cpu && !device.prefers_accuracy && device.dynamic_quantization.is_none();
     match cpu.first(&PROJECTION_ISAS) {
         Some(isa) if allows_native => ProjectionKernels::Native(isa),
-        _ if device.is_cpu
-            && device.dynamic_quantization.as_deref() != Some("0")
-            && cpu.multiplies_int8() =>
-        {
-            ProjectionKernels::PluginInt8
-        }
-        _ => ProjectionKernels::PluginFloat,
+        _ => ProjectionKernels::Plugin,
     }
 }
 
@@ -216,9 +199,9 @@ pub(crate) fn plan_kernels(
     cpu: CpuFeatures,
     graph: GraphProperties,
 ) -> Result<KernelPlan, Error> {
-    let projections = match projection_kernels(options, device, cpu) {
+    let projections = match projection_kernels(device, cpu) {
         ProjectionKernels::Native(isa) => Some(isa),
-        ProjectionKernels::PluginInt8 | ProjectionKernels::PluginFloat => None,
+        ProjectionKernels::Plugin => None,
     };
     let are_all_projections_native = projections.is_some() && graph.native_projections;
     let is_bf16 = device.inference_precision == "bf16";

@@ -14,15 +14,11 @@ use crate::kernels::{
     GraphProperties, KernelOptions, KernelPlan, ProjectionKernels, plan_kernels, projection_kernels,
 };
 use crate::kv_cache::CachePorts;
-use crate::large_steps::{CompileTarget, CompiledGraph, LargeStepPlan, LargeSteps, PagedModel};
-use crate::model_cache::{
-    self, CacheUpdate, CacheableModel, CompiledCacheEntry, CompiledMetadata, GraphCacheEntry,
-};
+use crate::model_cache::{self, CacheUpdate, CacheableModel, CompiledCacheEntry, GraphCacheEntry};
 use crate::model_source::ModelSource;
-use crate::runner::{OpenVinoRunner, RunnerParts};
+use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::shim::{self, AdapterMethod};
-use crate::weights::WeightFormat;
 use crate::{Error, gguf, library, memory};
 
 /// A finished stage of loading, for progress reports.
@@ -37,12 +33,8 @@ pub struct LoadStage {
 /// The properties of a loaded model.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
-    /// The format of the weights. `None` for an IR, whose weights are served as they are.
-    pub weight_format: Option<WeightFormat>,
     /// Whether the graph or the compiled model was read from [`Config::cache_dir`].
     pub from_cache: bool,
-    /// Whether a graph for large steps is being compiled.
-    pub unpacks_weights: bool,
     /// The layout of the KV cache.
     pub layout: CacheLayout,
     /// The kernels that compute the model, as text.
@@ -81,7 +73,7 @@ pub fn load(
     ModelSource::find(&config.model)?;
     let core = Arc::new(Core::new()?);
     stages.done("start the runtime");
-    let model = ModelLoader::new(config, core)?.compile(&mut stages)?;
+    let model = ModelLoader::new(config, core).compile(&mut stages)?;
     let blocks = num_blocks(config, &[&model])?;
     model.allocate(blocks, &mut stages)
 }
@@ -102,8 +94,8 @@ pub fn load_pair(
     }
     let core = Arc::new(Core::new()?);
     stages.done("start the runtime");
-    let target = ModelLoader::new(config, Arc::clone(&core))?.compile(&mut stages)?;
-    let draft = ModelLoader::new(draft, core)?.compile(&mut stages)?;
+    let target = ModelLoader::new(config, Arc::clone(&core)).compile(&mut stages)?;
+    let draft = ModelLoader::new(draft, core).compile(&mut stages)?;
     let [of_target, of_draft] = [&target, &draft].map(|model| model.ports.block_tokens);
     if of_target != of_draft {
         return Err(Error::Unsupported(format!(
@@ -129,11 +121,9 @@ impl Stages<'_> {
 }
 
 /// What is known about a model before its graph is read.
-#[derive(Clone)]
 struct ModelLoader {
     config: Config,
     core: Arc<Core>,
-    weight_format: Option<WeightFormat>,
     kernel_options: KernelOptions,
     device_options: DeviceOptions,
     cpu: CpuFeatures,
@@ -162,25 +152,19 @@ struct CompiledSource {
     compiled: Arc<CompiledModel>,
     /// The core that has compiled or read it.
     compiled_by: Arc<Core>,
-    metadata: CompiledMetadata,
     plan: KernelPlan,
-    /// The paged graph, for large steps.
-    model: PagedModel,
     from_cache: bool,
     cache_update: CacheUpdate,
     adapter_digests: Vec<u64>,
 }
 
 impl ModelLoader {
-    fn new(config: &Config, core: Arc<Core>) -> Result<Self, Error> {
+    fn new(config: &Config, core: Arc<Core>) -> Self {
         let kernel_options = KernelOptions::from(config);
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
-        let projections = projection_kernels(&kernel_options, &device_options, cpu);
-        let source = ModelSource::find(&config.model)?;
-        let weight_format = source.weight_format(config.weights, projections);
-        let config = config.clone();
-        Ok(Self { config, core, weight_format, kernel_options, device_options, cpu, projections })
+        let projections = projection_kernels(&device_options, cpu);
+        Self { config: config.clone(), core, kernel_options, device_options, cpu, projections }
     }
 
     fn compile(self, stages: &mut Stages<'_>) -> Result<LoadedModel, Error> {
@@ -195,11 +179,9 @@ impl ModelLoader {
             None => self.compile_source(&source, entry, stages)?,
         };
         let graph = CompiledGraph::new(Arc::clone(&compiled.compiled_by), Arc::clone(&compiled.compiled))?;
-        let Config { unpack_weights, device, .. } = &self.config;
-        let large_step_plan = LargeStepPlan::new(compiled.metadata.unpacked_bytes, *unpack_weights, device);
         let ports = CachePorts::find(&graph.compiled.inputs()?)?;
         let vocabulary = graph.compiled.vocabulary()?;
-        Ok(LoadedModel { loader: self, source: compiled, graph, large_step_plan, ports, vocabulary })
+        Ok(LoadedModel { loader: self, source: compiled, graph, ports, vocabulary })
     }
 
     /// The entry of the compiled model in the cache directory. Models with adapters are not cached: their adapters must be
@@ -208,7 +190,7 @@ impl ModelLoader {
         if !self.config.adapters.is_empty() {
             return None;
         }
-        let graph = source.cache_entry(&self.config, self.weight_format)?;
+        let graph = source.cache_entry(&self.config)?;
         CompiledCacheEntry::new(&graph, &self.config, self.projections)
     }
 
@@ -217,23 +199,14 @@ impl ModelLoader {
     }
 
     fn read_compiled(&self, entry: &CompiledCacheEntry) -> Option<CompiledSource> {
-        let properties = |metadata: &CompiledMetadata| {
-            Ok(self.plan(metadata.graph)?.plugin_properties(&self.config.plugin_config))
-        };
-        let (compiled, metadata, compiled_by) = entry.read(properties)?;
-        let plan = self.plan(metadata.graph).ok()?;
-        let loader = self.clone();
-        let model = move |_: &Core| {
-            let source = ModelSource::find(&loader.config.model)?;
-            let mut stages = Stages { progress: &mut |_| {}, started: Instant::now() };
-            loader.prepare(&source, &mut stages).map(|graph| graph.model)
-        };
+        let properties =
+            |graph: GraphProperties| Ok(self.plan(graph)?.plugin_properties(&self.config.plugin_config));
+        let (compiled, graph, compiled_by) = entry.read(properties)?;
+        let plan = self.plan(graph).ok()?;
         Some(CompiledSource {
             compiled: Arc::new(compiled),
             compiled_by,
-            metadata,
             plan,
-            model: Box::new(model),
             from_cache: true,
             cache_update: CacheUpdate::default(),
             adapter_digests: Vec::new(),
@@ -246,19 +219,16 @@ impl ModelLoader {
         entry: Option<CompiledCacheEntry>,
         stages: &mut Stages<'_>,
     ) -> Result<CompiledSource, Error> {
-        let PreparedGraph { mut model, plan, properties: graph, from_cache, cache_update, adapter_digests } =
+        let PreparedGraph { model, plan, properties: graph, from_cache, cache_update, adapter_digests } =
             self.prepare(source, stages)?;
-        let metadata = CompiledMetadata { unpacked_bytes: shim::unpacked_bytes(&mut model)?, graph };
         let properties = plan.plugin_properties(&self.config.plugin_config);
         let compiled = Arc::new(self.core.compile(&model, &self.config.device, &properties)?);
         stages.done("compile");
-        let cacheable = CacheableModel { compiled: Arc::clone(&compiled), metadata, properties };
+        let cacheable = CacheableModel { compiled: Arc::clone(&compiled), graph, properties };
         Ok(CompiledSource {
             compiled,
             compiled_by: Arc::clone(&self.core),
-            metadata,
             plan,
-            model: Box::new(move |_: &Core| Ok(model)),
             from_cache,
             cache_update: CacheUpdate {
                 graph: cache_update,
@@ -293,9 +263,9 @@ impl ModelLoader {
     /// Reads a model. Its projections are merged, unless adapters must be added before.
     fn read(&self, source: &ModelSource) -> Result<SourceGraph, Error> {
         let is_merged = self.config.adapters.is_empty();
-        let (path, weight_format) = match (source, self.weight_format) {
-            (ModelSource::Gguf(path), Some(format)) => (path, format),
-            (ModelSource::Ir(path) | ModelSource::Gguf(path), _) => {
+        let path = match source {
+            ModelSource::Gguf(path) => path,
+            ModelSource::Ir(path) => {
                 let mut model = self.core.read_model(path)?;
                 if is_merged {
                     shim::merge_projections(&mut model)?;
@@ -303,11 +273,11 @@ impl ModelLoader {
                 return Ok(SourceGraph { model, from_cache: false, cache_update: None });
             }
         };
-        let entry = source.cache_entry(&self.config, Some(weight_format));
+        let entry = source.cache_entry(&self.config);
         if let Some(model) = entry.as_ref().and_then(|entry| entry.read(&self.core)) {
             return Ok(SourceGraph { model, from_cache: true, cache_update: None });
         }
-        let mut model = gguf::read(path, weight_format, self.config.max_model_len)?;
+        let mut model = gguf::read(path, self.config.max_model_len)?;
         if is_merged {
             shim::merge_projections(&mut model)?;
         }
@@ -336,22 +306,17 @@ impl ModelLoader {
         Ok(digests)
     }
 
-    /// The identity includes everything that changes the values of a block or their order, except for the f32 weights of large
-    /// steps: which tokens are computed by these depends on the load.
+    /// The identity includes everything that changes the values of a block or their order.
     fn cache_identity(&self, ports: &CachePorts) -> Result<CacheIdentity, Error> {
         let Config { device, plugin_config, max_model_len, sparse_attention, block_scores, .. } =
             &self.config;
         let description = format!(
-            "{} {device} {} {plugin_config:?} {max_model_len:?} {sparse_attention:?} {block_scores} {:?} {}",
+            "{} {device} {} {plugin_config:?} {max_model_len:?} {sparse_attention:?} {block_scores} {}",
             model_cache::VERSION,
             cpu::identity(),
-            self.weight_format,
             ports.describe()
         );
-        let mut files = match ModelSource::find(&self.config.model)? {
-            ModelSource::Gguf(path) => vec![path],
-            ModelSource::Ir(path) => vec![path.with_extension("bin"), path],
-        };
+        let mut files = ModelSource::find(&self.config.model)?.files();
         files.extend(library::files());
         Ok(CacheIdentity { description, files })
     }
@@ -362,21 +327,18 @@ struct LoadedModel {
     loader: ModelLoader,
     source: CompiledSource,
     graph: CompiledGraph,
-    large_step_plan: Option<LargeStepPlan>,
     ports: CachePorts,
     vocabulary: u32,
 }
 
 impl LoadedModel {
     fn allocate(self, blocks: u32, stages: &mut Stages<'_>) -> Result<(OpenVinoRunner, LoadReport), Error> {
-        let Self { loader, source, graph, large_step_plan, ports, vocabulary } = self;
+        let Self { loader, source, graph, ports, vocabulary } = self;
         let kv_cache = ports.allocate(blocks)?;
         let layout = ports.layout(blocks, vocabulary);
         stages.done("allocate the KV cache");
         let report = LoadReport {
-            weight_format: loader.weight_format,
             from_cache: source.from_cache,
-            unpacks_weights: large_step_plan.is_some(),
             layout,
             kernels: source.plan.to_string(),
             native_kernels: source.plan.is_native,
@@ -386,14 +348,9 @@ impl LoadedModel {
             cache_identity: loader.cache_identity(&ports)?,
         };
         let ModelLoader { config, core, .. } = loader;
-        let cache_writer = source.cache_update.write(Arc::clone(&core));
-        let large_steps = large_step_plan.map_or_else(LargeSteps::none, |plan| {
-            let target = CompileTarget { device: config.device, properties: config.plugin_config };
-            LargeSteps::start(&plan, core, source.model, target)
-        });
+        let cache_writer = source.cache_update.write(core);
         let runner = OpenVinoRunner::new(RunnerParts {
             graph,
-            large_steps,
             cache_writer,
             kv_cache,
             layout,
@@ -407,13 +364,11 @@ impl LoadedModel {
 /// The number of blocks of each cache. Together the caches of the models have the configured or derived size.
 fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
-    let reserved =
-        models.iter().filter_map(|model| model.large_step_plan.as_ref()).map(|plan| plan.bytes).sum();
     let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);
     let derived = || {
-        // Half of the memory that is free and not reserved, but not more than the longest sequences need.
+        // Half of the memory that is free, but not more than the longest sequences need.
         const UNKNOWN: u64 = 1 << 30;
-        let free = memory::available_bytes().map_or(UNKNOWN, |free| free.saturating_sub(reserved) / 2);
+        let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
         free.min(config.kv_cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes)
     };
     let bytes = config.kv_cache_bytes.unwrap_or_else(derived);

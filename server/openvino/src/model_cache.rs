@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::background::BackgroundThread;
 use crate::runtime::{Core, Model};
-pub(crate) use compiled::{CacheableModel, CompiledCacheEntry, CompiledMetadata};
+pub(crate) use compiled::{CacheableModel, CompiledCacheEntry};
 pub(crate) use graph::{GraphCacheEntry, GraphOptions, VERSION};
 
 mod compiled;

@@ -1,13 +1,29 @@
 //! The runner: it turns a batch into the inputs of the paged model, and the output of the model into logits.
 
+use std::sync::Arc;
+
 use server_engine::{CacheLayout, Logits, ModelRunner, RunError};
 use server_scheduler::{Batch, BlockId};
 
 use crate::Error;
 use crate::background::BackgroundThread;
 use crate::kv_cache::KvCache;
-use crate::large_steps::{CompiledGraph, LargeSteps};
-use crate::runtime::{Element, InferRequest, NodeTime, Tensor};
+use crate::runtime::{CompiledModel, Core, Element, InferRequest, NodeTime, Tensor};
+
+/// A compiled model and the request that runs it.
+pub(crate) struct CompiledGraph {
+    // The fields are dropped in this order.
+    pub(crate) request: InferRequest,
+    pub(crate) compiled: Arc<CompiledModel>,
+    _core: Arc<Core>,
+}
+
+impl CompiledGraph {
+    /// Creates a request of a model that `core` has compiled or read.
+    pub(crate) fn new(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Self, Error> {
+        Ok(Self { request: compiled.request()?, compiled, _core: core })
+    }
+}
 
 /// A model that is compiled for a device, with its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
@@ -16,7 +32,6 @@ pub struct OpenVinoRunner {
     output: Option<Tensor>,
     kv_cache: KvCache,
     graph: CompiledGraph,
-    large_steps: LargeSteps,
     _cache_writer: Option<BackgroundThread>,
     layout: CacheLayout,
     adapters: u32,
@@ -27,7 +42,6 @@ pub struct OpenVinoRunner {
 /// The parts of a runner.
 pub(crate) struct RunnerParts {
     pub(crate) graph: CompiledGraph,
-    pub(crate) large_steps: LargeSteps,
     /// The thread that writes the model to the cache directory.
     pub(crate) cache_writer: Option<BackgroundThread>,
     pub(crate) kv_cache: KvCache,
@@ -40,8 +54,7 @@ pub(crate) struct RunnerParts {
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: RunnerParts) -> Result<Self, Error> {
-        let RunnerParts { mut graph, large_steps, cache_writer, kv_cache, layout, adapters, kv_heads } =
-            parts;
+        let RunnerParts { mut graph, cache_writer, kv_cache, layout, adapters, kv_heads } = parts;
         let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
         let inputs = StepInputs::new(&names, kv_heads)?;
         inputs.bind(&mut graph.request)?;
@@ -51,19 +64,11 @@ impl OpenVinoRunner {
             output: None,
             kv_cache,
             graph,
-            large_steps,
             _cache_writer: cache_writer,
             layout,
             adapters,
             block_scores: Vec::new(),
         })
-    }
-
-    /// Waits until the graph for large steps is compiled, and returns whether there is one. For benchmarks and tests: the
-    /// first graph runs the steps before that.
-    pub fn wait(&mut self) -> bool {
-        let Self { inputs, kv_cache, large_steps, .. } = self;
-        large_steps.wait(|request| inputs.bind(request).and_then(|()| kv_cache.bind(request)))
     }
 
     /// Returns the memory of the KV cache to the system. The content of the cache is lost.
@@ -85,7 +90,7 @@ impl OpenVinoRunner {
         self.logits(logits_indices.len())
     }
 
-    /// The mean execution time of each node of the first graph, for profiles. Empty unless the model was compiled with
+    /// The mean execution time of each node of the graph, for profiles. Empty unless the model was compiled with
     /// `PERF_COUNT`.
     ///
     /// # Errors
@@ -112,11 +117,8 @@ impl OpenVinoRunner {
             0 => self.inputs.logits_indices.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
             _ => self.inputs.logits_indices.write(count, logits_indices)?,
         }
-        let Self { inputs, kv_cache, graph, large_steps, .. } = self;
-        let bind = |request: &mut InferRequest| inputs.bind(request).and_then(|()| kv_cache.bind(request));
-        let request = large_steps.for_step(batch.tokens.len(), bind).unwrap_or(&mut graph.request);
-        request.infer()?;
-        self.output = Some(request.output()?);
+        self.graph.request.infer()?;
+        self.output = Some(self.graph.request.output()?);
         self.inputs.sum_block_scores(&mut self.block_scores)
     }
 

@@ -144,8 +144,6 @@ unsafe extern "C" {
         plan: *const RawKernelPlan,
         projections: *mut usize,
     ) -> c_int;
-    fn ovfleet_unpacked_bytes(model: *const ov_model_t, bytes: *mut u64) -> c_int;
-    fn ovfleet_unpack_weights(model: *mut ov_model_t) -> c_int;
     fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
     fn ovfleet_enable_import(core: *mut ov_core_t) -> c_int;
@@ -249,7 +247,6 @@ impl<'a> GraphWeights<'a> {
         let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
             Zeros::None => (0, std::ptr::null()),
             Zeros::U4(bytes) => (0, bytes.as_ptr().cast()),
-            Zeros::U8(bytes) => (1, bytes.as_ptr().cast()),
             Zeros::F16(values) => (3, values.as_ptr().cast()),
         };
         let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
@@ -471,21 +468,6 @@ pub(crate) fn apply_kernel_plan(model: &mut Model, plan: &KernelPlan) -> Result<
     let code = unsafe { ovfleet_apply_kernel_plan(model.as_mut_ptr(), &raw const raw, &raw mut projections) };
     check(code, "prepare the native kernels")?;
     Ok(projections)
-}
-
-/// Bytes of the integer weights of a model's projections in f32; 0 if it has none.
-pub(crate) fn unpacked_bytes(model: &mut Model) -> Result<u64, Error> {
-    let mut bytes = 0;
-    // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_unpacked_bytes(model.as_mut_ptr(), &raw mut bytes) };
-    check(code, "read the sizes of the weights")?;
-    Ok(bytes)
-}
-
-/// Replaces these weights by their f32 values.
-pub(crate) fn unpack_weights(model: &mut Model) -> Result<(), Error> {
-    // SAFETY: the pointer is valid for the call.
-    check(unsafe { ovfleet_unpack_weights(model.as_mut_ptr()) }, "unpack the weights")
 }
 
 /// A copy of the graph that shares the weights.

@@ -23,9 +23,8 @@ pub struct SleepableRunner {
 impl SleepableRunner {
     /// Wraps the runner that [`load`](crate::load()) has created from `config`.
     pub fn new(runner: OpenVinoRunner, report: &LoadReport, mut config: Config) -> Self {
-        // Decisions that depended on the available memory must not change, so that answers stay the same.
-        config.weights = report.weight_format.or(config.weights);
         let layout = report.layout;
+        // The size must not depend on the memory that is available later.
         config.kv_cache_bytes = Some(u64::from(layout.blocks_total) * layout.block_bytes);
         Self { runner: Some(runner), config, layout, adapter_digests: report.adapter_digests.clone() }
     }

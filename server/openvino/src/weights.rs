@@ -1,30 +1,13 @@
 //! Converts a weight tensor of a GGUF file to constants for the graph. Pure: it maps bytes to bytes.
 //!
-//! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, and the fast ones need `z` to be
-//! a small integer, which `m / s` is not. Three formats follow from that:
+//! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, in which `z = m / s` is seldom an
+//! integer, so it is stored as f16. That is exact up to the rounding of f16, and keeps the size of the file. The plugin multiplies
+//! 8-bit integers only if zero points are integers; the native kernels do not need that.
 //!
-//! - [`WeightFormat::Compact`]: `q` as stored, `z` in f16. Exact. The plugin leaves its int8 path for it; the native kernels do
-//!   not.
-//! - [`WeightFormat::Fine`]: `q` and `z` on a grid up to 17 times as fine, in 8 bits: `(k q - round(k z)) s / k`, with the `k`
-//!   of each group that rounds `z` least. Exact to a few thousandths of a quantization step, and on the plugin's int8 path, at
-//!   8 bits per weight.
-//! - [`WeightFormat::Rounded`]: `z` rounded to an integer, as other servers do. It increases the perplexity.
-//!
-//! Types without a minimum have integer zero points, and are the same in every format.
+//! Types without a minimum have integer zero points.
 
 use server_gguf::blocks::{Affine, decode};
 use server_gguf::{TensorType, f32_to_f16};
-
-/// The format of quantized weights whose zero points are not integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightFormat {
-    /// The zero points are stored as f16.
-    Compact,
-    /// The weights and zero points are integers on a finer grid.
-    Fine,
-    /// The zero points are rounded to the nearest integer.
-    Rounded,
-}
 
 /// The quantized integers of a matrix, or its values if it is not quantized.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +27,6 @@ pub(crate) enum Zeros {
     None,
     /// Two to a byte, the first in the low half.
     U4(Vec<u8>),
-    U8(Vec<u8>),
     F16(Vec<u16>),
 }
 
@@ -79,7 +61,6 @@ impl Matrix {
         kind: TensorType,
         shape: MatrixShape,
         bytes: &[u8],
-        format: WeightFormat,
     ) -> Result<Self, server_gguf::Error> {
         let MatrixShape { rows, columns } = shape;
         let plain = match kind {
@@ -94,7 +75,7 @@ impl Matrix {
         let affine = decode(kind, bytes)?;
         let group = affine.group;
         let (quants, scales, zeros) =
-            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine, format) };
+            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine) };
         Ok(Self { rows, columns, group, quants, scales, zeros })
     }
 
@@ -118,7 +99,6 @@ impl Matrix {
         let zeros = match &self.zeros {
             Zeros::None => groups,
             Zeros::U4(bytes) => bytes.len() * 2,
-            Zeros::U8(bytes) => bytes.len(),
             Zeros::F16(values) => values.len(),
         };
         assert!(zeros == groups || zeros == groups + 1, "invariant: a zero for each group");
@@ -156,15 +136,8 @@ fn symmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     (Quants::I8(quants), scale, Zeros::None)
 }
 
-fn asymmetric(affine: Affine, format: WeightFormat) -> (Quants, Vec<f32>, Zeros) {
-    match format {
-        WeightFormat::Compact => compact(affine),
-        WeightFormat::Fine => fine(affine),
-        WeightFormat::Rounded => rounded(affine),
-    }
-}
-
-fn compact(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
+/// Converts groups whose zero points are not integers.
+fn asymmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     let Affine { bits, group, mut quants, mut scale, min, .. } = affine;
     let mut zeros = Vec::with_capacity(scale.len());
     for ((quants, scale), min) in quants.chunks_exact_mut(group).zip(&mut scale).zip(&min) {
@@ -180,61 +153,6 @@ fn compact(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     }
     let quants = if bits <= 4 { Quants::U4(packed_u4(&quants)) } else { Quants::U8(quants) };
     (quants, scale, Zeros::F16(zeros))
-}
-
-fn fine(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
-    let Affine { bits, group, mut quants, mut scale, min, .. } = affine;
-    let top = ((1u32 << bits) - 1) as f32;
-    let mut zeros = Vec::with_capacity(scale.len());
-    for ((quants, scale), min) in quants.chunks_exact_mut(group).zip(&mut scale).zip(&min) {
-        let zero = min / *scale;
-        // All quants and the zero point must fit into 0..=255.
-        let (low, high) = (zero.min(0.0), zero.max(top));
-        if !zero.is_finite() || high - low > 255.0 {
-            quants.fill(1);
-            *scale = -min;
-            zeros.push(0);
-            continue;
-        }
-        let finest = (255.0 / (high - low)).floor().max(1.0);
-        let error = |k: f32| ((k * zero).round() - k * zero).abs() / k;
-        let coarsest = (finest / 2.0).floor().max(1.0);
-        let mut best = finest;
-        let mut k = finest;
-        while k >= coarsest {
-            if error(k) < error(best) {
-                best = k;
-            }
-            k -= 1.0;
-        }
-        let shift = (-best * low).ceil().clamp(0.0, 255.0);
-        for quant in quants {
-            *quant = (best * f32::from(*quant) + shift).min(255.0) as u8;
-        }
-        zeros.push(((best * zero).round() + shift).clamp(0.0, 255.0) as u8);
-        *scale /= best;
-    }
-    (Quants::U8(quants), scale, Zeros::U8(zeros))
-}
-
-fn rounded(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
-    let Affine { bits, mut quants, group, mut scale, min, .. } = affine;
-    let top = if bits <= 4 { 15.0 } else { 255.0 };
-    let mut zeros = Vec::with_capacity(scale.len());
-    for ((quants, scale), min) in quants.chunks_exact_mut(group).zip(&mut scale).zip(&min) {
-        if *scale == 0.0 {
-            quants.fill(1);
-            *scale = -min;
-            zeros.push(0);
-        } else {
-            zeros.push((min / *scale).round().clamp(0.0, top) as u8);
-        }
-    }
-    if bits <= 4 {
-        (Quants::U4(packed_u4(&quants)), scale, Zeros::U4(packed_u4(&zeros)))
-    } else {
-        (Quants::U8(quants), scale, Zeros::U8(zeros))
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use server_engine::{
     Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SpillConfig,
     SpillIdentity, StopCriteria,
 };
-use server_openvino::{CacheIdentity, Config, OpenVinoRunner, UnpackWeights, WeightFormat, load};
+use server_openvino::{CacheIdentity, Config, OpenVinoRunner, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -28,28 +28,22 @@ const EXACT: [(&str, &str); 3] = [
     ("KV_CACHE_PRECISION", "f32"),
 ];
 
-fn sample(weights: Option<WeightFormat>) -> OpenVinoRunner {
-    sample_with(weights, UnpackWeights::Never)
+fn sample() -> OpenVinoRunner {
+    load(&config(), &mut |_| {}).unwrap().0
 }
 
-fn sample_with(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> OpenVinoRunner {
-    load(&config(weights, unpack_weights), &mut |_| {}).unwrap().0
-}
-
-fn config(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> Config {
+fn config() -> Config {
     let model =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     Config {
         model,
         device: "CPU".to_owned(),
         plugin_config: EXACT.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-        weights,
         kv_cache_bytes: Some(64 << 20),
         kv_cache_tokens_max: 0,
         adapters: Vec::new(),
         sparse_attention: None,
         block_scores: false,
-        unpack_weights,
         cache_dir: None,
         max_model_len: None,
     }
@@ -114,22 +108,20 @@ fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
 }
 
 #[test]
-fn the_model_answers_with_every_exact_weight_format() {
-    for form in [WeightFormat::Compact, WeightFormat::Fine] {
-        let mut runner = sample(Some(form));
-        assert_eq!(runner.layout().vocabulary, 49152);
-        let mut sequences = [Stepper::new(0, &QUESTION)];
-        for _ in 0..ANSWER.len() {
-            step(&mut runner, &mut sequences, 512);
-        }
-        assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "{form:?}");
+fn the_model_answers() {
+    let mut runner = sample();
+    assert_eq!(runner.layout().vocabulary, 49152);
+    let mut sequences = [Stepper::new(0, &QUESTION)];
+    for _ in 0..ANSWER.len() {
+        step(&mut runner, &mut sequences, 512);
     }
+    assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER);
 }
 
 #[test]
 fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
     const HEADS: f32 = 30.0 * 9.0;
-    let mut config = config(None, UnpackWeights::Never);
+    let mut config = config();
     for precision in ["f32", "u8"] {
         config.block_scores = true;
         config.plugin_config.push(("KV_CACHE_PRECISION".to_owned(), precision.to_owned()));
@@ -154,22 +146,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 }
 
 #[test]
-fn large_steps_with_f32_weights_fill_the_same_cache() {
-    // The graph for large steps computes the prompt only, then all tokens.
-    for from_tokens in [QUESTION.len() as u32, 1] {
-        let mut runner = sample_with(None, UnpackWeights::FromTokens(from_tokens));
-        assert!(runner.wait());
-        let mut sequences = [Stepper::new(0, &QUESTION)];
-        for _ in 0..ANSWER.len() {
-            step(&mut runner, &mut sequences, 512);
-        }
-        assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER, "from {from_tokens} tokens");
-    }
-}
-
-#[test]
 fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
-    let mut runner = sample(None);
+    let mut runner = sample();
     // Chunks of 10 tokens, beside a sequence that joins late and one that decodes from the start.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
@@ -199,7 +177,7 @@ fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
 #[test]
 fn with_native_kernels_a_sequence_does_not_depend_on_the_others() {
     let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), "u8".to_owned())];
-    let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+    let config = Config { plugin_config, ..config() };
     let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
     if !loaded.native_kernels {
         // This processor has no native projections.
@@ -238,7 +216,7 @@ fn with_native_kernels_a_sequence_does_not_depend_on_the_others() {
 
 #[test]
 fn a_batch_without_sampling_sequences_has_no_logits() {
-    let mut runner = sample(None);
+    let mut runner = sample();
     let mut sequence = Stepper::new(0, &QUESTION);
     let mut batch = Batch::default();
     sequence.schedule(&mut batch, 5);
@@ -248,23 +226,18 @@ fn a_batch_without_sampling_sequences_has_no_logits() {
 #[test]
 fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let answer = |unpack_weights: UnpackWeights, compiles: bool| {
+    let answer = |compiles: bool| {
         let cache_dir = Some(folder.path().to_owned());
-        let config = Config { cache_dir, ..config(None, unpack_weights) };
+        let config = Config { cache_dir, ..config() };
         let mut stages = Vec::new();
-        let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
+        let mut runner = load(&config, &mut |stage| stages.push(stage.name)).unwrap().0;
         assert_eq!(stages.contains(&"compile"), compiles, "{stages:?}");
-        assert_eq!(
-            (loaded.unpacks_weights, runner.wait()),
-            (unpack_weights != UnpackWeights::Never, unpack_weights != UnpackWeights::Never)
-        );
         let mut batch = Batch::default();
         Stepper::new(0, &QUESTION).schedule(&mut batch, QUESTION.len());
         runner.run(&batch).unwrap().rows().flatten().copied().collect::<Vec<f32>>()
     };
-    let cold = answer(UnpackWeights::Never, true);
-    // The source of the graph for large steps is read again.
-    assert_eq!(answer(UnpackWeights::FromTokens(1000), false), cold);
+    let cold = answer(true);
+    assert_eq!(answer(false), cold);
     let is_compiled = |path: &PathBuf| path.to_str().unwrap().contains("compiled-");
     // The only directory is the private one.
     let private = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
@@ -272,13 +245,13 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let file = files.find(is_compiled).unwrap();
     let length = file.metadata().unwrap().len();
     std::fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
-    assert_eq!(answer(UnpackWeights::Never, true), cold);
-    assert_eq!(answer(UnpackWeights::Never, false), cold, "it is cached again");
+    assert_eq!(answer(true), cold);
+    assert_eq!(answer(false), cold, "it is cached again");
 }
 
 #[test]
 fn a_block_that_is_read_and_written_elsewhere_is_identical() {
-    let mut runner = sample(None);
+    let mut runner = sample();
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);
     let last = |runner: &mut OpenVinoRunner, blocks: Range<u32>| {
@@ -305,11 +278,8 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
 async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
     let plugin_config =
         properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let (runner, loaded) = load(
-        &Config { plugin_config, kv_cache_bytes: Some(8 << 20), ..config(None, UnpackWeights::Never) },
-        &mut |_| {},
-    )
-    .unwrap();
+    let (runner, loaded) =
+        load(&Config { plugin_config, kv_cache_bytes: Some(8 << 20), ..config() }, &mut |_| {}).unwrap();
     assert!(runner.layout().blocks_total < 24, "{:?}", runner.layout());
     let spill = folder.map(|folder| {
         let CacheIdentity { description, files } = loaded.cache_identity;
@@ -411,7 +381,7 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     let logits = |properties: &[(&str, &str)]| {
         let plugin_config =
             properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+        let config = Config { plugin_config, ..config() };
         let mut runner = load(&config, &mut |_| {}).unwrap().0;
         let mut batch = Batch::default();
         Stepper::new(0, &QUESTION).schedule(&mut batch, QUESTION.len());

@@ -41,7 +41,7 @@ fn plugin_properties_are_pairs_or_json() {
 
 #[test]
 fn values_out_of_range_are_rejected() {
-    for wrong in ["--max-num-seqs=0", "--max-model-len=1", "--port=70000", "--host=nowhere", "--weights=x"] {
+    for wrong in ["--max-num-seqs=0", "--max-model-len=1", "--port=70000", "--host=nowhere", "--backend=x"] {
         let error = parse(&["--backend=sim", wrong]).unwrap_err().to_string();
         assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
     }

@@ -8,7 +8,7 @@ use server_openvino as runtime;
 
 use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::Runners;
-use crate::args::{NamedAdapter, Unpack, WeightsForm};
+use crate::args::NamedAdapter;
 
 /// The context length of a model whose files do not have one.
 const CONTEXT_DEFAULT: u32 = 8192;
@@ -18,14 +18,9 @@ pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Resu
     let draft = config.draft_model.as_deref().map(resolved);
     let runtime_config = runtime_config(config, context)?;
     let LoadedRunners { model, draft, loaded } = load_runners(&runtime_config, draft)?;
-    let weights = loaded
-        .weight_format
-        .map_or_else(|| "as published".to_owned(), |format| format!("{format:?}").to_lowercase());
     tracing::info!(
         device = runtime_config.device,
-        weights,
         warm = loaded.from_cache,
-        unpacks = loaded.unpacks_weights,
         native_kernels = loaded.native_kernels,
         kernels = loaded.kernels,
         inference_precision = loaded.inference_precision,
@@ -33,7 +28,7 @@ pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Resu
         "compiled the model"
     );
     let mut description = format!(
-        "openvino {} {weights} {} {}",
+        "openvino {} {} {}",
         runtime_config.device, loaded.inference_precision, loaded.kv_cache_precision
     );
     for (adapter, digest) in config.adapters.iter().zip(&loaded.adapter_digests) {
@@ -54,8 +49,6 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         device,
         kv_cache_size,
         kv_cache_precision: _,
-        weights,
-        unpack_weights,
         cache_dir,
         plugin_config: _,
         sparse_attention,
@@ -64,17 +57,6 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         model: config.model.as_deref().map(resolved).context("no model is given: use --model")?,
         device: device.clone(),
         plugin_config: properties(&config.openvino)?,
-        weights: match weights {
-            WeightsForm::Auto => None,
-            WeightsForm::Compact => Some(runtime::WeightFormat::Compact),
-            WeightsForm::Fine => Some(runtime::WeightFormat::Fine),
-            WeightsForm::Rounded => Some(runtime::WeightFormat::Rounded),
-        },
-        unpack_weights: match unpack_weights {
-            Unpack::Auto => runtime::UnpackWeights::Auto,
-            Unpack::Never => runtime::UnpackWeights::Never,
-            Unpack::Always => runtime::UnpackWeights::FromTokens(runtime::LARGE_STEP_TOKENS),
-        },
         kv_cache_bytes: *kv_cache_size,
         cache_dir: cache_dir.clone(),
         max_model_len: config.max_model_len,

@@ -57,11 +57,9 @@ impl Fleet {
             PerProcess { router: MemoryLimit::new(MEMORY_BYTES)?, server: MemoryLimit::new(MEMORY_BYTES)? };
         let drain = format!("{DRAIN_SECONDS}s");
         let cache_dir = tests::server::cache_dir();
-        // A second copy of the weights in f32 would be created some time after the start and change the baseline.
         let arguments = [
             ["--model-name", MODEL],
             ["--kv-cache-size", "256MiB"],
-            ["--unpack-weights", "never"],
             ["--cache-dir", &cache_dir],
             ["--admin-port", "0"],
             ["--drain-timeout", &drain],

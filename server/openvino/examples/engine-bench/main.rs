@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{AdapterSource, Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load};
+use server_openvino::{AdapterSource, Config, LoadReport, OpenVinoRunner, load};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -27,12 +27,6 @@ struct Args {
     /// The file to which the result is written.
     #[arg(long)]
     out: PathBuf,
-    /// The format of the weights of a GGUF file: auto, compact, fine or rounded.
-    #[arg(long, default_value = "auto")]
-    weights: String,
-    /// Steps of at least this many tokens run on f32 weights; 0 means no steps. The default is that of the server.
-    #[arg(long)]
-    unpack_from_tokens: Option<u32>,
     /// Size of the KV cache in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
@@ -77,9 +71,8 @@ fn main() -> anyhow::Result<()> {
         .with_context(|| format!("failed to read {}", args.scenario.display()))?;
     let scenario: Scenario = serde_json::from_str(&text).context("failed to read the scenario")?;
     let started = Instant::now();
-    let (mut runner, loaded) = load(&args.config()?, &mut |_| {})?;
+    let (runner, loaded) = load(&args.config()?, &mut |_| {})?;
     let load_seconds = started.elapsed().as_secs_f64();
-    let unpacked = runner.wait();
     let folder = args.scenario.parent().unwrap_or(Path::new("."));
     let (kind, body) = match scenario {
         Scenario::Generate(work) => ("generate", generate::run(&args, runner, &work)?),
@@ -87,7 +80,6 @@ fn main() -> anyhow::Result<()> {
         Scenario::Score(work) => ("score", score::run(runner, &work, folder)?),
     };
     let mut result = args.head(kind, &loaded);
-    result["config"]["unpacked"] = json!(unpacked);
     result["load_seconds"] = json!(load_seconds);
     result["memory_peak_bytes"] = json!(memory_peak_bytes());
     let Value::Object(body) = body else { anyhow::bail!("invariant: a result is an object") };
@@ -104,24 +96,11 @@ impl Args {
             .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
             .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
             .collect::<anyhow::Result<_>>()?;
-        let weights = match self.weights.as_str() {
-            "auto" => None,
-            "compact" => Some(WeightFormat::Compact),
-            "fine" => Some(WeightFormat::Fine),
-            "rounded" => Some(WeightFormat::Rounded),
-            other => anyhow::bail!("--weights {other}: not one of auto, compact, fine, rounded"),
-        };
         Ok(Config {
             model: self.model.clone(),
             device: "CPU".to_owned(),
             plugin_config,
-            weights,
             kv_cache_bytes: Some(self.kv_cache_mib << 20),
-            unpack_weights: match self.unpack_from_tokens {
-                None => UnpackWeights::Auto,
-                Some(0) => UnpackWeights::Never,
-                Some(tokens) => UnpackWeights::FromTokens(tokens),
-            },
             cache_dir: None,
             max_model_len: None,
             kv_cache_tokens_max: 0,
@@ -169,7 +148,6 @@ impl Args {
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
                 "prefix_caching": !self.no_prefix_caching,
-                "weights": loaded.weight_format.map(|format| format!("{format:?}").to_lowercase()),
             },
         })
     }

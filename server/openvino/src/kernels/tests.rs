@@ -24,12 +24,7 @@ struct Case {
 
 impl Case {
     fn new(inference_precision: &str, cpu: CpuFeatures, graph: GraphProperties) -> Self {
-        let options = KernelOptions {
-            sparse_attention: None,
-            block_scores: false,
-            unpack_weights: UnpackWeights::Auto,
-            has_adapters: false,
-        };
+        let options = KernelOptions { sparse_attention: None, block_scores: false, has_adapters: false };
         let device = DeviceOptions {
             is_cpu: true,
             inference_precision: inference_precision.to_owned(),
@@ -105,18 +100,10 @@ fn the_configuration_can_select_the_plugin_kernels() {
     assert_eq!(changed(&|case| case.device.prefers_accuracy = true), plugin_projections);
     assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("0".to_owned())), plugin_projections);
     assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("64".to_owned())), plugin_projections);
-    assert_eq!(
-        changed(&|case| case.options.unpack_weights = UnpackWeights::FromTokens(64)),
-        plugin_projections
-    );
     let plugin_attention = "projections: native avx2, f32 activations; attention: plugin";
     assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
     assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);
     assert_eq!(changed(&|case| case.device.is_cpu = false), "projections: plugin; attention: plugin");
-    assert_eq!(
-        changed(&|case| case.options.unpack_weights = UnpackWeights::Never),
-        format!("projections: native avx2, f32 activations; {F32_ATTENTION} (all native)")
-    );
     for precision in ["f32", "bf16", "f16"] {
         let plan = changed(&|case| case.device.kv_cache_precision = precision.to_owned());
         assert!(plan.contains(&format!("{precision} KV cache")), "{plan}");
@@ -155,23 +142,6 @@ fn adapters_in_native_projections_are_refused_where_these_cannot_be_used() {
     case.device.inference_precision = "bf16".to_owned();
     case.graph = PLUGIN_ATTENTION;
     assert_eq!(case.plan(), "projections: native avx2, bf16 activations; attention: plugin");
-}
-
-#[test]
-fn the_plugin_multiplies_8_bit_integers_where_the_processor_does() {
-    let kernels = |case: &Case| projection_kernels(&case.options, &case.device, case.cpu);
-    for (cpu, expected) in [
-        (NO_FEATURES, ProjectionKernels::PluginFloat),
-        (AVX512, ProjectionKernels::PluginFloat),
-        (AVX_VNNI, ProjectionKernels::PluginInt8),
-        (AVX512_VNNI, ProjectionKernels::PluginInt8),
-    ] {
-        let mut case = Case::new("f32", cpu, NATIVE);
-        case.device.prefers_accuracy = true;
-        assert_eq!(kernels(&case), expected);
-        case.device.dynamic_quantization = Some("0".to_owned());
-        assert_eq!(kernels(&case), ProjectionKernels::PluginFloat);
-    }
 }
 
 #[test]

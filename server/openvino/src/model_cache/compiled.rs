@@ -1,6 +1,6 @@
 //! Compiled models in the model cache: with one, a start neither reads, rewrites nor compiles the graph.
 //!
-//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and [`CompiledMetadata`]. The hash
+//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and the [`GraphProperties`]. The hash
 //! detects incomplete and damaged files, and files of another name. A file is written only if the model that is read back
 //! computes the same as the original: the plugin omits attributes of some operations, and does not read others.
 //!
@@ -25,22 +25,14 @@ use crate::{Error, cpu, memory, shim};
 /// Memory that is needed to verify a compiled model, as a multiple of the size of its file.
 const VERIFICATION_FACTOR: u64 = 2;
 
-/// Bytes behind those of the plugin: the hash and the metadata.
-const TAIL_BYTES: u64 = 16 + 8 + 8 + 8;
-
-/// What a start must know about a compiled model besides the model itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CompiledMetadata {
-    /// Bytes of its integer weights in f32; 0 if it has none.
-    pub(crate) unpacked_bytes: u64,
-    /// The properties of the graph from which it was compiled.
-    pub(crate) graph: GraphProperties,
-}
+/// Bytes behind those of the plugin: the hash and the properties of the graph.
+const TAIL_BYTES: u64 = 16 + 8 + 8;
 
 /// A compiled model that can be written to the cache.
 pub(crate) struct CacheableModel {
     pub(crate) compiled: Arc<CompiledModel>,
-    pub(crate) metadata: CompiledMetadata,
+    /// The properties of the graph from which it was compiled.
+    pub(crate) graph: GraphProperties,
     /// The properties that the plugin was given.
     pub(crate) properties: Vec<(String, String)>,
 }
@@ -81,23 +73,23 @@ impl CompiledCacheEntry {
     }
 
     /// The compiled model and the core that has read it. `None` if there is none, or, with a warning, if it is damaged.
-    /// `properties` are those for the plugin of a model with this metadata.
+    /// `properties` are those for the plugin of a model that was compiled from such a graph.
     pub(crate) fn read(
         &self,
-        properties: impl FnOnce(&CompiledMetadata) -> Result<Vec<(String, String)>, Error>,
-    ) -> Option<(CompiledModel, CompiledMetadata, Arc<Core>)> {
+        properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,
+    ) -> Option<(CompiledModel, GraphProperties, Arc<Core>)> {
         let path = self.folder.file(&self.name);
         if !path.is_file() {
             return None;
         }
         let read = || {
-            let (bytes, metadata) = check(&path, &self.name).map_err(|error| error.to_string())?;
+            let (bytes, graph) = check(&path, &self.name).map_err(|error| error.to_string())?;
             let runtime = |error: Error| error.chain();
-            let properties = properties(&metadata).map_err(runtime)?;
+            let properties = properties(graph).map_err(runtime)?;
             let core = shim::import_core().map_err(runtime)?;
             let file = shim::CompiledFile { path: &path, bytes };
             let compiled = shim::import(&core, file, &self.device, &properties).map_err(runtime)?;
-            Ok((compiled, metadata, Arc::new(core)))
+            Ok((compiled, graph, Arc::new(core)))
         };
         match read() {
             Ok(found) => {
@@ -126,12 +118,12 @@ impl CompiledCacheEntry {
     }
 
     fn try_write(&self, part: &str, model: CacheableModel) -> Result<(), String> {
-        let CacheableModel { compiled, metadata, properties } = model;
+        let CacheableModel { compiled, graph, properties } = model;
         let io = |error: std::io::Error| error.to_string();
         let runtime = |error: Error| error.chain();
         let path = self.folder.file(part);
         shim::export(&compiled, &path).map_err(runtime)?;
-        let bytes = seal(&path, &self.name, metadata).map_err(io)?;
+        let bytes = seal(&path, &self.name, graph).map_err(io)?;
         if memory::available_bytes().is_none_or(|free| free < VERIFICATION_FACTOR * bytes as u64) {
             return Err("there is not enough memory to verify it".to_owned());
         }
@@ -147,21 +139,21 @@ impl CompiledCacheEntry {
 }
 
 /// Appends the tail to the plugin's bytes, and returns the number of these bytes.
-fn seal(path: &Path, name: &str, metadata: CompiledMetadata) -> std::io::Result<usize> {
+fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usize> {
     let mut file = File::options().read(true).append(true).open(path)?;
     let bytes = file.metadata()?.len();
     let hash = seal_hash(&mut file, bytes, name)?;
-    let CompiledMetadata { unpacked_bytes, graph } = metadata;
+    let GraphProperties { native_projections, native_attention } = graph;
     file.write_all(&hash.to_le_bytes())?;
-    for number in [unpacked_bytes, graph.native_projections.into(), graph.native_attention.into()] {
-        file.write_all(&number.to_le_bytes())?;
+    for property in [native_projections, native_attention] {
+        file.write_all(&u64::from(property).to_le_bytes())?;
     }
     file.sync_data()?;
     usize::try_from(bytes).map_err(std::io::Error::other)
 }
 
-/// Returns the number of the plugin's bytes and the metadata, if the file is as [`seal`] has left it.
-fn check(path: &Path, name: &str) -> std::io::Result<(usize, CompiledMetadata)> {
+/// Returns the number of the plugin's bytes and the properties of the graph, if the file is as [`seal`] has left it.
+fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     let damaged = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is damaged");
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len().checked_sub(TAIL_BYTES).ok_or_else(damaged)?;
@@ -169,14 +161,13 @@ fn check(path: &Path, name: &str) -> std::io::Result<(usize, CompiledMetadata)> 
     let mut tail = [0; TAIL_BYTES as usize];
     file.seek(SeekFrom::Start(bytes))?;
     file.read_exact(&mut tail)?;
-    let (written, metadata) = tail.split_at(16);
+    let (written, properties) = tail.split_at(16);
     if written != hash.to_le_bytes() {
         return Err(damaged());
     }
-    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| metadata[at + byte]));
-    let graph = GraphProperties { native_projections: number(8) != 0, native_attention: number(16) != 0 };
-    let metadata = CompiledMetadata { unpacked_bytes: number(0), graph };
-    Ok((usize::try_from(bytes).map_err(|_| damaged())?, metadata))
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| properties[at + byte]));
+    let graph = GraphProperties { native_projections: number(0) != 0, native_attention: number(8) != 0 };
+    Ok((usize::try_from(bytes).map_err(|_| damaged())?, graph))
 }
 
 /// The hash of the plugin's bytes and of the file's name, so that the file of one model does not pass for that of another.
@@ -201,9 +192,8 @@ mod tests {
         fs::write(&path, &content).unwrap();
         assert!(check(&path, NAME).is_err(), "without a tail");
         let graph = GraphProperties { native_projections: false, native_attention: true };
-        let metadata = CompiledMetadata { unpacked_bytes: 7, graph };
-        assert_eq!(seal(&path, NAME, metadata).unwrap(), content.len());
-        assert_eq!(check(&path, NAME).unwrap(), (content.len(), metadata));
+        assert_eq!(seal(&path, NAME, graph).unwrap(), content.len());
+        assert_eq!(check(&path, NAME).unwrap(), (content.len(), graph));
         assert!(check(&path, "compiled-2").is_err(), "the file of another model");
         let whole = fs::read(&path).unwrap();
         for position in [0, content.len() - 1, content.len() + 3] {

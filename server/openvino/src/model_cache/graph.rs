@@ -1,7 +1,7 @@
 //! Rewritten graphs of GGUF files in the model cache.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
@@ -9,17 +9,14 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::fingerprint;
 use super::folder::PrivateFolder;
 use crate::runtime::{Core, Model};
-use crate::weights::WeightFormat;
 use crate::{Error, shim};
 
 /// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
-pub(crate) const VERSION: u64 = 11;
+pub(crate) const VERSION: u64 = 12;
 
 /// What a rewritten graph depends on besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GraphOptions {
-    /// `None` for an IR.
-    pub(crate) weight_format: Option<WeightFormat>,
     pub(crate) max_model_len: Option<u32>,
     /// Whether projections that read the same input are merged.
     pub(crate) is_merged: bool,
@@ -32,24 +29,28 @@ pub(crate) struct GraphCacheEntry {
 }
 
 impl GraphCacheEntry {
-    /// The entry of a model's file in a cache directory. `None`, with a warning, if the directory or the file cannot be used.
-    pub(crate) fn new(cache_dir: &Path, file: &Path, options: GraphOptions) -> Option<Self> {
+    /// The entry of a model in a cache directory. `None`, with a warning, if the directory or one of the model's files cannot be
+    /// used.
+    pub(crate) fn new(cache_dir: &Path, files: &[PathBuf], options: GraphOptions) -> Option<Self> {
         let unusable = |path: &Path, error: std::io::Error| {
             tracing::warn!(%error, path = %path.display(), "models are not cached");
         };
         let folder = PrivateFolder::open(cache_dir).map_err(|error| unusable(cache_dir, error)).ok()?;
-        let name = Self::hashed_name(&folder, file, options).map_err(|error| unusable(file, error)).ok()?;
+        let name =
+            Self::hashed_name(&folder, files, options).map_err(|(file, error)| unusable(file, error)).ok()?;
         Some(Self { folder: Arc::new(folder), name })
     }
 
-    fn hashed_name(folder: &PrivateFolder, file: &Path, options: GraphOptions) -> std::io::Result<String> {
-        let GraphOptions { weight_format, max_model_len, is_merged } = options;
+    fn hashed_name<'a>(
+        folder: &PrivateFolder,
+        files: &'a [PathBuf],
+        options: GraphOptions,
+    ) -> Result<String, (&'a Path, std::io::Error)> {
+        let GraphOptions { max_model_len, is_merged } = options;
         let mut hash = Xxh3Default::new();
-        hash.update(&fingerprint::of_file(folder, file)?.to_le_bytes());
-        match weight_format {
-            Some(format) => hash.update(&(format as u64).to_le_bytes()),
-            // The weights of an IR are in a file of their own.
-            None => hash.update(&fingerprint::of_file(folder, &file.with_extension("bin"))?.to_le_bytes()),
+        for file in files {
+            let fingerprint = fingerprint::of_file(folder, file).map_err(|error| (file.as_path(), error))?;
+            hash.update(&fingerprint.to_le_bytes());
         }
         for number in [VERSION, u64::from(max_model_len.unwrap_or(0))] {
             hash.update(&number.to_le_bytes());

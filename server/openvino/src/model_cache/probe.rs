@@ -7,8 +7,7 @@ use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 use crate::Error;
 use crate::kv_cache::CachePorts;
-use crate::large_steps::{CompiledGraph, LargeSteps};
-use crate::runner::{OpenVinoRunner, RunnerParts};
+use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core};
 
 /// Tokens of the steps: a prompt in two chunks that needs more than one block, and a decode.
@@ -22,7 +21,6 @@ pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Ve
     let layout = ports.layout(blocks, vocabulary);
     let mut runner = OpenVinoRunner::new(RunnerParts {
         graph: CompiledGraph::new(core, compiled)?,
-        large_steps: LargeSteps::none(),
         cache_writer: None,
         kv_cache: ports.allocate(blocks)?,
         layout,

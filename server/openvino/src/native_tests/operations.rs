@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::config::{Config, UnpackWeights};
+use crate::config::Config;
 use crate::load::load;
 use crate::runtime::Core;
 use crate::shim;
@@ -73,13 +73,11 @@ fn assert_names_the_operations(path: &Path, operation: &str) {
         model: path.parent().unwrap().to_owned(),
         device: "CPU".to_owned(),
         plugin_config: Vec::new(),
-        weights: None,
         kv_cache_bytes: Some(1 << 20),
         kv_cache_tokens_max: 0,
         adapters: Vec::new(),
         sparse_attention: None,
         block_scores: false,
-        unpack_weights: UnpackWeights::Never,
         cache_dir: None,
         max_model_len: None,
     };

@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use server_engine::ModelRunner as _;
 use server_gguf::TensorType;
-use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, UnpackWeights, WeightFormat, load};
+use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, load};
 
 use crate::adapter::{AdapterRecipe, write_folder};
 use crate::reference::{
@@ -48,35 +48,28 @@ impl AdapterCase {
         self.folder.path().join("model.gguf")
     }
 
-    fn config(&self, format: WeightFormat) -> Config {
-        Config { adapters: self.sources.clone(), ..config(&self.file(), format, &EXACT) }
+    fn config(&self) -> Config {
+        Config { adapters: self.sources.clone(), ..config(&self.file(), &EXACT) }
     }
 
     /// The largest difference if the sequences of each step have these adapters.
     fn difference(&self, config: &Config, numbers: [u32; 4]) -> f64 {
         let (mut runner, _) = load(config, &mut |_| {}).unwrap();
         assert_eq!(runner.adapters() as usize, self.sources.len());
-        runner.wait();
         let expected = numbers.map(|number| (number, &self.logits[number as usize][..]));
         worst_difference_with(&mut runner, &self.tokens, expected)
     }
 
     fn check(&self, kind: TensorType, numbers: [u32; 4]) {
-        let difference = self.difference(&self.config(WeightFormat::Compact), numbers);
-        assert!(
-            difference <= difference_allowed(kind, WeightFormat::Compact),
-            "{kind} {numbers:?}: {difference:.1e}"
-        );
+        let difference = self.difference(&self.config(), numbers);
+        assert!(difference <= difference_allowed(kind), "{kind} {numbers:?}: {difference:.1e}");
     }
 
     /// Checks the native projections with adapters: in f32, with the fastest configuration, and with the attention of the plugin.
     fn check_rounded(&self, numbers: [u32; 4]) {
         let plugin_attention = ("KEY_CACHE_PRECISION", "u8");
         for properties in [&[EXACT[0], ROUNDED[0]][..], &ROUNDED, &[plugin_attention]] {
-            let rounded = Config {
-                adapters: self.sources.clone(),
-                ..config(&self.file(), WeightFormat::Compact, properties)
-            };
+            let rounded = Config { adapters: self.sources.clone(), ..config(&self.file(), properties) };
             let is_native = load(&rounded, &mut |_| {}).unwrap().1.native_kernels;
             assert_eq!(
                 is_native,
@@ -206,8 +199,7 @@ fn adapters_do_not_change_the_logits_of_sequences_without_one() {
         return;
     }
     let case = AdapterCase::new(&recipe("llama", TensorType::Q4K), &two());
-    let loaded =
-        Config { adapters: case.sources.clone(), ..config(&case.file(), WeightFormat::Compact, &ROUNDED) };
+    let loaded = Config { adapters: case.sources.clone(), ..config(&case.file(), &ROUNDED) };
     let beside = case.difference(&loaded, [0; 4]);
     let (mut runner, _) = load(&Config { adapters: Vec::new(), ..loaded }, &mut |_| {}).unwrap();
     let alone = worst_difference_with(&mut runner, &case.tokens, [(0, &case.logits[0][..]); 4]);
@@ -215,22 +207,12 @@ fn adapters_do_not_change_the_logits_of_sequences_without_one() {
 }
 
 #[test]
-fn large_steps_with_f32_weights_have_the_adapters_too() {
-    let case = AdapterCase::new(&recipe("llama", TensorType::Q8_0), &two());
-    let config =
-        Config { unpack_weights: UnpackWeights::FromTokens(8), ..case.config(WeightFormat::Compact) };
-    let difference = case.difference(&config, [0, 1, 2, 1]);
-    assert!(difference <= difference_allowed(TensorType::Q8_0, WeightFormat::Compact), "{difference:.1e}");
-}
-
-#[test]
 fn a_cached_graph_can_be_used_with_other_adapters() {
     let mut case = AdapterCase::new(&recipe("llama", TensorType::Q8_0), &two());
     let cache = tempfile::tempdir().unwrap();
-    let allowed = difference_allowed(TensorType::Q8_0, WeightFormat::Compact);
+    let allowed = difference_allowed(TensorType::Q8_0);
     for (from_cache, numbers) in [(false, [0, 1, 2, 1]), (true, [2, 1, 0, 1])] {
-        let config =
-            Config { cache_dir: Some(cache.path().to_owned()), ..case.config(WeightFormat::Compact) };
+        let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config() };
         assert_eq!(load(&config, &mut |_| {}).unwrap().1.from_cache, from_cache);
         let difference = case.difference(&config, numbers);
         assert!(difference <= allowed, "{from_cache}: {difference:.1e}");
@@ -238,7 +220,7 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
     // The order of the adapters is reversed.
     case.sources.swap(0, 1);
     case.logits.swap(1, 2);
-    let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config(WeightFormat::Compact) };
+    let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config() };
     let difference = case.difference(&config, [1, 0, 2, 1]);
     assert!(difference <= allowed, "{difference:.1e}");
     // The graph without adapters is a different one.
@@ -250,13 +232,13 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
 fn adapters_find_the_projections_of_an_ir_by_module_names() {
     let case = AdapterCase::new(&recipe("qwen3", TensorType::F16), &[(AdapterRecipe::of("qwen3", 7), SCALE)]);
     let folder = tempfile::tempdir().unwrap();
-    let config = Config { cache_dir: Some(folder.path().to_owned()), ..case.config(WeightFormat::Compact) };
+    let config = Config { cache_dir: Some(folder.path().to_owned()), ..case.config() };
     drop(load(&config, &mut |_| {}).unwrap());
     let cached = private_folder(folder.path());
     as_ir(&cached);
     let config = Config { model: cached, cache_dir: None, ..config };
     let difference = case.difference(&config, [1, 0, 1, 0]);
-    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Compact), "{difference:.1e}");
+    assert!(difference <= difference_allowed(TensorType::F16), "{difference:.1e}");
 }
 
 /// Turns the cached graph of a directory into an IR with the names that exporters use.
@@ -323,7 +305,7 @@ fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f3
         .collect();
     let path = write_folder(&folder.path().join("adapter"), config, &tensors, dtype);
     let source = AdapterSource { name: "mine".to_owned(), path };
-    let config = Config { adapters: vec![source], ..self::config(&file, WeightFormat::Compact, &EXACT) };
+    let config = Config { adapters: vec![source], ..self::config(&file, &EXACT) };
     let refused = load(&config, &mut |_| {}).err().expect("it is rejected").chain();
     assert!(refused.starts_with("cannot use the adapter \"mine\": "), "{refused}");
     refused
@@ -376,8 +358,7 @@ fn adapters_that_do_not_fit_the_model_are_rejected_with_the_reason() {
 #[test]
 fn incomplete_directories_are_rejected() {
     let case = AdapterCase::new(&recipe("llama", TensorType::F16), &two()[..1]);
-    let refused =
-        || load(&case.config(WeightFormat::Compact), &mut |_| {}).err().expect("it is rejected").chain();
+    let refused = || load(&case.config(), &mut |_| {}).err().expect("it is rejected").chain();
     let tensors = case.sources[0].path.join("adapter_model.safetensors");
     let bytes = std::fs::read(&tensors).unwrap();
     for broken in [&bytes[..4], &bytes[..bytes.len() / 2], &[0xff; 64][..]] {
@@ -394,7 +375,7 @@ fn incomplete_directories_are_rejected() {
 fn duplicate_names_are_rejected() {
     let mut case = AdapterCase::new(&recipe("llama", TensorType::F16), &two());
     case.sources[1].name = case.sources[0].name.clone();
-    let refused = load(&case.config(WeightFormat::Compact), &mut |_| {}).err().unwrap().chain();
+    let refused = load(&case.config(), &mut |_| {}).err().unwrap().chain();
     assert!(refused.contains("another adapter has the same name"), "{refused}");
 }
 
@@ -403,6 +384,6 @@ fn a_model_without_adapters_reports_none() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.gguf");
     recipe("llama", TensorType::F16).write(&file);
-    let (runner, loaded) = load_file(&file, WeightFormat::Compact, &EXACT).unwrap();
+    let (runner, loaded) = load_file(&file, &EXACT).unwrap();
     assert_eq!((runner.adapters(), loaded.adapter_digests), (0, Vec::new()));
 }

@@ -5,16 +5,13 @@ use crate::reference::{
     load_file, recipe,
 };
 use server_gguf::TensorType;
-use server_openvino::WeightFormat;
 
 fn check(architecture: &'static str) {
     for kind in [TensorType::Q8_0, TensorType::Q4K, TensorType::F16] {
         let case = Case::new(&recipe(architecture, kind));
-        for format in [WeightFormat::Compact, WeightFormat::Fine] {
-            let difference = case.difference(format, &EXACT);
-            assert!(difference <= difference_allowed(kind, format), "{kind} {format:?}: {difference:.1e}");
-        }
-        let difference = case.difference(WeightFormat::Compact, &ROUNDED);
+        let difference = case.difference(&EXACT);
+        assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
+        let difference = case.difference(&ROUNDED);
         assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
@@ -35,19 +32,17 @@ fn qwen3moe_with_experts() {
     let mut qwen3moe = recipe("qwen3moe", F16);
     for kind in [Q4_0, Q8_0, Q6K, F16, Bf16] {
         (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
-        let difference = Case::new(&qwen3moe).difference(WeightFormat::Compact, &EXACT);
-        assert!(difference <= difference_allowed(kind, WeightFormat::Compact), "{kind}: {difference:.1e}");
+        let difference = Case::new(&qwen3moe).difference(&EXACT);
+        assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
     }
     // All experts are used, so that a small error cannot change the selection.
     qwen3moe.experts_used = EXPERTS;
     for kind in [Q4_1, Q4K, Q5K] {
         (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
         let case = Case::new(&qwen3moe);
-        for format in [WeightFormat::Compact, WeightFormat::Fine] {
-            let difference = case.difference(format, &EXACT);
-            assert!(difference <= difference_allowed(kind, format), "{kind} {format:?}: {difference:.1e}");
-        }
-        let difference = case.difference(WeightFormat::Compact, &ROUNDED);
+        let difference = case.difference(&EXACT);
+        assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
+        let difference = case.difference(&ROUNDED);
         assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
 }
@@ -60,11 +55,11 @@ fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
 #[test]
 fn phi3_extended_to_a_long_context() {
     let mut phi3 = recipe("phi3", TensorType::F16);
-    let allowed = difference_allowed(TensorType::F16, WeightFormat::Compact);
+    let allowed = difference_allowed(TensorType::F16);
     // The original context is the whole context; shorter than that of the model; as long as, and shorter than, the limit.
     for (original, served) in [(CONTEXT, None), (256, None), (256, Some(256)), (256, Some(257))] {
         phi3.original_context = Some(original);
-        let difference = Case::within(&phi3, served).difference(WeightFormat::Compact, &EXACT);
+        let difference = Case::within(&phi3, served).difference(&EXACT);
         assert!(difference <= allowed, "{original} {served:?}: {difference:.1e}");
     }
 }
@@ -76,7 +71,7 @@ fn cached_models_compute_the_same() {
         if architecture == "phi3" {
             model.original_context = Some(256);
         }
-        let allowed = difference_allowed(TensorType::Q8_0, WeightFormat::Compact);
+        let allowed = difference_allowed(TensorType::Q8_0);
         // The runtime cannot read back the operations of experts.
         let is_cached = architecture != "qwen3moe";
         let case = Case::new(&model);
@@ -97,8 +92,7 @@ fn gemma3_with_sliding_windows_shorter_than_the_sequence() {
 
 #[test]
 fn gemma3_has_its_sliding_window_in_the_default_cache() {
-    let difference =
-        Case::new(&recipe("gemma3", TensorType::F16)).difference(WeightFormat::Fine, &DEFAULT_CACHE);
+    let difference = Case::new(&recipe("gemma3", TensorType::F16)).difference(&DEFAULT_CACHE);
     assert!(difference <= 0.15, "{difference:.1e}");
 }
 
@@ -106,16 +100,16 @@ fn gemma3_has_its_sliding_window_in_the_default_cache() {
 fn llama_with_factors_for_its_rotation() {
     let mut llama = recipe("llama", TensorType::F16);
     llama.rope_factors = true;
-    let difference = Case::new(&llama).difference(WeightFormat::Fine, &EXACT);
-    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Fine), "{difference:.1e}");
+    let difference = Case::new(&llama).difference(&EXACT);
+    assert!(difference <= difference_allowed(TensorType::F16), "{difference:.1e}");
 }
 
 #[test]
 fn llama_with_tied_embeddings() {
     let mut llama = recipe("llama", TensorType::F16);
     llama.tied = true;
-    let difference = Case::new(&llama).difference(WeightFormat::Fine, &EXACT);
-    assert!(difference <= difference_allowed(TensorType::F16, WeightFormat::Fine), "{difference:.1e}");
+    let difference = Case::new(&llama).difference(&EXACT);
+    assert!(difference <= difference_allowed(TensorType::F16), "{difference:.1e}");
 }
 
 #[test]
@@ -124,7 +118,7 @@ fn experts_of_an_unsupported_architecture_are_rejected_by_name() {
     let mut olmoe = recipe("olmoe", TensorType::Q4K);
     olmoe.experts_used = 2;
     olmoe.write(file.path());
-    let refused = load_file(file.path(), WeightFormat::Compact, &[]).err().unwrap().chain();
+    let refused = load_file(file.path(), &[]).err().unwrap().chain();
     assert!(refused.contains("\"olmoe\" is not supported with experts"), "{refused}");
 }
 
@@ -132,6 +126,6 @@ fn experts_of_an_unsupported_architecture_are_rejected_by_name() {
 fn an_unknown_architecture_is_rejected_by_name() {
     let file = tempfile::NamedTempFile::new().unwrap();
     recipe("nosuch", TensorType::F16).write(file.path());
-    let refused = load_file(file.path(), WeightFormat::Compact, &[]).err().unwrap().chain();
+    let refused = load_file(file.path(), &[]).err().unwrap().chain();
     assert!(refused.contains("\"nosuch\""), "{refused}");
 }

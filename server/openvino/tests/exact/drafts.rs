@@ -8,7 +8,7 @@ use server_engine::{
     Sampling, StepReport, StopCriteria, TokenId,
 };
 use server_gguf::TensorType;
-use server_openvino::{WeightFormat, load_pair};
+use server_openvino::load_pair;
 
 use crate::reference::{EXACT, config, load_file, recipe};
 
@@ -38,7 +38,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
     let runner: Box<dyn ModelRunner>;
     let engine = match draft {
         Some(draft) => {
-            let [of_model, of_draft] = [model, draft].map(|path| config(path, WeightFormat::Fine, &EXACT));
+            let [of_model, of_draft] = [model, draft].map(|path| config(path, &EXACT));
             let [model, draft] = load_pair(&of_model, &of_draft, &mut |_| {}).unwrap();
             assert_eq!(model.1.layout.blocks_total, draft.1.layout.blocks_total);
             let bytes = model.1.layout.block_bytes + draft.1.layout.block_bytes;
@@ -49,7 +49,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
             Engine::start_with_options(engine_config(), runner, extras, observer).unwrap()
         }
         None => {
-            runner = Box::new(load_file(model, WeightFormat::Fine, &EXACT).unwrap().0);
+            runner = Box::new(load_file(model, &EXACT).unwrap().0);
             Engine::start(engine_config(), runner, observer).unwrap()
         }
     };

@@ -4,17 +4,14 @@ use crate::reference::{
     Case, DEFAULT_CACHE, EXACT, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed, load_file, recipe,
 };
 use server_gguf::TensorType;
-use server_openvino::WeightFormat;
 
 const WITH_MINIMA: [TensorType; 4] = [TensorType::Q4_1, TensorType::Q5_1, TensorType::Q4K, TensorType::Q5K];
 
 fn check(kind: TensorType) {
     let case = Case::new(&recipe("llama", kind));
-    for format in [WeightFormat::Compact, WeightFormat::Fine] {
-        let difference = case.difference(format, &EXACT);
-        assert!(difference <= difference_allowed(kind, format), "{kind} {format:?}: {difference:.1e}");
-    }
-    let difference = case.difference(WeightFormat::Compact, &ROUNDED);
+    let difference = case.difference(&EXACT);
+    assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
+    let difference = case.difference(&ROUNDED);
     assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
 }
 
@@ -34,25 +31,16 @@ fn types_with_minima_are_served_within_a_small_fraction_of_a_step() {
 }
 
 #[test]
-fn rounded_zero_points_change_the_model() {
-    for kind in WITH_MINIMA {
-        let difference = Case::new(&recipe("llama", kind)).difference(WeightFormat::Rounded, &EXACT);
-        assert!(difference > 2.0 * difference_allowed(kind, WeightFormat::Fine), "{kind}: {difference:.1e}");
-    }
-}
-
-#[test]
 fn a_file_with_another_type_for_values_is_served_exactly() {
     let mut mixed = recipe("llama", TensorType::Q4K);
     mixed.values_kind = TensorType::Q6K;
-    let difference = Case::new(&mixed).difference(WeightFormat::Compact, &EXACT);
-    assert!(difference <= difference_allowed(TensorType::Q4K, WeightFormat::Compact), "{difference:.1e}");
+    let difference = Case::new(&mixed).difference(&EXACT);
+    assert!(difference <= difference_allowed(TensorType::Q4K), "{difference:.1e}");
 }
 
 #[test]
 fn the_default_cache_precision_changes_little() {
-    let difference =
-        Case::new(&recipe("llama", TensorType::Q8_0)).difference(WeightFormat::Fine, &DEFAULT_CACHE);
+    let difference = Case::new(&recipe("llama", TensorType::Q8_0)).difference(&DEFAULT_CACHE);
     assert!(difference <= 0.1, "{difference:.1e}");
 }
 
@@ -60,7 +48,7 @@ fn the_default_cache_precision_changes_little() {
 fn invalid_files_are_rejected_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let refused = || load_file(&path, WeightFormat::Compact, &[]).err().unwrap().chain();
+    let refused = || load_file(&path, &[]).err().unwrap().chain();
     assert!(refused().contains("there is no model at"));
     std::fs::write(&path, [7u8; 4096]).unwrap();
     assert!(refused().contains("failed to read the model file"), "{}", refused());

@@ -8,7 +8,7 @@ mod steps;
 use std::path::{Path, PathBuf};
 
 use server_gguf::TensorType;
-use server_openvino::{Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load};
+use server_openvino::{Config, LoadReport, OpenVinoRunner, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
@@ -66,8 +66,8 @@ impl Case {
 
     /// Loads the file, and returns the largest difference between its logits and those of the reference, as a fraction of the
     /// reference's standard deviation.
-    pub(crate) fn difference(&self, format: WeightFormat, properties: &[(&str, &str)]) -> f64 {
-        self.loaded_difference(config(self.path(), format, properties)).0
+    pub(crate) fn difference(&self, properties: &[(&str, &str)]) -> f64 {
+        self.loaded_difference(config(self.path(), properties)).0
     }
 
     /// The differences of the first load, of one from the cached compiled model, and of one from the cached graph. If the model
@@ -84,7 +84,7 @@ impl Case {
                 compiled().iter().for_each(|path| std::fs::remove_file(path).unwrap());
             }
             let cache_dir = Some(folder.path().to_owned());
-            let config = Config { cache_dir, ..config(self.path(), WeightFormat::Compact, properties) };
+            let config = Config { cache_dir, ..config(self.path(), properties) };
             let (difference, from_cache, stages) = self.loaded_difference(config);
             assert_eq!(compiled().len(), usize::from(is_cached));
             let compiles = source != "compiled" || !is_cached;
@@ -108,13 +108,12 @@ impl Case {
 
 pub(crate) fn load_file(
     path: &Path,
-    format: WeightFormat,
     properties: &[(&str, &str)],
 ) -> Result<(OpenVinoRunner, LoadReport), server_openvino::Error> {
-    load(&config(path, format, properties), &mut |_| {})
+    load(&config(path, properties), &mut |_| {})
 }
 
-pub(crate) fn config(path: &Path, format: WeightFormat, properties: &[(&str, &str)]) -> Config {
+pub(crate) fn config(path: &Path, properties: &[(&str, &str)]) -> Config {
     Config {
         model: path.to_owned(),
         device: "CPU".to_owned(),
@@ -122,8 +121,6 @@ pub(crate) fn config(path: &Path, format: WeightFormat, properties: &[(&str, &st
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect(),
-        weights: Some(format),
-        unpack_weights: UnpackWeights::Never,
         cache_dir: None,
         max_model_len: None,
         kv_cache_bytes: Some(32 << 20),
@@ -154,14 +151,9 @@ pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
 /// The largest allowed difference, as a fraction of the standard deviation of the logits.
 ///
 /// Types without minima: rounding in f32, and the attention's scale, which the front end stores in f16 (measured:
-/// 3e-6 to 5e-4). Compact rounds zero points near 8 to f16, 1/512 of a step (measured: 3e-3 to 8e-3). Fine rounds them to some
-/// thousandths of a step (measured: 2e-2 to 3.4e-2, the latter over gemma's seven layers). A wrong graph gives 0.4 and more.
-pub(crate) fn difference_allowed(kind: TensorType, format: WeightFormat) -> f64 {
+/// 3e-6 to 5e-4). Types with minima: zero points near 8 are rounded to f16, 1/512 of a step (measured: 3e-3 to 8e-3). A wrong
+/// graph gives 0.4 and more.
+pub(crate) fn difference_allowed(kind: TensorType) -> f64 {
     let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
-    match format {
-        _ if !has_minima => 1e-3,
-        WeightFormat::Compact => 1.5e-2,
-        WeightFormat::Fine => 5e-2,
-        WeightFormat::Rounded => f64::INFINITY,
-    }
+    if has_minima { 1.5e-2 } else { 1e-3 }
 }
