@@ -21,7 +21,7 @@ import sampling
 import served
 from oracle import Check, engines
 
-# Options that are no default, since they serve another model than the file has: what they cost is told.
+# Options that reduce the precision of the model in the file and are therefore not defaults. Their cost is reported.
 LOSSY = ({"kv_cache_precision": "u4"}, {"weights": "rounded"})
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
 

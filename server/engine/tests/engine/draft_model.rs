@@ -178,7 +178,7 @@ async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
 async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
-    // What a failed step left of its cache is told from what it should be: it is still never wrong.
+    // A failed step leaves the cache of the draft model incomplete. That must never make a draft wrong.
     let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
     assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];

@@ -1,5 +1,5 @@
-//! Templates that were changed at random. What is the same every time takes seconds here; `make fuzz` goes on for as long
-//! as it may.
+//! Templates and tokenizers with random mutations. These runs have fixed seeds and take seconds; `make fuzz` runs for as
+//! long as it is allowed to.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../../fuzz/mutations.rs"]
