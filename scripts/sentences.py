@@ -16,7 +16,7 @@ import subprocess
 
 # How a line of a comment begins.
 COMMENT_MARKS = {".rs": ("///", "//!", "//"), ".cpp": ("//",), ".hpp": ("//",), ".py": ("#",), ".sh": ("#",), ".yaml": ("#",),
-                 ".proto": ("//",), ".toml": ("#",)}
+                 ".proto": ("//",), ".toml": ("#",), ".js": ("//",)}
 # Generated tables whose last column is read by people, with the kind of its text. They are complete, unlike a search of the
 # sources for calls that register a flag or a metric.
 TABLES = {"flags-": "flag help", "metrics": "metric help", "llmdeployment.md": "field of the resource", "limits.md": "limit"}

@@ -11,7 +11,7 @@ use mutations::{Random, mutated, words};
 
 const CASES: u64 = 20_000;
 
-/// The templates of model families, small ones and the parts of an input after them.
+/// The templates of model families and small templates, each followed by the other parts of an input.
 fn seeds() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
     let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
