@@ -15,7 +15,7 @@ mod tree;
 pub use blocks::{CodeBlock, Mark, Scene, code_blocks, has_tested_blocks, marked_blocks};
 pub use comments::doc_comments;
 pub use cycles::module_cycles;
-pub use documents::{decisions, links, mentioned_flags, pages, supersessions};
+pub use documents::{decisions, linked_functions, links, mentioned_flags, pages, supersessions};
 pub use manifests::manifests;
 pub use names::type_names;
 pub use parameters::packed_parameters;

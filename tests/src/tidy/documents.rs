@@ -163,6 +163,31 @@ pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     findings.chain(superseded.difference(&supersedes).map(unstated)).collect()
 }
 
+/// Checks that a file that is linked as [`name`](file.rs) contains a function with this name.
+#[must_use]
+pub fn linked_functions(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in markdown(tree) {
+        for link in file.text.split("[`").skip(1) {
+            let Some((name, rest)) = link.split_once("`](") else { continue };
+            let Some((target, _)) = rest.split_once(')') else { continue };
+            let is_name = name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+            if !is_name || !target.ends_with(".rs") {
+                continue;
+            }
+            let defines = |source: &&File| {
+                [format!("fn {name}("), format!("fn {name}<")]
+                    .iter()
+                    .any(|definition| source.text.contains(definition))
+            };
+            if tree.file(&resolve(&file.path, target)).filter(defines).is_none() {
+                findings.push(Finding::new(&file.path, format!("{target} has no function {name}")));
+            }
+        }
+    }
+    findings
+}
+
 fn markdown(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files.iter().filter(|file| file.path.ends_with(".md"))
 }
@@ -272,6 +297,14 @@ mod tests {
         let twice = [("docs/decisions/0001-a.md", whole), ("docs/decisions/0001-b.md", whole)];
         assert_eq!(decisions(&tree(&twice)).len(), 1);
         assert_eq!(decisions(&tree(&[("docs/decisions/0001-a.md", "# A\n")])).len(), 3);
+    }
+
+    #[test]
+    fn finds_links_to_functions_that_do_not_exist() {
+        let page = "[`run`](a.rs) [`stop`](a.rs) [`other.rs`](a.rs) [`pick`](b.rs) `x` [text](c.md)";
+        let found =
+            linked_functions(&tree(&[("p.md", page), ("a.rs", "fn run() {}"), ("b.rs", "fn pick<T>() {}")]));
+        assert_eq!(found, [Finding::new("p.md", "a.rs has no function stop")]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn draw(guide: &Guide, seed: u64) -> Option<String> {
     draw_after(guide, seed, "")
 }
 
-/// Like [`sample`], with texts that begin with this prefix.
+/// Like [`draw`], with texts that begin with this prefix.
 fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     const TOKENS_MAX: usize = 700;
 
