@@ -12,7 +12,7 @@ BIN ?= target/release
 export MODEL PORT REPLICAS
 
 # Tests with additional requirements. `make test` does not run them, but `make lint` checks them.
-EXTRA_TESTS := tests/browser,tests/hostile,tests/node,tests/schema
+EXTRA_TESTS := tests/browser,tests/hostile,tests/node,tests/pages,tests/schema
 CARGO_DENY_VERSION := 0.20.2
 MDBOOK_VERSION := 0.5.4
 SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt %.py,$(wildcard scripts/*)) $(wildcard tests/*/*.sh tests/*/*/*.sh)
@@ -121,9 +121,17 @@ doc: fetch ## Build the API documentation; broken links are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \
 	  --locked --document-private-items
 
-# A debug build of mdBook takes a third of the time and still builds the site in seconds.
 .PHONY: docs
-docs: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ (once; a minute).
+docs: docs-site fetch ## Build the documentation site, check its links, and run the commands of its pages.
+	@scripts/need cargo g++ openssl
+	@scripts/clients
+	@scripts/tools control-plane charts
+	@$(CARGO) test --workspace --locked --no-run --quiet
+	@$(CARGO) test --workspace --locked --features tests/pages --test pages -- $(ARGS)
+
+# A debug build of mdBook takes a third of the time and still builds the site in seconds.
+.PHONY: docs-site
+docs-site: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ (once; a minute).
 	@scripts/need cargo python3
 	@[[ -x .deps/bin/mdbook && "$$(.deps/bin/mdbook --version)" == "mdbook v$(MDBOOK_VERSION)" ]] || \
 	  $(CARGO) install --locked --force --quiet --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root .deps mdbook

@@ -2,54 +2,72 @@
 """Prints random sentences of the repository for a review of its language (STYLE.md).
 
 A reviewer reads the sentences and counts those that a fluent engineer would rewrite. The same seed and the same tree give
-the same sentences. With a file as an argument, only that file is sampled.
+the same sentences. Each kind of text is sampled equally, whatever its size. With files as arguments, only those are sampled.
 
     scripts/sentences.py --seed 1 --count 100
 """
 
 import argparse
+import html.parser
 import pathlib
 import random
 import re
 import subprocess
 
-# The kinds of text and how a line of each begins. Each kind is sampled equally, whatever its size.
-COMMENT_MARKS = {".rs": ("///", "//!", "//"), ".cpp": ("//",), ".hpp": ("//",), ".py": ("#",), ".sh": ("#",), ".yaml": ("#",)}
-GENERATED = ("docs/benchmarks/", "crds/", "docs/reference/")
-# String literals of Rust that people read: errors, logs, help texts of metrics.
+# How a line of a comment begins.
+COMMENT_MARKS = {".rs": ("///", "//!", "//"), ".cpp": ("//",), ".hpp": ("//",), ".py": ("#",), ".sh": ("#",), ".yaml": ("#",),
+                 ".proto": ("//",), ".toml": ("#",), ".js": ("//",)}
+# Generated tables whose last column is read by people, with the kind of its text. They are complete, unlike a search of the
+# sources for calls that register a flag or a metric.
+TABLES = {"flags-": "flag help", "metrics": "metric help", "llmdeployment.md": "field of the resource", "limits.md": "limit"}
+SKIPPED = ("docs/benchmarks/", "crds/", "charts/ovfleet-crds/manifests/", "operator/tests/snapshots/", "tests/tests/node_upgrade/")
+# Comments that are instructions for a program.
+NOT_PROSE = re.compile(r"(shellcheck |clang-format|NOLINT|rustfmt|noqa|type: |!/|-\*-|yaml-language-server)")
+# String literals of Rust that people read: errors and logs.
 STRING = re.compile(r'"((?:[^"\\]|\\.|\\\n)*)"')
 READ_BY_PEOPLE = re.compile(
-    r'(#\[error\(|context\(|bail!\(|ensure!\(|anyhow!\(|warn!\(|info!\(|error!\(|\.register\(|format!\()[^"]*$')
+    r'(#\[error\(|context\(|bail!\(|ensure!\(|anyhow!\(|warn!\(|info!\(|error!\(|format!\()[^"]*$')
 
 
-def paragraphs_of_comments(lines, marks):
+def comments(lines, marks):
     """Yields the kind, the first line number and the text of each block of comment lines."""
-    text, start, current = [], 0, None
+    text, start, current, in_code = [], 0, None, False
     for number, line in enumerate([*lines, ""], 1):
         stripped = line.strip()
         mark = next((mark for mark in marks if stripped.startswith(mark)), None)
         body = stripped[len(mark):].strip() if mark else ""
-        if mark != current or not body:
+        in_code = (mark is not None and in_code) != body.startswith("```")
+        if in_code or body.startswith(("```", "|")) or NOT_PROSE.match(body):
+            body = ""
+        # A list item is a paragraph of its own.
+        item = re.match(r"([-*]|\d+\.)\s+", body)
+        if mark != current or not body or item:
             if text:
                 yield ("doc comment" if current in ("///", "//!") else "comment"), start, " ".join(text)
             text, start = [], number
         current = mark if body else None
-        if mark and body:
-            if not text:
-                start = number
-            text.append(body)
+        if body:
+            text.append(body[item.end():] if item else body)
 
 
-def paragraphs_of_strings(source):
+def docstrings(source):
+    for match in re.finditer(r'^\s*"""(.+?)"""', source, re.M | re.S):
+        for paragraph in match[1].split("\n\n"):
+            if not paragraph.strip().startswith(("usage:", "scripts/")):
+                yield "comment", source.count("\n", 0, match.start()) + 1, " ".join(paragraph.split())
+
+
+def messages(source):
     for match in STRING.finditer(source):
         if READ_BY_PEOPLE.search(source[max(0, match.start() - 80):match.start()]):
             text = re.sub(r"\\\n\s*", "", match.group(1)).replace('\\"', '"').replace("\\n", " ")
-            if "\n" in text or "{{" in text:
-                continue  # A file that a test writes.
-            yield "message", source.count("\n", 0, match.start()) + 1, text
+            # A file that a test writes, markup, JSON or a URL is not prose.
+            words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^}]*\}", "", text))
+            if len(words) > 2 and not re.search(r"\n|\\r|\{\{|://|\w+=\w|<\w|[{\"]\w+\": |^\|| \| ", text):
+                yield "message", source.count("\n", 0, match.start()) + 1, text
 
 
-def paragraphs_of_markdown(lines):
+def guide(lines):
     text, start, in_code = [], 0, False
     for number, line in enumerate([*lines, ""], 1):
         stripped = line.strip()
@@ -66,19 +84,74 @@ def paragraphs_of_markdown(lines):
             text.append(stripped[item.end():] if item else stripped)
 
 
-def sentences(path):
+def table(lines, kind):
+    for number, line in enumerate(lines, 1):
+        cells = line.strip().strip("|").split(" | ")
+        if line.startswith("| `") and len(cells) > 1:
+            yield kind, number, cells[-1].strip()
+
+
+def chart(lines):
+    """The comments of the values, the notes and the texts of alerts and panels."""
+    for number, line in enumerate(lines, 1):
+        match = re.search(r'"?(?:summary|description|title)"?: "?(.+?)"?,?$', line)
+        if match:
+            yield "chart", number, match[1]
+        elif re.match(r"[A-Z][^{]* ", line):
+            yield "chart", number, line
+
+
+class Console(html.parser.HTMLParser):
+    """The texts of a page."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.texts = []
+        self.feed(source)
+
+    def handle_data(self, data):
+        if self.lasttag == "script":
+            start = self.getpos()[0]
+            for match in re.finditer(r'"([^"\n]*)"|`([^`\n]*)`', data):
+                self.texts.append(("console", start + data.count("\n", 0, match.start()), match[1] or match[2] or ""))
+        elif self.lasttag != "style" and data.strip():
+            self.texts.append(("console", self.getpos()[0], " ".join(data.split())))
+
+
+def makefile(lines):
+    for number, line in enumerate(lines, 1):
+        match = re.match(r"[a-z0-9-]+:.*## (.*)", line)
+        if match:
+            yield "make help", number, match[1]
+
+
+def has_prose(path):
+    return path.suffix in (*COMMENT_MARKS, ".md", ".html") or path.name in ("Makefile", "NOTES.txt", "ovfleet.json") or (
+        path.parts[0] == "scripts" and not path.suffix)
+
+
+def paragraphs(path):
     source = path.read_text(encoding="utf-8")
     lines = source.split("\n")
-    if path.suffix == ".md":
-        found = list(paragraphs_of_markdown(lines))
+    kind = next((kind for name, kind in TABLES.items() if path.parent.name == "reference" and path.name.startswith(name)), None)
+    if kind:
+        yield from table(lines, kind)
+    elif path.suffix == ".md":
+        yield from guide(lines)
+    elif path.suffix == ".html":
+        yield from Console(source).texts
+    elif path.name == "Makefile":
+        yield from makefile(lines)
+    elif path.parts[0] == "charts" and path.suffix in (".yaml", ".txt", ".json"):
+        yield from chart(lines)
+        if path.suffix == ".yaml":
+            yield from (("chart", line, text) for _, line, text in comments(lines, ("#",)))
     else:
-        found = list(paragraphs_of_comments(lines, COMMENT_MARKS[path.suffix]))
+        yield from comments(lines, COMMENT_MARKS.get(path.suffix, ("#",)))
         if path.suffix == ".rs":
-            found += paragraphs_of_strings(source)
-    for kind, line, text in found:
-        for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\[])", text):
-            if len(sentence.split()) >= 4:
-                yield kind, line, sentence
+            yield from messages(source)
+        elif path.suffix == ".py":
+            yield from docstrings(source)
 
 
 def main():
@@ -92,9 +165,12 @@ def main():
     kinds = {}
     for name in listed:
         path = pathlib.Path(name)
-        if (path.suffix in COMMENT_MARKS or path.suffix == ".md") and not name.startswith(GENERATED):
-            for kind, line, sentence in sentences(path):
-                kinds.setdefault(kind, []).append(f"{name}:{line}: {sentence}")
+        if name.startswith(SKIPPED) or path.is_symlink() or not path.is_file() or not has_prose(path):
+            continue
+        for kind, line, text in paragraphs(path):
+            for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\[])", text):
+                if len(sentence.split()) >= 4:
+                    kinds.setdefault(kind, []).append(f"{name}:{line}: {sentence}")
     generator = random.Random(arguments.seed)
     for index, (kind, found) in enumerate(sorted(kinds.items())):
         count = arguments.count // len(kinds) + (index < arguments.count % len(kinds))

@@ -225,7 +225,7 @@ pub struct LocalArgs {
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CACHE", value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// Directory with credentials for fetching: one file for each key that the Secret would have.
+    /// Directory with the credentials for downloads: one file for each key of the Secret.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CREDENTIALS", value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 

@@ -1,8 +1,8 @@
-//! The router's process: parse the arguments, run, tell what went wrong.
+//! The router's process: parses the arguments, runs the router, and reports errors.
 
 use std::process::ExitCode;
 
-/// Unlike glibc's allocator, it returns what a burst of large bodies used to the operating system.
+/// Unlike glibc's allocator, it returns the memory of a burst of large bodies to the operating system.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -339,7 +339,7 @@ fn registry(inner: &Inner) -> Registry {
     registry.register("build", "The version of the router", Info::new(info));
     registry.register(
         "requests",
-        "Requests that ended, by endpoint, outcome and status class",
+        "Finished requests, by endpoint, outcome and status class",
         inner.requests.clone(),
     );
     registry.register("retries", "Retried requests, by the reason of the failure", inner.retries.clone());
@@ -382,7 +382,7 @@ fn registry(inner: &Inner) -> Registry {
         registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
     }
     let gauges = [
-        ("requests_in_work", "Requests that have arrived and not ended", &inner.requests_in_work),
+        ("requests_in_work", "Requests in progress", &inner.requests_in_work),
         ("requests_queued", "Requests that wait because all replicas are full", &inner.requests_queued),
         (
             "requests_without_replica",

@@ -325,6 +325,6 @@ fn warn_about_restart(present: &Args, changed: &Args) {
         ("trace-share", present.trace_share.to_bits() != changed.trace_share.to_bits()),
     ];
     for (flag, _) in differs.iter().filter(|(_, differs)| *differs) {
-        tracing::warn!(flag, "the change of this flag takes effect after a restart");
+        tracing::warn!(flag, "a changed value of this flag takes effect after a restart");
     }
 }

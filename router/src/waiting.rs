@@ -57,14 +57,14 @@ impl WaitingList {
         Self { queue: Queue::new(QueueConfig::default()), waiters: HashMap::new(), reservation: None }
     }
 
-    /// Removes a request that leaves without a replica.
+    /// Removes a request that was not dispatched to any replica.
     pub(crate) fn cancel(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
         self.release(ticket);
         self.queue.cancel(ticket, now);
         self.waiters.remove(&ticket)
     }
 
-    /// Removes a request that has got a replica.
+    /// Removes a request that was dispatched to a replica.
     pub(crate) fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Waiter> {
         self.release(ticket);
         self.queue.dequeue(ticket, now);

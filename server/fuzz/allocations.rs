@@ -1,17 +1,17 @@
-//! Bounds what an input may make its reader allocate.
+//! Limits the memory that a reader may allocate for an input.
 
 use peak_alloc::PeakAlloc;
 
-/// Bytes that a check may have allocated at once, whatever its input is, and for each byte of its input. A byte of JSON, such as
-/// a digit in an array, becomes a value of 32 bytes, which a growing list may hold twice, in each of the copies that a check
-/// compares.
+/// Number of bytes that a check may allocate at the same time: a constant, and a number for each byte of its input. A byte of
+/// JSON, such as a digit in an array, becomes a value of 32 bytes, which a growing list may hold twice, in each of the copies
+/// that a check compares.
 const BYTES_MAX: usize = 1 << 20;
 const BYTES_PER_INPUT_BYTE_MAX: usize = 512;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Runs `check`, which must not allocate more than the size of its input explains.
+/// Runs `check`, and panics if it allocates more than the size of its input allows.
 pub(crate) fn bounded(input: &[u8], check: impl FnOnce(&[u8])) {
     let before = ALLOCATOR.current_usage();
     ALLOCATOR.reset_peak_usage();

@@ -1,7 +1,7 @@
-//! Inputs made from others: what tests feed to the targets in the seconds that they have, where libFuzzer has hours. The
-//! same seed gives the same inputs. It decides nothing about what is right.
+//! Mutates inputs: tests run the fuzz targets with them for seconds, while libFuzzer runs for hours. The same seed gives
+//! the same inputs. It does not check results.
 
-/// Bytes of an input; as `scripts/fuzz` bounds it.
+/// Maximum size of an input in bytes, as in `scripts/fuzz`.
 const INPUT_BYTES_MAX: usize = 4096;
 
 /// Numbers by SplitMix64.
@@ -19,7 +19,7 @@ impl Random {
         value ^ (value >> 31)
     }
 
-    /// A number below `end`; 0 if that is 0.
+    /// Returns a random number below `end`, or 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// One of `seeds`, changed in some places, by some of `words` among others.
+/// Returns one of the `seeds` with random mutations, some of which insert `words`.
 pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>]) -> Vec<u8> {
     let mut input = random.pick(seeds).clone();
     for _ in 0..random.below(8) {
@@ -65,7 +65,8 @@ pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>])
     input
 }
 
-/// The words of a dictionary as libFuzzer reads it: a line for each, in quotes, with `\\`, `\"` and `\x2a` in it.
+/// Returns the words of a dictionary in libFuzzer's format: one quoted word per line, with the escapes `\\`, `\"` and
+/// `\x2a`.
 pub(crate) fn words(dictionary: &str) -> Vec<Vec<u8>> {
     dictionary.lines().filter_map(|line| Some(word(line.strip_prefix('"')?.strip_suffix('"')?))).collect()
 }

@@ -337,7 +337,7 @@ pub enum Backend {
     /// The OpenVINO runtime on a device.
     #[value(name = "openvino")]
     OpenVino,
-    /// A simulator without weights that takes real time.
+    /// A simulator without weights, whose steps take real time.
     Sim,
 }
 

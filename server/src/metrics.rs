@@ -293,7 +293,7 @@ fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
     registry.register("batch_tokens", "Tokens in an engine step", inner.batch_tokens.clone());
     registry.register("batch_sequences", "Sequences in an engine step", inner.batch_sequences.clone());
     let gauges = [
-        ("requests_in_work", "Requests that have arrived and not ended", &inner.requests_in_work),
+        ("requests_in_work", "Requests in progress", &inner.requests_in_work),
         ("sequences_running", "Running sequences", &inner.sequences_running),
         ("sequences_waiting", "Waiting sequences", &inner.sequences_waiting),
         ("blocks_active", "Blocks of the KV cache that sequences use", &inner.blocks_active),

@@ -36,8 +36,8 @@ def arguments() -> argparse.Namespace:
         help="default: the choice of the plugin, which is bf16 on processors that support it",
     )
     parser.add_argument("--kv-cache-precision", default="u8")
-    parser.add_argument("--batch-tokens-max", type=int, default=512)
-    parser.add_argument("--chunk-tokens-max", type=int, help="only for our engine; default: that of the engine")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--max-chunk-tokens", type=int, help="only for our engine; default: that of the engine")
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--section", default="bench-engine", help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
@@ -56,16 +56,16 @@ class Bench:
             self.ir,
             inference_precision=args.inference_precision,
             kv_cache_precision=args.kv_cache_precision,
-            batch_tokens_max=args.batch_tokens_max,
+            max_num_batched_tokens=args.max_num_batched_tokens,
             prefix_caching=True,
         )
         self.configs: dict[str, dict] = {}
 
-    def ours(self, form: str, work: dict, step_ms_max: int | None = None) -> dict:
+    def ours(self, form: str, work: dict, max_itl_ms: int | None = None) -> dict:
         """Runs our engine once."""
         model = self.ir if form == "ir" else self.args.model
-        chunk = self.args.chunk_tokens_max
-        setup = self.base.with_model(model, chunk_tokens_max=chunk, step_ms_max=step_ms_max)
+        chunk = self.args.max_chunk_tokens
+        setup = self.base.with_model(model, max_chunk_tokens=chunk, max_itl_ms=max_itl_ms)
         result = engines.run_engine(self.engine, setup, work, self.folder)
         self.configs[f"ovfleet on {form}"] = result["config"]
         return result
@@ -81,7 +81,7 @@ class Bench:
         work = scenario(case, seed, self.args.vocabulary)
         runs = [("peer", lambda: measure(case, self.peer(work)))]
         for form in self.args.forms:
-            runs.append((form, lambda form=form: measure(case, self.ours(form, work, case.step_ms_max))))
+            runs.append((form, lambda form=form: measure(case, self.ours(form, work, case.max_itl_ms))))
             if case.concurrent and not self.args.no_floor:
                 runs.append((f"floor {form}", lambda form=form: self.floor(form, work)))
         turn = seed % len(runs)
@@ -133,7 +133,7 @@ def pair(ours: dict, peer: dict, key: str) -> str:
 
 
 HEAD = (
-    "| case | ovfleet | openvino_genai | ratio | wanted | first token mean, ms | first token p99, ms "
+    "| case | ovfleet | openvino_genai | ratio | target | first token mean, ms | first token p99, ms "
     "| between tokens p50, ms | between tokens p99, ms | floor, tok/s: share |\n" + "|---" * 10 + "|"
 )
 

@@ -79,7 +79,7 @@ def main() -> None:
                 measured[case.name] = rounds_of(server.port, args, case)
     (engines.WORK / "bench-guided.json").write_text(json.dumps(measured, indent=1))
     print(f"{engines.versions()}\n{engines.machine()}\n")
-    print("| case | guided | not guided | ratio | wanted |\n|---|---|---|---|---|")
+    print("| case | guided | not guided | ratio | target |\n|---|---|---|---|---|")
     all_good = True
     for case in CASES:
         if case.name not in measured:

@@ -63,7 +63,7 @@ def with_slots(case: Case) -> type[Llama]:
 
 def in_q4_0(model: pathlib.Path) -> pathlib.Path:
     """Returns the model in Q4_0, which is created once."""
-    path = engines.WORK / f"{model.stem}.requantised-Q4_0.gguf"
+    path = engines.WORK / f"{model.stem}.requantized-Q4_0.gguf"
     if not path.is_file():
         part = path.with_suffix(".part")
         command = [BINARIES / "llama-quantize", "--allow-requantize", model, part, "Q4_0"]

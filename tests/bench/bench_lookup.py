@@ -78,7 +78,7 @@ def rounds_of(port: int, args: argparse.Namespace, work: str, case: str) -> list
 
 def print_ratios(names: tuple[str, str], measured: dict, wanted_of: Callable[[tuple[str, str]], float]) -> bool:
     """Returns a table of the medians by work and case, and whether all ratios meet their targets."""
-    print(f"| work | {names[0]} | {names[1]} | ratio | wanted |\n|---|---|---|---|---|")
+    print(f"| work | {names[0]} | {names[1]} | ratio | target |\n|---|---|---|---|---|")
     all_good = True
     for (work, case), figures in measured.items():
         ours, theirs = (statistics.median(column) for column in zip(*figures, strict=True))

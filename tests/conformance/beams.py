@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Beam search against openvino_genai, and against the same search written plainly.
+"""Compares beam search with openvino_genai, and with a straightforward reference implementation.
 
-`beams.py peer --out FILE` writes what the peer finds; `beams.py compare` runs the server on the same IR and compares
-what `/v1/completions` answers. `make conformance ARGS="--parts beams"` does both at once.
+`beams.py peer --out FILE` writes the results of the peer; `beams.py compare` runs the server on the same IR and compares
+the responses of `/v1/completions`. `make conformance ARGS="--parts beams"` does both at once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from oracle import Check, engines
 # Short answers, so that beams end at different lengths.
 PROMPTS = (0, 3, 6, 13, 22, 45)
 OUTPUT_TOKENS = 20
-# Scores that differ by less may change places, and with them all that follows.
+# Sequences whose scores differ by less may be ranked differently, which can change all later tokens.
 NEAR_TIE = 0.005
-# Of the choices of all cases, the share that is the same token by token.
+# The minimum fraction of choices, over all cases, whose tokens are all equal.
 IDENTICAL_SHARE_MIN = 0.97
 
 
@@ -40,7 +40,7 @@ class Case:
     early_stopping: bool | str = False
     groups: int = 1
     diversity_penalty: float = 0.0
-    # Sentences end sequences too, so that there is more to stop at than the model's own end.
+    # The end of a sentence also ends a sequence, so that sequences end for more reasons than the end token.
     stop_at_sentences: bool = True
     max_tokens: int = OUTPUT_TOKENS
 
@@ -76,13 +76,13 @@ CASES = (
 
 
 def stop_tokens(model: genai.Genai, setup: engines.Setup, case: Case) -> list[int]:
-    """What ends a sequence."""
+    """Returns the tokens that end a sequence."""
     sentences = [int(model.tokenizer.encode(text).input_ids.data[0][0]) for text in (".", ",")]
     return sorted({*setup.stop_tokens, *(sentences if case.stop_at_sentences else [])})
 
 
 def peer_parameters(case: Case, stops: list[int]) -> dict:
-    """A case in the words of openvino_genai."""
+    """Returns the parameters of a case for openvino_genai."""
     return {
         "num_beams": case.width,
         "num_return_sequences": case.returned,
@@ -96,7 +96,7 @@ def peer_parameters(case: Case, stops: list[int]) -> dict:
 
 
 def our_parameters(case: Case, stops: list[int]) -> dict:
-    """A case in the words of our API."""
+    """Returns the parameters of a case for our API."""
     return {
         "use_beam_search": True,
         "best_of": case.width,
@@ -119,7 +119,7 @@ class Beam:
 
 
 class Group:
-    """One group of a search, as openvino_genai has it."""
+    """One group of a beam search, with the semantics of openvino_genai."""
 
     def __init__(self, size: int):
         self.ongoing = [Beam((), 0.0)] + [Beam((), -math.inf)] * (size - 1)
@@ -127,13 +127,13 @@ class Group:
         self.done = False
 
     def end(self, beam: Beam, case: Case) -> None:
-        """Keeps a beam that has ended, if it is among the best of its group."""
+        """Stores a beam that has ended, if it is among the best of its group."""
         self.ended.append((beam.sum / len(beam.tokens) ** case.length_penalty, beam))
         self.ended.sort(key=lambda one: -one[0])
         del self.ended[len(self.ongoing) :]
 
     def is_done(self, case: Case) -> bool:
-        """Whether what goes on can still be better than what has ended; by the best beam *before* this step."""
+        """Whether a running beam can still be better than those that have ended, judged by the best beam *before* this step."""
         if len(self.ended) < len(self.ongoing):
             return False
         if case.early_stopping is True:
@@ -148,20 +148,20 @@ class Group:
 
 
 class Plain:
-    """The search of openvino_genai over logits, written plainly."""
+    """A straightforward implementation of openvino_genai's beam search over logits."""
 
     def __init__(self, logits: genai.Logits):
         self.logits = logits
         self.known: dict[tuple[int, ...], np.ndarray] = {}
 
     def logprobs(self, tokens: tuple[int, ...]) -> np.ndarray:
-        """Log probabilities of what follows; each sequence is computed once."""
+        """Returns the log probabilities of the next token; each sequence is computed once."""
         if tokens not in self.known:
             self.known[tokens] = reference.log_softmax(self.logits.after(list(tokens))[None])[0]
         return self.known[tokens]
 
     def search(self, prompt: list[int], case: Case, stops: list[int]) -> list[tuple[float, list[int]]]:
-        """The best `case.returned` of all groups, with their scores."""
+        """Returns the best `case.returned` sequences of all groups, with their scores."""
         size = case.width // case.groups
         groups = [Group(size) for _ in range(case.groups)]
         for step in range(case.max_tokens):
@@ -179,7 +179,7 @@ class Plain:
         return [(score, list(beam.tokens)) for score, beam in ended[: case.returned]]
 
     def step(self, group: Group, prompt: list[int], case: Case, about: tuple[list[int], list[int]]) -> list[int]:
-        """One token for each beam of a group; returns the tokens that were chosen."""
+        """Adds one token to each beam of a group, and returns these tokens."""
         stops, penalised = about
         size = len(group.ongoing)
         candidates = []
@@ -209,7 +209,7 @@ class Plain:
 
 
 def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
-    """Whether two outputs have the same tokens; the one that ended a sequence may be told or not."""
+    """Whether two outputs have the same tokens. Only one of them may include the token that ended the sequence."""
     cut = [one[:-1] if one and one[-1] in stops else one for one in (ours, theirs)]
     return cut[0] == cut[1]
 
@@ -227,7 +227,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             if same(mine[1], other[1], stops):
                 identical += 1
                 continue
-            # Two that are as good may have changed places.
+            # Two sequences with equal scores may be ranked differently.
             gap = math.inf if mine[0] is None else abs(mine[0] - other[0])
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
@@ -236,7 +236,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
 
 
 def peer_results(model: genai.Genai, setup: engines.Setup) -> list[dict]:
-    """What the peer finds, case by case and prompt by prompt."""
+    """Returns the results of the peer for each case and prompt."""
     prompts = oracle.prompts(setup.model)
     results = []
     for case in CASES:
@@ -250,7 +250,7 @@ def peer_results(model: genai.Genai, setup: engines.Setup) -> list[dict]:
 
 
 def plain_against_peer(plain: Plain, setup: engines.Setup, results: list[dict]):
-    """A check for each case: is the search understood?"""
+    """Checks for each case that the reference implementation and the peer agree."""
     prompts = oracle.prompts(setup.model)
     for result in results:
         case, stops = Case(**result["case"]), result["stops"]
@@ -260,7 +260,7 @@ def plain_against_peer(plain: Plain, setup: engines.Setup, results: list[dict]):
 
 
 def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, results: list[dict]):
-    """A check for each case."""
+    """Returns a check for each case."""
     prompts = oracle.prompts(setup.model)
     for result in results:
         case, stops = Case(**result["case"]), result["stops"]
@@ -275,13 +275,13 @@ def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, resul
 
 
 def score(plain: Plain, prompt: list[int], tokens: list[int], case: Case) -> float:
-    """The score of a sequence, where no penalty among groups is part of it."""
+    """The score of a sequence, if it contains no diversity penalty."""
     total = sum(float(plain.logprobs((*prompt, *tokens[:at]))[token]) for at, token in enumerate(tokens))
     return total / max(len(tokens), 1) ** case.length_penalty
 
 
 def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
-    """All of it: the plain search and ours, against the peer."""
+    """Compares the reference implementation and our server with the peer."""
     results = peer_results(genai.Genai(setup), setup)
     plain = Plain(genai.Logits(setup))
     yield from plain_against_peer(plain, setup, results)
@@ -320,7 +320,7 @@ def main() -> None:
 
 
 def report(found) -> None:
-    """Prints checks and ends the program."""
+    """Prints the checks and exits."""
     good = True
     for check in found:
         print(f"{'ok  ' if check.good else 'FAIL'} {check.name}: {check.detail}", flush=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""`make conformance`: is what we serve the model that the file contains?
+"""`make conformance`: checks that the served model is the model in the file.
 
-Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantised model), `prefix`
+Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
 (prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `random` (small files of every
 architecture and tensor type), `sampling` (what each parameter of sampling does) and
 `beams` (beam search) against openvino_genai. Prints a line for each check and exits 1 if one fails.
-docs/reference/conformance.md tells what each means and why the tolerances are what they are.
+docs/reference/conformance.md explains each check and its tolerance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sampling
 import served
 from oracle import Check, engines
 
-# An option that is no default, since it is not exact: its cost is printed.
+# An option that reduces the precision of the model in the file and is therefore not a default. Its cost is reported.
 LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
 
@@ -42,11 +42,11 @@ def arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, folder: pathlib.Path):
-    """All parts, check by check."""
+    """Runs all parts and yields their checks."""
     engine = engines.find_engine(args.engine)
     ir = engines.peer_ir(args.model)
     stop_tokens = oracle.stop_tokens(ir)
-    # Where the processor has int8 instructions, the plugin rounds activations to 8 bits: not here.
+    # On processors with int8 instructions, the plugin rounds activations to 8 bits by default. This disables it.
     exact = engines.Setup(
         args.model,
         inference_precision="f32",
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
         properties=(),
     )
     if "oracle-ir" in args.parts:
-        # Our own attention, and the plugin's, whose 8-bit cache is the peer's to the bit.
+        # The native attention kernels, and the plugin's, whose 8-bit cache is identical to the peer's.
         plugins = (*exact.properties, "KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
         yield from oracle.on_ir(engine, exact.with_model(ir), folder)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), folder)

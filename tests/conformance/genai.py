@@ -1,5 +1,5 @@
-"""openvino_genai in this process: requests one at a time, with every parameter it has, and the logits of the same IR
-from the runtime alone."""
+"""Runs openvino_genai in this process: one request at a time, with any of its parameters. Also computes the logits of
+the same IR with the runtime alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_CRITERIA = {True: "EARLY", False: "HEURISTIC", "never": "NEVER"}
 
 @dataclasses.dataclass
 class Output:
-    """One of the sequences a request led to."""
+    """A sequence that was generated for a request."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -29,13 +29,13 @@ class Output:
 
 
 def namespace(setup: engines.Setup) -> argparse.Namespace:
-    """A setup in the words of `peer.py`."""
+    """Returns a setup as the arguments of `peer.py`."""
     return argparse.Namespace(
         model=str(setup.model),
         inference_precision=setup.inference_precision,
         kv_cache_precision=setup.kv_cache_precision,
         threads=setup.threads,
-        batch_tokens_max=setup.batch_tokens_max,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
         kv_cache_gib=setup.kv_cache_gib,
         stop_token=list(setup.stop_tokens),
         prefix_caching=False,
@@ -44,7 +44,7 @@ def namespace(setup: engines.Setup) -> argparse.Namespace:
 
 
 class Genai:
-    """A pipeline that runs one request after the other."""
+    """A pipeline that runs one request at a time."""
 
     def __init__(self, setup: engines.Setup):
         self.run = peer.Run(namespace(setup))
@@ -52,7 +52,7 @@ class Genai:
         self.tokenizer = self.genai.Tokenizer(str(setup.model))
 
     def config(self, prompt: list[int], parameters: dict):
-        """Parameters by the names of `GenerationConfig`; `early_stopping` as Transformers has it."""
+        """Takes the parameters by their names in `GenerationConfig`; `early_stopping` has the values of Transformers."""
         config = self.genai.GenerationConfig()
         config.apply_chat_template = False
         config.stop_token_ids = self.run.stop_tokens | set(parameters.get("stop_token_ids", ()))
@@ -66,7 +66,7 @@ class Genai:
         return config
 
     def generate(self, prompt: list[int], parameters: dict) -> list[Output]:
-        """The sequences of a request, the best first, no more than `num_return_sequences`."""
+        """Returns at most `num_return_sequences` sequences of a request, the best first."""
         tensor = peer.ov.Tensor(np.asarray([prompt], dtype=np.int64))
         self.run.next_id += 1
         handle = self.run.pipeline.add_request(self.run.next_id, tensor, self.config(prompt, parameters))
@@ -81,15 +81,15 @@ class Genai:
 
 
 class Logits:
-    """Logits of sequences of tokens, computed by the runtime without pipeline and sampler."""
+    """The logits of token sequences, computed by the runtime without pipeline and sampler."""
 
     def __init__(self, setup: engines.Setup):
         self.scorer = peer.Scorer(namespace(setup))
 
     def all(self, tokens: list[int]) -> np.ndarray:
-        """A row for each token: of what follows it."""
+        """Returns a row of logits for the token after each position."""
         return self.scorer.logits(tokens)
 
     def after(self, tokens: list[int]) -> np.ndarray:
-        """Of what follows all of them."""
+        """Returns the logits for the token after the last position."""
         return self.all(tokens)[-1]

@@ -1,7 +1,7 @@
 """Packs f32 into GGUF's K-quant blocks of 256 weights, which the `gguf` package only unpacks.
 
-Rounding is the plain kind: the result is a valid file whose meaning `gguf.quants.dequantize` tells, not the best
-one. `check()` proves that each packer gives back what it was given within its step.
+Values are simply rounded to nearest: the blocks are valid and `gguf.quants.dequantize` defines their values, but
+other blocks could be more accurate. `check()` verifies that unpacking returns each packed value with an error of at most one step.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ BLOCK = 256
 
 
 def half(values: np.ndarray) -> np.ndarray:
-    """f16 as bytes, `[blocks, 2]`."""
+    """Returns f16 values as bytes, `[blocks, 2]`."""
     return values.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
 def rounded(values: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """values / steps, rounded; 0 where the step is."""
+    """Returns values / steps, rounded, and 0 where the step is 0."""
     return np.round(np.divide(values, steps, out=np.zeros_like(values), where=steps != 0))
 
 
 def scales_and_minima(x: np.ndarray, levels: int) -> tuple[np.ndarray, ...]:
-    """Of sub-blocks `[blocks, 8, 32]`: packed head of the block, and the integers of the weights."""
+    """Returns the packed header of each block, and the integers of the weights, for sub-blocks `[blocks, 8, 32]`."""
     low = np.minimum(x.min(axis=2), 0)
     scale = (x.max(axis=2) - low) / levels
     d, dmin = (part.max(axis=1, keepdims=True) / 63 for part in (scale, -low))
@@ -76,7 +76,7 @@ PACKERS = {
 
 
 def quantize(x: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Rows of x in the type's blocks, `[rows, bytes]`; any type that this or the `gguf` package packs."""
+    """Packs the rows of x into blocks of any type that this module or the `gguf` package packs: `[rows, bytes]`."""
     if kind not in PACKERS:
         return gguf.quants.quantize(x, kind)
     if x.shape[-1] % BLOCK:
@@ -85,7 +85,7 @@ def quantize(x: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def check() -> None:
-    """Every packer gives back what it was given, within its step."""
+    """Checks that unpacking returns each packed value with an error of at most one step."""
     x = np.random.default_rng(1).standard_normal((64, 512), dtype=np.float32)
     for kind, error_max in (("Q4_K", 0.25), ("Q5_K", 0.13), ("Q6_K", 0.08)):
         kind = gguf.GGMLQuantizationType[kind]

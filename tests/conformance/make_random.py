@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes small GGUF files with random weights: every architecture and tensor type that is tested.
+"""Writes small GGUF files with random weights for every tested architecture and tensor type.
 
-The files are whole: metadata and tensor names as llama.cpp's converter writes them, and a byte-level BPE tokenizer
-learned from corpus.txt. Same seed, same bytes. Weights are scaled so that attention is far from uniform and
-logits spread by about one: a model in which every part shows in the result.
+The files are complete: they have the metadata and tensor names that llama.cpp's converter writes, and a byte-level BPE
+tokenizer trained on corpus.txt. The same seed gives the same bytes. Weights are scaled so that attention is far from
+uniform and logits have a standard deviation of about one, so that every part of the model affects the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import kquants
 
 HERE = pathlib.Path(__file__).parent
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16")
-# A real "Q4_K_M" file: mostly Q4_K, with Q6_K for what suffers most.
+# Like a real "Q4_K_M" file: mostly Q4_K, with Q6_K for the most sensitive tensors.
 MIXED = "Q4_K_M"
 VOCABULARY = 512
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -38,7 +38,8 @@ SHAPES = {
     "gemma3": (6, 2, 1, 256, True, "gpt-2"),
     "phi3": (3, 4, 4, 64, False, "gpt-2"),
 }
-# Two types for every architecture, all for llama; and what real files of an architecture carry besides.
+# Two tensor types for every architecture, all types for llama, and further properties of real files of an
+# architecture.
 PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]
@@ -49,7 +50,7 @@ PLAN = (
 
 
 def byte_letters() -> dict[int, str]:
-    """GPT-2's printable stand-in of every byte."""
+    """GPT-2's mapping of every byte to a printable character."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in plain}
     others = [byte for byte in range(256) if byte not in letters]
@@ -57,7 +58,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def tokenizer() -> tuple[list[str], list[str]]:
-    """Tokens and merges of a byte-level BPE of VOCABULARY tokens, specials first."""
+    """Returns the tokens and merges of a byte-level BPE with VOCABULARY tokens, special tokens first."""
     letters = byte_letters()
     text = (HERE / "corpus.txt").read_text()
     words = collections.Counter(
@@ -77,7 +78,7 @@ def tokenizer() -> tuple[list[str], list[str]]:
 
 
 def merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    """The word with each occurrence of the pair made one."""
+    """Returns the word with each occurrence of the pair merged."""
     out, at = [], 0
     while at < len(word):
         step = 2 if word[at : at + 2] == pair else 1
@@ -87,7 +88,7 @@ def merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 class File:
-    """One file while it is written."""
+    """A file that is being written."""
 
     def __init__(self, path: pathlib.Path, arch: str, kind: str, variant: str):
         self.arch, self.kind, self.variant = arch, kind, variant
@@ -96,7 +97,7 @@ class File:
         self.random = np.random.default_rng(zlib.crc32(f"{arch} {kind} {variant}".encode()))
 
     def matrix(self, name: str, rows: int, columns: int, spread: float = 1.0) -> None:
-        """A weight whose product with a normalised vector has this standard deviation."""
+        """Returns a weight whose product with a normalized vector has this standard deviation."""
         kind = self.kind
         if kind == MIXED:
             kind = "Q6_K" if re.search(r"ffn_down|attn_v|output\.|token_embd", name) else "Q4_K"
@@ -105,12 +106,12 @@ class File:
         self.writer.add_tensor(f"{name}.weight", kquants.quantize(values, kind), raw_dtype=kind)
 
     def vector(self, name: str, size: int, mean: float = 1.0, spread: float = 0.2) -> None:
-        """Norm weights, biases, frequency factors: always f32."""
+        """Norm weights, biases and frequency factors are always f32."""
         values = self.random.standard_normal(size, dtype=np.float32) * np.float32(spread) + np.float32(mean)
         self.writer.add_tensor(name, values)
 
     def hyper_parameters(self) -> None:
-        """What llama.cpp's converter writes for the architecture."""
+        """Writes the metadata that llama.cpp's converter writes for the architecture."""
         writer = self.writer
         writer.add_name(f"random {self.arch} {self.kind} {self.variant}".strip())
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if self.kind == "F16" else gguf.LlamaFileType.GUESSED)
@@ -167,7 +168,7 @@ class File:
         writer.add_chat_template(CHATML)
 
     def layer(self, index: int) -> None:
-        """The tensors of one layer."""
+        """Writes the tensors of one layer."""
         name, arch = f"blk.{index}", self.arch
         q, kv = self.heads * self.head, self.kv_heads * self.head
         self.vector(f"{name}.attn_norm.weight", HIDDEN)
@@ -195,10 +196,11 @@ class File:
             self.vector(f"{name}.post_ffw_norm.weight", HIDDEN)
 
     def write(self, tokens: list[str], merges: list[str]) -> None:
-        """Everything, in the order real files have."""
+        """Writes the whole file, in the order of real files."""
         self.hyper_parameters()
         self.vocabulary(tokens, merges)
-        # Gemma multiplies embeddings by the root of the hidden size; elsewhere tied logits would be too wide.
+        # Gemma multiplies embeddings by the square root of the hidden size. In other architectures, tied logits would
+        # have too large a standard deviation.
         self.matrix("token_embd", VOCABULARY, HIDDEN, 2.0 if self.tied else 16.0)
         for index in range(self.layers):
             self.layer(index)
@@ -217,13 +219,13 @@ def name_of(arch: str, kind: str, variant: str) -> str:
 
 
 def edition() -> str:
-    """Changes with whatever decides about the files' content: where to keep them apart from older ones."""
+    """Returns a name that changes with everything that determines the content of the files, so that old files are not reused."""
     sources = (HERE / name for name in ("make_random.py", "kquants.py", "corpus.txt"))
     return f"{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
 
 
 def make(folder: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[pathlib.Path]:
-    """Writes the files of the plan that are not there; returns the paths of all."""
+    """Writes the files of the plan that do not exist, and returns the paths of all."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens, merges = tokenizer()
     paths = []

@@ -1,7 +1,8 @@
-"""Greedy tokens against two oracles.
+"""Compares greedy tokens with two oracles.
 
-On an IR the oracle is openvino_genai with the same inference and KV cache precision. On a GGUF file it is the
-numpy reference, which is shown our own tokens: at every position ours must be its first choice or as good as.
+For an IR, the oracle is openvino_genai with the same inference and KV cache precision. For a GGUF file, the oracle is
+the numpy reference, which scores our tokens: at every position, our token must be its most probable one or a
+near-tie.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ import reference
 
 OUTPUT_TOKENS = 64
 BATCH = 32
-# On a GGUF file the weights differ too, by what docs/reference/conformance.md says of random logits.
+# For a GGUF file the weights differ too; docs/reference/conformance.md gives the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
-# With an 8-bit cache not even the peer's batches give the tokens it gives one at a time (42 of 50 seen): there
-# ours may fall short of the peer's agreement with itself by so many.
+# With an 8-bit cache, the peer itself gives other tokens in batches than one at a time (42 of 50 outputs were equal).
+# Our agreement may be lower than the peer's agreement with itself by this many outputs.
 BATCH_SLACK = 3
-# The share of outputs that the prefix cache may not change where it is of 8 bits.
+# The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7
-# Two tokens whose log probabilities differ by less are a near-tie: what another order of the same additions
-# (f32), or of rounding to 8 bits in another chunk (u8), can turn round.
+# Two tokens whose log probabilities differ by less are a near-tie, which another order of additions (f32) or rounding
+# to 8 bits in another chunk (u8) can resolve differently.
 NEAR_TIE = {"f32": 0.01, "bf16": 0.1, "f16": 0.05, "u8": 0.1}
 
 
@@ -45,7 +46,7 @@ class Check:
 
 
 def near_tie(setup: engines.Setup) -> float:
-    """The tolerance for a setup: the coarser of its two precisions decides."""
+    """Returns the tolerance of a setup, which depends on the coarser of its two precisions."""
     return max(NEAR_TIE[setup.inference_precision], NEAR_TIE[setup.kv_cache_precision])
 
 
@@ -57,7 +58,7 @@ def stop_tokens(ir: pathlib.Path) -> tuple[int, ...]:
 
 
 def prompts(ir: pathlib.Path) -> list[list[int]]:
-    """The chat prompts as tokens, by the tokenizer of the IR directory."""
+    """Returns the chat prompts as tokens, with the tokenizer of the IR directory."""
     import openvino_genai
 
     tokenizer = openvino_genai.Tokenizer(str(ir))
@@ -68,7 +69,7 @@ def prompts(ir: pathlib.Path) -> list[list[int]]:
 
 
 def greedy(tokens: list[list[int]], concurrent: int, logprobs: int | None) -> dict:
-    """A scenario in which so many requests run at once, each followed by the next."""
+    """Returns a scenario in which this many requests run at the same time."""
     requests = []
     for index, prompt in enumerate(tokens):
         arrival = None
@@ -79,20 +80,20 @@ def greedy(tokens: list[list[int]], concurrent: int, logprobs: int | None) -> di
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    """Where two outputs part; the end of the shorter counts."""
+    """Returns the first position at which two outputs differ; the end of the shorter one counts as a difference."""
     if ours == theirs:
         return None
     return next((at for at, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
 
 
 def identical_count(some: dict, others: dict) -> int:
-    """How many requests have the same tokens."""
+    """Returns the number of requests with the same tokens."""
     pairs = zip(some["requests"], others["requests"], strict=True)
     return sum(one["tokens"] == other["tokens"] for one, other in pairs)
 
 
 def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min: int = IDENTICAL_MIN) -> Check:
-    """Identical outputs counted; every first difference must be a near-tie by our own log probabilities."""
+    """Counts identical outputs. Every first difference must be a near-tie by our log probabilities."""
     ours, theirs = pair
     identical, notes, unjustified = 0, [], 0
     for index, (mine, other) in enumerate(zip(ours["requests"], theirs["requests"], strict=True)):
@@ -118,7 +119,7 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
 
 
 def on_ir(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> list[Check]:
-    """Ours alone and in batches, against the peer alone."""
+    """Compares our output, alone and in batches, with the peer's output alone."""
     tokens = prompts(setup.model)
     oracle = engines.run_peer(setup, greedy(tokens, 1, None), folder)
     label = f"IR, {setup.inference_precision} with {setup.kv_cache_precision} KV"
@@ -135,8 +136,8 @@ def on_ir(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> l
 
 
 def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
-    """Every prompt twice, so that the second finds its beginning in the cache: the same tokens as without."""
-    # Longer than a block, so that there is something to find.
+    """Sends every prompt twice, so that the second request uses the prefix cache, and compares the tokens with those without the cache."""
+    # The prompts are longer than a block, so that the cache contains a part of them.
     tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
     shared = max(tokens, key=len)
     work = greedy([shared + prompt for prompt in tokens for _ in range(2)], 1, 2)
@@ -147,14 +148,14 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, f
     cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
     name = f"prefix cache on and off, {setup.kv_cache_precision} KV"
     total = len(work["requests"])
-    # What is taken from an 8-bit cache is rounded, what the chunk itself computes is not.
+    # Values from an 8-bit cache are rounded; those that the chunk itself computes are not.
     share_min = 1 - 1 / PROMPTS if setup.kv_cache_precision == "f32" else PREFIX_SHARE_MIN_U8
     check = compare(name, (on, off), near_tie(setup), math.ceil(share_min * total))
     return Check(name, cached > 0 and check.good, f"{cached} prompt tokens from the cache; {check.detail}")
 
 
 def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> list[Check]:
-    """Our tokens shown to the reference: how far each is from its first choice."""
+    """Scores our tokens with the reference, and returns how far each is from the most probable token."""
     tokens = prompts(ir)
     ours = engines.run_engine(engine, setup, greedy(tokens, BATCH, 2), folder)
     model = reference.Reference(str(setup.model))

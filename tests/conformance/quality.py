@@ -1,4 +1,4 @@
-"""Perplexity of the sample model, and logits of random files, against the numpy reference."""
+"""Compares the perplexity of the sample model, and the logits of random files, with the numpy reference."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import reference
 from oracle import HERE, Check
 
 WINDOW = 384
-# Shares of the weight that long prompts look at.
+# The fractions of the attention mass that sparse attention retains for long prompts.
 SHARES = (0.99, 0.95, 0.9)
-# What the served default may differ in perplexity from the reference.
+# The maximum difference between the perplexity with the default settings and that of the reference.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
 # Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
@@ -28,7 +28,7 @@ LOGITS_SHARE_MAX = (0.04, 0.006)
 
 
 def windows(ir: pathlib.Path) -> list[list[int]]:
-    """corpus.txt in windows of tokens."""
+    """Returns corpus.txt in windows of tokens."""
     import openvino_genai
 
     text = (HERE / "corpus.txt").read_text()
@@ -38,7 +38,7 @@ def windows(ir: pathlib.Path) -> list[list[int]]:
 
 
 def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
-    """Kept in the work folder: it takes minutes, and depends on the file, the tokens and the reference alone."""
+    """The result is cached in the work folder: computing it takes minutes, and it depends only on the file, the tokens and the reference."""
     code = (HERE / "reference.py").read_bytes()
     stat = model.stat()
     key = f"{zlib.crc32(code):08x}-{zlib.crc32(json.dumps(work).encode()):08x}-{stat.st_size}-{stat.st_mtime_ns}"
@@ -50,13 +50,13 @@ def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
 
 
 def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict, float]:
-    """The windows, the scenario that scores them, and their perplexity by the reference."""
+    """Returns the windows, the scenario that scores them, and their perplexity according to the reference."""
     work = windows(ir)
     return work, {"kind": "score", "windows": work}, reference_perplexity(model, work)
 
 
 def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
-    """The cost of an option that is not exact: printed, not judged."""
+    """Reports the cost of an inexact option, without a tolerance."""
     _, scenario, wanted = scored(setup.model, ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, no default"
@@ -64,7 +64,7 @@ def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: p
 
 
 def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
-    """What it costs that long prompts look at part of the cache: told, not judged. corpus.txt is one window."""
+    """Reports the cost of sparse attention for long prompts, without a tolerance. corpus.txt is one window."""
     work = [[token for window in windows(ir) for token in window]]
     scenario = {"kind": "score", "windows": work}
     exact = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
@@ -78,7 +78,7 @@ def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, fol
 def perplexities(
     engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
 ) -> Iterator[Check]:
-    """Ours as served in each of the setups, the peer's in the first, and the reference's."""
+    """Compares our perplexity in each of the setups, that of the peer in the first, and that of the reference."""
     work, scenario, wanted = scored(setups[0].model, ir)
     peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, folder)["windows"])
     tokens = sum(len(window) for window in work)
@@ -91,7 +91,8 @@ def perplexities(
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
-    # The same graph by their kernels and by ours, which round rows to 8 bits in either.
+    # Runs the same graph with the plugin kernels and with the native kernels, both of which round activations to 8
+    # bits.
     setup = setups[0].with_model(ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
@@ -101,13 +102,13 @@ def perplexities(
 
 
 def random_windows() -> list[list[int]]:
-    """Tokens of no meaning, long enough for every sliding window among the files to matter."""
+    """Returns random tokens, in windows that are longer than every sliding window of the files."""
     rng = np.random.default_rng(8)
     return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
 
 
 def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
-    """Every random file: all logits of ours against the reference's, and both perplexities."""
+    """Compares, for every random file, all logits and the perplexity with those of the reference."""
     kquants.check()
     paths = make_random.make(engines.WORK / f"random-{make_random.edition()}")
     for path in paths:

@@ -1,8 +1,8 @@
-"""The model that a GGUF file contains, computed plainly: weights dequantised to f32, one numpy matrix product
-after another. Nothing here is shared with the engine, with OpenVINO or with llama.cpp; that is the point.
+"""A straightforward implementation of the model in a GGUF file: weights are dequantized to f32 and multiplied with
+numpy. This module deliberately shares no code with the engine, OpenVINO or llama.cpp.
 
-Covers llama, qwen2, qwen3, gemma3 and phi3. A key or tensor that would change the result and is not
-understood is an error, never ignored.
+Covers llama, qwen2, qwen3, gemma3 and phi3. An unknown key or tensor that could change the result is an error and
+never ignored.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import gguf
 import numpy as np
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
-# Matrices up to this size are kept dequantised; a larger model is dequantised anew for each use.
+# Dequantized matrices are cached up to this total size; beyond it, a matrix is dequantized for each use.
 KEPT_BYTES_MAX = 6 << 30
-# Gemma 3: five layers that see a window, then one that sees everything; the former rotate with this base.
+# Gemma 3 alternates five layers with a sliding window, whose RoPE has this base, and one layer without.
 GEMMA3_PATTERN = 6
 GEMMA3_LOCAL_BASE = 10_000.0
 
 
 class Unsupported(Exception):
-    """The file holds something this reference does not compute."""
+    """The file contains something that this reference does not support."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Shape:
 
 
 def metadata(reader: gguf.GGUFReader) -> dict:
-    """All key-value pairs of the file."""
+    """Returns all key-value pairs of the file."""
     return {name: value.contents() for name, value in reader.fields.items() if not name.startswith("GGUF.")}
 
 
@@ -118,7 +118,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """One GGUF file, ready to compute."""
+    """The model of a GGUF file."""
 
     def __init__(self, path: str):
         reader = gguf.GGUFReader(path)
@@ -130,7 +130,7 @@ class Reference:
         self.used: set[str] = set()
 
     def weight(self, name: str) -> np.ndarray:
-        """A tensor as f32, rows first; kept while memory allows."""
+        """Returns a tensor in f32, row-major, and caches it while the limit allows."""
         self.used.add(name)
         if name in self.kept:
             return self.kept[name]
@@ -150,7 +150,7 @@ class Reference:
         return out
 
     def rope_factors(self) -> np.ndarray | float:
-        """What frequencies are divided by: Llama 3's table, or Phi 3's for the context the model was made for."""
+        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's for the original context length of the model."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -170,8 +170,8 @@ class Reference:
         return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
 
     def rotate(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-        """Rotary embedding of `[tokens, heads, head]`: adjacent pairs in llama files (whose rows are
-        permuted to suit), halves in all others."""
+        """Applies RoPE to `[tokens, heads, head]`: to adjacent pairs in llama files, whose rows are permuted
+        accordingly, and to halves in all others."""
         dims = self.shape.rope_dims
         out = x.copy()
         if self.shape.architecture == "llama":
@@ -183,7 +183,7 @@ class Reference:
         return out
 
     def is_local(self, layer: int) -> bool:
-        """Whether the layer sees only a window."""
+        """Whether the layer has a sliding window."""
         if self.shape.window == 0:
             return False
         if self.shape.architecture == "gemma3":
@@ -191,7 +191,7 @@ class Reference:
         return self.shape.architecture == "phi3"
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, local: bool) -> np.ndarray:
-        """Causal attention of one window, `[tokens, heads, head]` in and `[tokens, heads * head]` out."""
+        """Computes the causal attention of one window: `[tokens, heads, head]` to `[tokens, heads * head]`."""
         shape, tokens = self.shape, len(q)
         groups = shape.heads // shape.kv_heads
         q = q.reshape(tokens, shape.kv_heads, groups, shape.head).transpose(1, 2, 0, 3)
@@ -206,7 +206,7 @@ class Reference:
         return (scores @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(tokens, -1)
 
     def attention(self, x: np.ndarray, layer: int, spans: list[slice]) -> np.ndarray:
-        """The attention half of a layer, over windows that lie after each other in `x`."""
+        """Computes the attention of a layer over the windows, which are consecutive in `x`."""
         shape, name = self.shape, f"blk.{layer}"
         sizes = shape.heads * shape.head, shape.kv_heads * shape.head
         if f"{name}.attn_qkv.weight" in self.tensors:
@@ -226,7 +226,7 @@ class Reference:
         return self.linear(mixed, f"{name}.attn_output")
 
     def feed_forward(self, x: np.ndarray, layer: int) -> np.ndarray:
-        """The feed-forward half of a layer."""
+        """Computes the feed-forward network of a layer."""
         name = f"blk.{layer}"
         up = self.linear(x, f"{name}.ffn_up")
         if f"{name}.ffn_gate.weight" in self.tensors:
@@ -237,7 +237,7 @@ class Reference:
         return self.linear(activation(gate) * up, f"{name}.ffn_down")
 
     def hidden(self, windows: list[list[int]]) -> tuple[np.ndarray, list[slice]]:
-        """The last hidden states of all windows after each other, and where each window is."""
+        """Returns the last hidden states of all windows, concatenated, and the range of each window."""
         shape, eps = self.shape, self.shape.eps
         ends = np.cumsum([len(window) for window in windows])
         spans = [slice(int(end) - len(window), int(end)) for end, window in zip(ends, windows)]
@@ -258,7 +258,7 @@ class Reference:
         return rms(x, self.weight("output_norm.weight"), eps), spans
 
     def logits(self, windows: list[list[int]]) -> list[np.ndarray]:
-        """For each window the logits `[tokens, vocabulary]`."""
+        """Returns the logits `[tokens, vocabulary]` of each window."""
         x, spans = self.hidden(windows)
         head = "output" if "output.weight" in self.tensors else "token_embd"
         out = [self.linear(x[span], head) for span in spans]
@@ -268,7 +268,7 @@ class Reference:
         return out
 
     def score(self, windows: list[list[int]], together: int = 4) -> list[np.ndarray]:
-        """For each window the log probability of each of its tokens but the first, given those before."""
+        """Returns, for each window, the log probability of each token except the first, given the tokens before it."""
         scores = []
         for start in range(0, len(windows), together):
             group = windows[start : start + together]
@@ -279,5 +279,5 @@ class Reference:
 
 
 def perplexity(scores: list) -> float:
-    """exp of the mean negative log probability."""
+    """Returns the exponential of the mean negative log probability."""
     return float(np.exp(-np.mean(np.concatenate([np.asarray(score) for score in scores]))))

@@ -1,5 +1,5 @@
-"""What parameters do to tokens: ours against openvino_genai, and against the same written plainly over the runtime's
-logits of the same IR."""
+"""Compares the effect of sampling parameters with openvino_genai, and with a straightforward implementation on the
+runtime's logits of the same IR."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from oracle import Check, engines
 
 PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
-# Log probabilities of the same graph in other batches, and two tokens that are as good.
+# The tolerance of log probabilities of the same graph in other batches, and the difference below which two tokens are
+# a near-tie.
 LOGPROB_TOLERANCE = 0.005
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
-# Standard deviations that proportions may be off: one in thirty thousand is by chance, and draws of fixed seeds are the
-# same each time.
+# The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds it by chance, and fixed
+# seeds give the same draws each time.
 DEVIATION_MAX = 4
 
 
@@ -35,7 +36,7 @@ class Penalties:
     frequency_penalty: float = 0.0
 
     def given(self) -> dict:
-        """Those that do something."""
+        """Returns the parameters that have an effect."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value != getattr(Penalties, name)}
 
 
@@ -77,8 +78,8 @@ FILTERS = (
 
 
 def penalised(row: np.ndarray, prompt: list[int], output: list[int], penalties: Penalties) -> np.ndarray:
-    """Logits as OpenAI, vLLM and Transformers define the penalties: repetition by prompt and output, the others by
-    the output alone."""
+    """Applies penalties as OpenAI, vLLM and Transformers define them: the repetition penalty counts prompt and
+    output, the others the output alone."""
     row = row.astype(np.float64)
     seen = np.asarray(sorted({*prompt, *output}))
     values = row[seen]
@@ -90,7 +91,7 @@ def penalised(row: np.ndarray, prompt: list[int], output: list[int], penalties: 
 
 
 def allowed(row: np.ndarray, filters: Filters) -> dict[int, float]:
-    """The tokens that filters leave, with their probabilities."""
+    """Returns the tokens that pass the filters, with their probabilities."""
     logits = row.astype(np.float64) / filters.temperature
     order = np.argsort(-logits, kind="stable")
     if filters.top_k > 0:
@@ -104,8 +105,8 @@ def allowed(row: np.ndarray, filters: Filters) -> dict[int, float]:
 
 
 def deviation(drawn: collections.Counter[int], expected: dict[int, float]) -> float:
-    """How far counts are from what is expected, in standard deviations: chi-square, made normal as Wilson and Hilferty
-    do. What is expected less than five times is taken together."""
+    """Returns the deviation of counts from their expectation, in standard deviations: chi-square with the
+    Wilson-Hilferty transformation. Outcomes that are expected less than five times are merged."""
     often = [token for token, count in expected.items() if count >= 5]
     pairs = [(drawn[token], expected[token]) for token in often]
     rest = sum(expected.values()) - sum(expected[token] for token in often)
@@ -119,7 +120,7 @@ def deviation(drawn: collections.Counter[int], expected: dict[int, float]) -> fl
 
 
 class Sides:
-    """The two that are compared, and the logits of the model."""
+    """The two engines that are compared, and the logits of the model."""
 
     def __init__(self, api: served.Api, setup: engines.Setup):
         self.api, self.setup = api, setup
@@ -128,29 +129,29 @@ class Sides:
         self.prompts = [all_prompts[index] for index in PROMPTS]
 
     def ours(self, prompt: list[int], **parameters) -> dict:
-        """The only choice of a greedy completion."""
+        """Returns the only choice of a greedy completion."""
         return self.api.completion(prompt, {"max_tokens": OUTPUT_TOKENS} | parameters)["choices"][0]
 
     def theirs(self, prompt: list[int], **parameters) -> genai.Output:
-        """The only output of a greedy request."""
+        """Returns the only output of a greedy request."""
         return self.peer.generate(prompt, {"max_new_tokens": OUTPUT_TOKENS} | parameters)[0]
 
     def rows(self, prompt: list[int], output: list[int]) -> np.ndarray:
-        """The logits that each token of the output was chosen by."""
+        """Returns the logits from which each token of the output was chosen."""
         return self.logits.all([*prompt, *output])[len(prompt) - 1 : -1]
 
     def text(self, tokens: list[int], special: bool = False) -> str:
-        """Tokens as text, without special ones or with them."""
+        """Decodes tokens, with or without special tokens."""
         return self.peer.tokenizer.decode(tokens, skip_special_tokens=not special)
 
 
 def without_stop(tokens: list[int], stops) -> list[int]:
-    """An output without the token that ended it, which one side tells and the other does not."""
+    """Returns an output without the token that ended it, which only one side reports."""
     return tokens[:-1] if tokens and tokens[-1] in stops else tokens
 
 
 def penalties(sides: Sides, case: Penalties) -> Check:
-    """Every token of ours is the plain first choice; the peer's output is the same, or parts at a near-tie."""
+    """Checks that each of our tokens is the most probable one of the reference, and that the peer's output is equal or first differs at a near-tie."""
     worst, total, identical, unjustified = 0.0, 0, 0, 0
     for prompt in sides.prompts:
         mine = sides.ours(prompt, **case.given())["token_ids"]
@@ -178,7 +179,7 @@ def penalties(sides: Sides, case: Penalties) -> Check:
 
 
 def logprobs(sides: Sides) -> Check:
-    """The chosen tokens' and the five most probable ones', against the peer's and the runtime's."""
+    """Compares the log probabilities of the chosen and the five most probable tokens with those of the peer and the runtime."""
     of_peer, of_runtime, of_top, misplaced, total = 0.0, 0.0, 0.0, 0, 0
     for prompt in sides.prompts:
         choice = sides.ours(prompt, logprobs=5, return_tokens_as_token_ids=True)
@@ -204,7 +205,7 @@ def logprobs(sides: Sides) -> Check:
 
 
 def echo(sides: Sides) -> Check:
-    """Log probabilities of prompts, and their text, against the runtime's and the peer's."""
+    """Compares the log probabilities and the text of prompts with those of the runtime and the peer."""
     of_runtime, of_peer, faults, total = 0.0, 0.0, 0, 0
     for prompt in sides.prompts:
         choice = sides.ours(prompt, echo=True, logprobs=1, max_tokens=2, return_tokens_as_token_ids=True)
@@ -227,7 +228,7 @@ def echo(sides: Sides) -> Check:
 
 
 def min_tokens(sides: Sides) -> Check:
-    """No stop token before so many tokens, and the most probable of the others in its place."""
+    """Checks that no stop token occurs before the minimum length, and that the most probable other token replaces it."""
     stops = [int(sides.peer.tokenizer.encode(text).input_ids.data[0][0]) for text in (".", ",", "\n")]
     least, worst, early, identical, used = 12, 0.0, 0, 0, 0
     for prompt in sides.prompts:
@@ -250,7 +251,7 @@ def min_tokens(sides: Sides) -> Check:
 
 
 def stop_strings(sides: Sides, kept: bool) -> Check:
-    """Texts are cut where the stop string comes first in the text that would have been."""
+    """Checks that a text ends at the first occurrence of the stop string in the text without it."""
     faults, cut, identical, notes = 0, 0, 0, []
     for prompt in sides.prompts:
         whole = sides.ours(prompt)["text"]
@@ -266,7 +267,7 @@ def stop_strings(sides: Sides, kept: bool) -> Check:
             if wrong:
                 notes.append(f"{stop}: {mine['text']!r}, not {expected!r}")
             peer = sides.theirs(prompt, stop_strings=stop, include_stop_str_in_output=kept)
-            # The peer drops space before the stop string.
+            # The peer removes whitespace before the stop string.
             identical += sides.text(peer.tokens).rstrip() == mine["text"].rstrip()
     total = 3 * len(sides.prompts)
     detail = (
@@ -277,7 +278,7 @@ def stop_strings(sides: Sides, kept: bool) -> Check:
 
 
 def choices(sides: Sides) -> Check:
-    """n: greedy choices are the same, choices of one seed are again the same, and different among themselves."""
+    """Checks `n`: greedy choices are equal; choices with a seed are reproducible and differ from each other."""
     faults = 0
     for prompt in sides.prompts:
         alone = sides.ours(prompt)["token_ids"]
@@ -293,12 +294,12 @@ def choices(sides: Sides) -> Check:
 
 
 def filters(sides: Sides, case: Filters) -> Check:
-    """First tokens drawn by both: none that the plain filters leave out, and ours in their proportions."""
+    """Checks the first tokens that both draw: none is excluded by the reference filters, and ours have the expected proportions."""
     outside, of_peer, worst, tokens = 0, 0, 0.0, 0
     for prompt in sides.prompts[:3]:
         row = sides.logits.after(prompt)
         wanted = allowed(row, case)
-        # Rounding may take in or leave out what is at the very edge.
+        # Rounding may include or exclude tokens exactly at the threshold.
         edge = {*wanted, *allowed(row, dataclasses.replace(case, top_p=min(1.0, case.top_p + 1e-4)))}
         drawn: collections.Counter[int] = collections.Counter()
         for seed in SEEDS:
@@ -321,7 +322,7 @@ def filters(sides: Sides, case: Filters) -> Check:
 
 
 def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
-    """All of it, on the server and the peer with the same IR, one request at a time."""
+    """Runs all checks on the server and the peer with the same IR, one request at a time."""
     with served.Api.start(server, setup, model, folder) as api:
         sides = Sides(api, setup)
         found = [

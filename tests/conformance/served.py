@@ -1,4 +1,4 @@
-"""Our server on an IR directory, asked over HTTP."""
+"""Our server on an IR directory, used over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER_SECONDS_MAX = 300
 
 
 def tokenizer_of(model: gguf.GGUFReader) -> dict:
-    """`tokenizer.json` of a GGUF file with the tokenizer of SmolLM2, byte-level BPE that takes digits one by one."""
+    """Returns the `tokenizer.json` for a GGUF file with the tokenizer of SmolLM2: byte-level BPE that splits numbers into digits."""
     value = {field.name: field.contents() for field in model.fields.values() if field.name.startswith("tokenizer.")}
     if (value["tokenizer.ggml.model"], value["tokenizer.ggml.pre"]) != ("gpt2", "smollm"):
         raise engines.Failed("only the tokenizer of SmolLM2 is written anew here")
@@ -51,7 +51,7 @@ def tokenizer_of(model: gguf.GGUFReader) -> dict:
 
 
 def ir_folder(ir: pathlib.Path, model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A directory as our server takes it: the IR, and beside it the tokenizer of the GGUF file it was made of."""
+    """Returns a directory that our server can load: the IR and the tokenizer of the GGUF file from which it was converted."""
     made = folder / "ir"
     made.mkdir()
     for name in ("openvino_model.xml", "openvino_model.bin"):
@@ -73,14 +73,14 @@ class Api:
     @staticmethod
     @contextlib.contextmanager
     def start(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
-        """Starts the server on the IR of `setup`, which was made of the GGUF file `model`."""
+        """Starts the server on the IR of `setup`, which was converted from the GGUF file `model`."""
         folder = ir_folder(setup.model, model, folder)
-        setup = dataclasses.replace(setup, model=folder, chunk_tokens_max=setup.batch_tokens_max)
+        setup = dataclasses.replace(setup, model=folder, max_chunk_tokens=setup.max_num_batched_tokens)
         with bench_http.Server(server, setup, folder) as running:
             yield Api(running)
 
     def completion(self, prompt: list[int] | str, parameters: dict) -> dict:
-        """The answer of `/v1/completions`, greedy unless asked otherwise, with the tokens of its choices."""
+        """Returns the response of `/v1/completions`, greedy by default, with the tokens of its choices."""
         body = {"model": bench_http.MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True} | parameters
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",

@@ -2,7 +2,7 @@
 
 The document of the server is used with its model's name, since a request for another model is refused before anything
 else of it is read: in half of the time with the parameters only that go together, so that requests are answered, and in
-the other half with all of them. Extra arguments go to schemathesis.
+the other half with all of them. Further arguments are passed to schemathesis.
 """
 
 import copy
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import urllib.request
 
-# What must hold of every answer: no failure of the server, and a status, a type and a body that the document describes.
+# Checks that no response is a server error, and that its status, type and body match the document.
 CHECKS = [
     "not_a_server_error",
     "status_code_conformance",
@@ -23,7 +23,7 @@ CHECKS = [
 ]
 
 
-# Parameters that go with each other: of all at once, some nearly always exclude others, and such requests are refused.
+# Parameters that can be combined. If all are used, some nearly always exclude others, and the request is rejected.
 COMMON = {
     "model", "messages", "prompt", "input", "text", "tokens", "tools", "max_tokens", "max_output_tokens", "temperature",
     "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "stream", "user", "metadata", "store", "instructions",
@@ -31,7 +31,7 @@ COMMON = {
 }
 TOKENS_MAX = 8
 
-# Requests that are answered: the first phase sends them, and later ones change a part of them.
+# Valid requests: the first phase sends them unchanged, and later phases mutate them.
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 EXAMPLES = {
@@ -57,7 +57,7 @@ EXAMPLES = {
 
 
 def adapted(document, model, common):
-    """The document for a run: with the model's name, and with those parameters only that go together if `common`."""
+    """Returns the document for a run, with the name of the model and, if `common`, only with parameters that can be combined."""
     document = copy.deepcopy(document)
     # `/v1` is `/v3` under another name.
     document["paths"] = {path: item for path, item in document["paths"].items() if not path.startswith("/v1/")}
@@ -72,7 +72,7 @@ def adapted(document, model, common):
             for name in ("max_tokens", "max_output_tokens"):
                 if name in schema["properties"]:
                     schema["properties"][name] |= {"minimum": 1, "maximum": TOKENS_MAX}
-    # As OpenAI's document does, ours has the schema of an event's data there; schemathesis expects that of the event.
+    # Like OpenAI's document, ours has the schema of the event's data there; schemathesis expects that of the event.
     for item in document["paths"].values():
         for operation in item.values():
             operation["responses"]["200"].get("content", {}).get("text/event-stream", {}).pop("schema", None)
@@ -90,7 +90,7 @@ def run(document, url, seconds, more):
         path.write_text(json.dumps(document))
         st = pathlib.Path(sys.executable).with_name("st")
         command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
-        # The same requests each time, as far as the time allows; another seed finds other things.
+        # A seed gives the same requests each time, as far as the time allows.
         command += ["--seed", os.environ.get("SEED", "1")]
         command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
         ended = subprocess.run(command, cwd=folder, check=False)
@@ -99,7 +99,7 @@ def run(document, url, seconds, more):
 
 
 def answered(url):
-    """How many requests to the endpoints that generate were answered."""
+    """Returns the number of successful requests to the endpoints that generate text."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     sign = 'requests_total{endpoint="%s",outcome="ok"'
@@ -115,7 +115,7 @@ def main():
         document = json.load(answer)
     for common in (True, False):
         run(adapted(document, model, common), url, int(seconds) // 2, more)
-    # A run in which everything is refused shows little.
+    # A run in which every request is rejected proves little.
     counts = answered(url)
     assert all(counts.values()), counts
     print("answered:", counts)

@@ -12,6 +12,7 @@ pub mod limits;
 pub mod memory;
 mod mock;
 pub mod node;
+pub mod pages;
 pub mod process;
 pub mod registry;
 pub mod router;

@@ -1,6 +1,7 @@
 //! The rules for the repository that a machine can check. A rule is a pure function from text to findings, so its tests
 //! can show that it finds violations; only [`Tree::read`] accesses the disk.
 
+mod blocks;
 mod comments;
 mod cycles;
 mod documents;
@@ -11,9 +12,10 @@ mod sources;
 mod syntax;
 mod tree;
 
+pub use blocks::{CodeBlock, Mark, Scene, code_blocks, has_tested_blocks, marked_blocks};
 pub use comments::doc_comments;
 pub use cycles::module_cycles;
-pub use documents::{decisions, links, mentioned_flags, pages};
+pub use documents::{decisions, linked_functions, links, mentioned_flags, pages, supersessions};
 pub use manifests::manifests;
 pub use names::type_names;
 pub use parameters::packed_parameters;

@@ -1,4 +1,4 @@
-//! The real model behind the OpenAI API: with plain HTTP, with the official clients, and with the examples of the pages.
+//! The real model behind the OpenAI API: with plain HTTP and with the official clients.
 
 use serde_json::{Value, json};
 use tests::clients;
@@ -103,20 +103,4 @@ async fn the_official_clients_work_through_the_router() {
     let servers = [Server::named().unwrap(), Server::named().unwrap()];
     let router = Router::start(&servers.each_ref().map(replica)).unwrap();
     clients::run_in_turns("client", &[&router.url("/v3"), "smollm2"]);
-}
-
-#[test]
-fn the_examples_of_the_pages_work_unchanged() {
-    // The model name that `make run` uses.
-    let server = Server::shared();
-    for (page, languages) in [
-        ("README.md", &["sh", "python", "js"][..]),
-        ("docs/tutorials/first-answer.md", &["sh", "python"]),
-        ("docs/how-to/clients.md", &["python", "python", "js"]),
-    ] {
-        let examples = clients::examples(page);
-        let found: Vec<&str> = examples.iter().map(|example| example.language.as_str()).collect();
-        assert_eq!(found, languages, "{page}");
-        examples.iter().for_each(|example| example.run(server.address()));
-    }
 }

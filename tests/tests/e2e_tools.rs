@@ -37,18 +37,3 @@ fn the_real_model_calls_a_required_tool() {
     let server = Server::named().expect("the server starts");
     clients::run("tools", &[&server.url("/v3")], &["smollm2", "required"]);
 }
-
-/// The simulator returns the answers that are in the page.
-#[test]
-fn the_agent_of_the_tutorial_calls_its_tool_and_answers() {
-    const PAGE: &str = "docs/tutorials/agent.md";
-    let text = std::fs::read_to_string(tests::root().join(PAGE)).expect("the page is in the tree");
-    let answers: Vec<&str> = text
-        .split("--sim-answer '")
-        .skip(1)
-        .map(|rest| rest.split('\'').next().expect("the answer is quoted"))
-        .collect();
-    assert_eq!(answers.len(), 2, "{answers:?}");
-    let server = Server::scripted(&answers, &["--model-name", "agent"]).expect("the server starts");
-    clients::examples(PAGE).iter().for_each(|example| example.run(server.address()));
-}

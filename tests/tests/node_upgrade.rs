@@ -1,4 +1,4 @@
-//! The upgrade from the previous release under continuous streaming traffic, as [the guide](../../docs/how-to/install.md)
+//! The upgrade from the previous release under continuous streaming traffic, as [the guide](../../docs/how-to/upgrade.md)
 //! describes it: first the custom resource definition, then the chart. The tests run on the node that `make e2e` starts.
 //!
 //! The previous release is commit 3432560, the last one before upgrades waited for approval. `node_upgrade/` contains its

@@ -1,9 +1,9 @@
 //! Checks the repository against the rules in `tests/src/tidy.rs`.
 
 use tests::tidy::{
-    CRATES_IN_STYLE, Finding, RustFile, Tree, base_images, contents, decisions, doc_comments, links,
-    long_files, manifests, mentioned_flags, module_cycles, packed_parameters, pages, rust_files, sources,
-    type_names,
+    CRATES_IN_STYLE, Finding, RustFile, Tree, base_images, contents, decisions, doc_comments,
+    linked_functions, links, long_files, manifests, marked_blocks, mentioned_flags, module_cycles,
+    packed_parameters, pages, rust_files, sources, supersessions, type_names,
 };
 
 fn tree() -> Tree {
@@ -59,6 +59,21 @@ fn pages_are_in_the_table_of_contents_and_name_their_readers() {
 #[test]
 fn decisions_have_unique_numbers_and_all_parts() {
     assert_none(&decisions(&tree()));
+}
+
+#[test]
+fn linked_functions_exist() {
+    assert_none(&linked_functions(&tree()));
+}
+
+#[test]
+fn superseded_decisions_link_to_their_successors() {
+    assert_none(&supersessions(&tree()));
+}
+
+#[test]
+fn code_blocks_in_pages_are_tested_or_say_why_not() {
+    assert_none(&marked_blocks(&tree()));
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Process {
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             let kibibytes = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
-            kibibytes.map(|kibibytes| kibibytes * 1024).with_context(|| format!("{name} is not told"))
+            kibibytes.map(|kibibytes| kibibytes * 1024).with_context(|| format!("{name} is missing"))
         };
         Ok(Memory { resident: field("VmRSS:")?, anonymous: field("RssAnon:")? })
     }

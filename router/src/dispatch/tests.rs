@@ -314,7 +314,7 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     dispatch.pump_at(&replicas[0]);
     let examined = EXAMINED.get();
     assert!((1..=BACKFILL_MAX).contains(&examined), "{examined}");
-    // A new request queues behind many others and is compared with no replica.
+    // A new request is queued behind the others without being compared with any replica.
     EXAMINED.set(0);
     let mut last = Box::pin(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(last.as_mut()).is_pending());

@@ -61,7 +61,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
 fn a_connection_without_a_complete_request_is_closed() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--read-timeout=200ms"]);
-    // The last but one connection may become HTTP/2, and the last one is HTTP/2.
+    // The third prefix may still become HTTP/2, and the fourth is HTTP/2.
     for beginning in ["", "G", "PRI * HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = router.connect();
         stream.write_all(beginning.as_bytes()).unwrap();

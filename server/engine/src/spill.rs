@@ -243,7 +243,10 @@ impl Spill {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
             // The reader processes restores in order, so others may only have waited for the first.
             if index == 0 && self.restores[0].is_requested {
-                tracing::warn!(seconds = PAUSE.as_secs(), "evicted blocks are not read in time, pausing");
+                tracing::warn!(
+                    seconds = PAUSE.as_secs(),
+                    "reading evicted blocks timed out; restores are paused"
+                );
                 self.pause_until = now + PAUSE;
                 self.restores
                     .iter_mut()

@@ -1,5 +1,5 @@
-//! Any folder of a PEFT adapter: what the tests of `server-openvino` check for some. The modules that read it are compiled here
-//! by themselves, so that OpenVINO is not needed.
+//! Runs the checks of `server-openvino` on arbitrary folders of PEFT adapters. The modules that read them are compiled into
+//! this target, so that OpenVINO is not needed.
 
 #![no_main]
 #![allow(dead_code)]

@@ -1,5 +1,5 @@
-//! Any answer in any format: what `server-parsers` promises of every text. The first bytes of an input choose the
-//! formats, whether the prompt has opened reasoning, and how the text is cut; the rest is the text.
+//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first bytes of an input choose
+//! the formats, whether the prompt has opened reasoning, and how the text is cut; the rest is the text.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use server_parsers::{Delta, Formats, Parser, ReasoningFormat, ToolFormat, Tools};
 
-/// Upper bound of the elementary steps a byte of text takes; as in the crate's tests.
+/// Maximum number of elementary steps for each byte of text, as in the tests of the crate.
 const WORK_PER_BYTE: u64 = 40;
 
 fuzz_target!(|input: &[u8]| {
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     let prompt = if opened % 2 == 0 { "" } else { "<think>\n" };
     let text = String::from_utf8_lossy(text);
     let whole = read(formats, prompt, [&*text]);
-    // Without reasoning and without calls a text is content, as it is. (Harmony and the ends of Gemma's turns are markup.)
+    // Without reasoning and calls, the whole text is content. (Harmony and the ends of Gemma's turns are markup.)
     let is_plain = formats.reasoning == ReasoningFormat::None && formats.tool != ToolFormat::Gptoss;
     let calls = whole.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. }));
     if is_plain && !calls && !text.contains("<turn|>") && !text.trim().is_empty() {
@@ -32,14 +32,14 @@ fuzz_target!(|input: &[u8]| {
     }
     let letters = text.char_indices().map(|(at, letter)| &text[at..at + letter.len_utf8()]);
     assert_eq!(read(formats, prompt, letters), whole, "by characters");
-    // Every so many characters, which moves the cuts along the text.
+    // Cuts the text every few characters; the interval depends on the input.
     let every = usize::from(*cut) % 7 + 2;
     let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(every).chain([text.len()]).collect();
     let pieces = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]);
     assert_eq!(read(formats, prompt, pieces), whole, "every {every} characters");
 });
 
-/// The deltas of a text in pieces, joined.
+/// Returns the merged deltas of a text that is parsed in pieces.
 fn read<'a>(formats: Formats, prompt: &str, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
     let schema = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object"},

@@ -1,4 +1,4 @@
-//! Any form that answers can be held to: what the tests of `server-guidance` hold of some.
+//! Runs the checks of `server-guidance` on arbitrary forms of structured output.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF file: what the tests of `server-gguf` check for some.
+//! Runs the checks of `server-gguf` on arbitrary bytes as a GGUF file.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any body to the endpoints that take text: what the tests of `server` hold of some.
+//! Runs the checks of `server` on arbitrary request bodies to the endpoints that take text.
 
 #![no_main]
 #![allow(dead_code)]

@@ -1,4 +1,4 @@
-//! Any bytes on a client's connection to the router: what the tests of `router` check for some.
+//! Runs the checks of `router` on arbitrary bytes from a client.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes in the files of evicted blocks: what the tests of `server-engine` check for some.
+//! Runs the checks of `server-engine` on arbitrary bytes in the files of evicted blocks.
 
 #![no_main]
 #![allow(dead_code)]

@@ -1,5 +1,5 @@
-//! Any bytes in the files of the store's directory: what the tests of `server` check for some. The modules that read them are
-//! compiled here by themselves, so that what they allocate can be measured.
+//! Runs the checks of `server` on arbitrary bytes in the files of the store. The modules that read them are compiled into
+//! this target, so that their allocations can be measured.
 
 #![no_main]
 #![allow(dead_code, unused_imports)]
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 mod allocations;
 #[path = "../../src/store/fuzzing.rs"]
 mod fuzzing;
-/// The modules of `server`, where they are.
+/// The modules of `server`, at their original paths.
 #[path = "../../src"]
 mod source {
     pub(crate) mod store;

@@ -1,4 +1,4 @@
-//! Any chat template with any conversation: what the tests of `server-text` hold of some.
+//! Runs the checks of `server-text` on arbitrary chat templates and conversations.
 
 #![no_main]
 

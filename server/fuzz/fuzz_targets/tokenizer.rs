@@ -1,4 +1,4 @@
-//! Any `tokenizer.json` or GGUF vocabulary with any text: what the tests of `server-text` check for some.
+//! Runs the checks of `server-text` on arbitrary `tokenizer.json` files, GGUF vocabularies and texts.
 
 #![no_main]
 

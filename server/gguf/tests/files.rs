@@ -1,4 +1,4 @@
-//! Valid files read back as they were written; invalid files are rejected with one clear error.
+//! Reading a valid file returns the written values; invalid files are rejected with one clear error.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

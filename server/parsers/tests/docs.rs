@@ -9,7 +9,7 @@ fn every_format_is_in_the_reference() {
     let (tools, rest) = text.split_once("## Formats of reasoning").expect("the reference has two tables");
     let (reasoning, rest) = rest.split_once("## What is given out").expect("a part follows the tables");
     let (_, detection) =
-        rest.split_once("## How formats are told").expect("the reference says how formats are told");
+        rest.split_once("## How formats are detected").expect("the reference has a detection table");
     let columns = detection.lines().filter(|line| line.starts_with("| "));
     let detected: Vec<&str> =
         columns.flat_map(|line| line.split('|').rev().skip(1).take(2)).map(str::trim).collect();

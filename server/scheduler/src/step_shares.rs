@@ -159,7 +159,7 @@ impl StepShares {
     }
 
     /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's work, in
-    /// which the `overhead` of the step is divided equally. `had_room` tells whether the step had room for more work.
+    /// which the `overhead` of the step is divided equally. `had_room` is true if the step had room for more work.
     pub(crate) fn end_step(
         &mut self,
         seconds: f64,

@@ -1,4 +1,4 @@
-//! Fetching from a web server of the test's own, which can be told to fail.
+//! Fetches from a web server of the test, which can be made to fail.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +14,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 
-/// What a web server does, once each, before it does as it should.
+/// The faults of a web server. Each occurs once, in order; later requests succeed.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// Breaks off after so many bytes.
+    /// Closes the connection after this many bytes.
     BreaksOff(usize),
-    /// Says nothing more after so many bytes.
+    /// Sends nothing more after this many bytes.
     FallsSilent(usize),
     /// Fails.
     Fails,
@@ -29,7 +29,7 @@ enum Trouble {
 struct Web {
     files: BTreeMap<&'static str, Vec<u8>>,
     troubles: Mutex<Vec<Trouble>>,
-    /// The ranges that were asked for.
+    /// The requested ranges.
     asked: Mutex<Vec<Option<String>>>,
     token: Option<&'static str>,
 }
@@ -100,7 +100,7 @@ fn stream(bytes: Vec<u8>, after: After) -> Body {
     let rest = futures_util::stream::once(async move {
         match after {
             After::Error => {
-                // What is before it is sent first.
+                // The bytes before the fault are sent first.
                 tokio::task::yield_now().await;
                 Err(std::io::Error::other("broken off"))
             }
@@ -145,7 +145,7 @@ async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
     let asked = web.asked();
     assert_eq!(asked[..2], [None, None]);
     assert!(asked[2..].iter().all(Option::is_some), "{asked:?}");
-    // All is there: nobody is asked again.
+    // The files are complete, so no request is sent.
     arguments(folder.path(), &more).run().await.unwrap();
     assert_eq!(web.asked().len(), asked.len());
 }

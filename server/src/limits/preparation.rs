@@ -202,7 +202,7 @@ mod tests {
         for (_, request) in &mut waiting {
             assert!(request.now_or_never().is_none());
         }
-        // A request that leaves is passed over and takes no turn.
+        // A request that was canceled is skipped.
         drop(waiting.remove(1));
         let mut order = Vec::new();
         while !waiting.is_empty() {

@@ -125,7 +125,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
-    // What a server leaves that dies while it writes, and a file of somebody else.
+    // Files of a server that died while it was writing, and an unrelated file.
     std::fs::write(folder.path().join("unfinished-x"), "half").unwrap();
     std::fs::write(folder.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
@@ -164,7 +164,7 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     drop(store);
     let longer = std::fs::read(&path).unwrap();
     assert!(longer.starts_with(&whole), "it is appended to, not rewritten");
-    // The process dies within an append: at the next start, and again later, it is as if it had not begun.
+    // The process dies during an append: after the next start, and later ones, the append has no effect.
     std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     assert_eq!(texts(&store, id).unwrap(), ["a"]);
@@ -173,7 +173,7 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     drop(store);
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     assert_eq!(texts(&store, id).unwrap(), ["a", "b"]);
-    // A write that fails leaves something behind the end that the index knows.
+    // A failed write leaves bytes after the end that is recorded in the index.
     let torn = [std::fs::read(&path).unwrap(), b"i \"msg_1\" {\"type\"".to_vec()].concat();
     std::fs::write(&path, torn).unwrap();
     assert!(add(&store, id, "c").unwrap());
@@ -279,7 +279,7 @@ fn a_record_whose_first_line_is_damaged_belongs_to_nobody() {
     let (_, rest) = whole.split_once('\n').unwrap();
     let long = format!("0 - {}", "x".repeat(200));
     for first in ["0 -", "0 - ", "+0 - ", "00 - ", " - ", "0 - x", "0  ", "18446744073709551615 - ", &long] {
-        // Without an end of the line, what is appended would become a part of it.
+        // Without the end of the line, an appended item would become a part of it.
         let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
         std::fs::write(&path, content).unwrap();
         let is_sound = first == "0 - ";

@@ -1,4 +1,4 @@
-//! Tokens become text one at a time as they do all at once.
+//! Decoding tokens one at a time gives the same text as decoding all of them together.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -45,7 +45,7 @@ fn joined_pieces_equal_the_whole_text_for_any_tokens() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % limit
     };
-    // Beginnings and continuations of characters, and bytes that are neither.
+    // First bytes and continuation bytes of characters, and invalid bytes.
     let bytes =
         [0x20, 0x61, 0x80, 0xbf, 0xc3, 0xa9, 0xe2, 0x96, 0x81, 0xed, 0xa0, 0xf0, 0x9f, 0x98, 0xf4, 0xff];
     for prefix in [true, false] {

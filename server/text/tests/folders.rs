@@ -1,4 +1,4 @@
-//! Models in folders: what each file of one contributes.
+//! Tests loading models from folders: the effect of each file.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 struct Folder(TempDir);
 
 impl Folder {
-    /// A folder whose tokenizer knows bytes, a special and a user-defined token.
+    /// Creates a folder whose tokenizer has bytes, a special token and a user-defined token.
     fn new() -> Self {
         let folder = Self(TempDir::new().unwrap());
         let mut vocab = serde_json::Map::new();
@@ -90,7 +90,7 @@ fn the_tokenizer_of_a_folder_works_as_it_describes_itself() {
     assert_eq!(model.defaults.eos, [98]);
 }
 
-/// Every prompt would begin with this token, and every request be rejected.
+/// Otherwise every prompt would begin with this token, and every request would be rejected.
 #[test]
 fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     let folder = Folder::new();

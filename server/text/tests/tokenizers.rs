@@ -1,8 +1,8 @@
-//! Tokenizers rebuilt from GGUF metadata give the tokens that other implementations give.
+//! Checks that tokenizers built from GGUF metadata return the same tokens as other implementations.
 //!
-//! `golden/byte_level.json`: a byte-level BPE vocabulary, and for each pre-tokenizer the tokens of nasty texts
-//! as found by cutting with another regular expression engine and merging naively. `golden/sentencepiece*.json`:
-//! a SentencePiece model and what the SentencePiece library makes of those texts.
+//! `golden/byte_level.json`: a byte-level BPE vocabulary, and for each pre-tokenizer the tokens of difficult texts,
+//! computed with another regular expression engine and a naive merge. `golden/sentencepiece*.json`: a SentencePiece
+//! model, and the tokens of these texts according to the SentencePiece library.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -94,7 +94,7 @@ fn special_tokens_are_parsed_when_asked_for() {
     compare(&golden("byte_level.json"), "parsed", true);
 }
 
-/// Texts come back as they were; composing ones may have become composed.
+/// Decoding returns the original text, except that combining characters may be composed.
 #[test]
 fn byte_level_text_survives_the_way_to_tokens_and_back() {
     let golden = golden("byte_level.json");
@@ -130,7 +130,7 @@ fn sentencepiece_models_give_the_librarys_tokens_and_text() {
         for ((text, list), decoded) in texts.iter().zip(&lists).zip(strings(&golden["decoded"])) {
             let expected = ids(list);
             let tokens = model.tokenizer.encode(text, false, false).unwrap();
-            // After a user-defined token GGUF's tokenizers put their space again, the library does not.
+            // GGUF tokenizers add a space again after a user-defined token; the library does not.
             if !(golden["add_space_prefix"] == true && text.contains("<think>")) {
                 assert_eq!(tokens, expected, "{name} {text:?}");
             }
@@ -242,7 +242,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     );
 }
 
-/// Texts of characters that tokenizers treat in special ways, the same for each `seed`.
+/// Returns texts with characters that tokenizers treat specially; a `seed` always gives the same texts.
 fn random_text(seed: u64) -> String {
     const PIECES: [&str; 24] = [
         "a",
@@ -309,7 +309,7 @@ fn no_text_has_fewer_tokens_than_its_lower_bound() {
     }
 }
 
-/// If time grew with the square of a run's length, this would not come back.
+/// If the time were quadratic in the length of a run, this would not finish.
 #[test]
 fn long_runs_of_one_character_take_linear_time() {
     let golden_bytes = golden("byte_level.json");

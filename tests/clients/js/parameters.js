@@ -1,6 +1,6 @@
 // Drives the parameters of completions and chats with the official JavaScript client. Usage: parameters.js BASE_URL MODEL
 //
-// Each function is a scenario; its name says what must hold. The first that fails ends the run.
+// Each function is a scenario; its name says what must hold. The run ends at the first failure.
 
 import assert from "node:assert/strict";
 

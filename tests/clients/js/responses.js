@@ -1,6 +1,6 @@
 // Drives the responses endpoint with the official JavaScript client. Usage: node responses.js BASE_URL MODEL KIND
 //
-// As responses.py, which says what the two kinds are. The first scenario that fails ends the run.
+// Like responses.py, which describes the two kinds. The first scenario that fails ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
@@ -54,7 +54,7 @@ async function aLoopOfThreeTurnsByTheServersMemory() {
   await expectError(OpenAI.NotFoundError, "response_not_found", client.responses.retrieve(response.id));
 }
 
-// The helper adds the events up by itself: what it has must be what the last event says.
+// The helper assembles the response from the events; the result must equal the response in the last event.
 async function streamed(parameters) {
   const runner = client.responses.stream({ model, temperature: 0, ...parameters });
   let number = 0;
@@ -99,7 +99,7 @@ async function aResponseInTheBackgroundIsPolledAndFollowed() {
   for await (const event of await client.responses.retrieve(id, { stream: true })) again.push(event);
   assert.deepEqual(again, events);
   const helped = await client.responses.stream({ response_id: id, starting_after: 3 }).finalResponse();
-  // It adds what it has parsed.
+  // The helper adds the parsed values.
   const said = (response) => response.output.map((item) => [item.id, item.content?.[0]?.text ?? item.arguments]);
   assert.deepEqual(said(helped), said(events.at(-1).response));
 }

@@ -1,6 +1,6 @@
 // Drives structured output with the official JavaScript client and Zod. Usage: node structured.js BASE_URL MODEL
 //
-// Whatever the model would say, it is held to the form. The first scenario that fails ends the run.
+// Structured output is enforced, whatever the model prefers. The first scenario that fails ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

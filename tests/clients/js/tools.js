@@ -1,6 +1,6 @@
 // Drives tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
 //
-// As tools.py, which says what the two kinds are. The first scenario that fails ends the run.
+// Like tools.py, which describes the two kinds. The first scenario that fails ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
@@ -18,7 +18,7 @@ const parameters = (properties) => ({
 const weather = parameters({ city: { type: "string" }, days: { type: "integer" } });
 const numbers = parameters({ one: { type: "integer" }, other: { type: "integer" } });
 
-// Tools that note what they are called with.
+// Tools that record their arguments.
 function noting(calls) {
   const tool = (name, schema) => ({
     type: "function",

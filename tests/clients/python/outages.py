@@ -1,8 +1,8 @@
-"""Asks with several official clients until SIGTERM, while replicas behind a router are killed and stopped.
+"""Sends requests with several official clients until SIGTERM, while replicas behind a router are killed and stopped.
 Usage: outages.py BASE_URL MODEL
 
-No request fails that has no byte of its answer yet: the clients do not try again by themselves. A stream that has begun
-is whole, or ends with the error that says what has happened, which the client raises.
+No request fails before the first byte of its answer. The clients do not retry. A stream that has begun
+is complete or ends with an error event, which the client raises.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ CLIENTS = 8
 
 
 async def whole_or_broken(client, request):
-    """Reads a stream, and says how it ended."""
+    """Reads a stream, and returns how it ended."""
     stream = await client.chat.completions.create(**request, stream=True)
     chunks, finish = 0, None
     try:
@@ -23,7 +23,7 @@ async def whole_or_broken(client, request):
             chunks += 1
             finish = chunk.choices[0].finish_reason if chunk.choices else finish
     except openai.APIError as error:
-        # Of none of the kinds that a status or a connection that breaks would be.
+        # The type differs from those of status errors and connection errors.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
         assert chunks > 0, "an answer without a byte failed"
         return "broken"

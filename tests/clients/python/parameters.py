@@ -1,6 +1,6 @@
 """Drives the parameters of completions and chats with the official Python client. Usage: parameters.py BASE_URL MODEL
 
-Each function is a scenario; its name says what must hold. The first that fails ends the run.
+Each function is a scenario; its name says what must hold. The run ends at the first failure.
 """
 
 import inspect
@@ -31,11 +31,11 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     count = len(generated.logprobs.tokens)
     assert logprobs.tokens[-count:] == generated.logprobs.tokens, (logprobs.tokens, generated.logprobs.tokens)
     for one, other in zip(logprobs.token_logprobs[-count:], generated.logprobs.token_logprobs):
-        # Another batch rounds otherwise.
+        # Rounding depends on the batch.
         assert math.isclose(one, other, abs_tol=0.05), (one, other)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         assert choice.text[offset:].startswith(token), (token, offset)
-    # The same in vLLM's words.
+    # The same parameter by vLLM's name.
     scores = choice.prompt_logprobs
     assert scores[0] is None and len(scores) == len(logprobs.tokens), scores
     for score, logprob in zip(scores[1:], logprobs.token_logprobs[1:]):
@@ -142,7 +142,7 @@ def whatever_the_client_can_say_is_in_the_table(client, model):
     try:
         document = client.get(server + "/openapi.json", cast_to=object)
     except openai.NotFoundError:
-        # A router has none: it passes on what its replicas take.
+        # A router has no such document, because it forwards requests unchanged.
         return
     schemas = document["components"]["schemas"]
     for method, schema in [
@@ -157,7 +157,7 @@ def whatever_the_client_can_say_is_in_the_table(client, model):
 
 
 def answers_are_of_the_clients_types(client, model):
-    # The client takes what it gets; asked strictly, it says what is missing or of another type.
+    # The client does not validate responses by default. In strict mode, it reports missing fields and wrong types.
     messages = [{"role": "user", "content": "Hi"}]
     common = dict(model=model, max_tokens=4, seed=1, n=2)
     chat = client.chat.completions.with_raw_response
@@ -169,10 +169,11 @@ def answers_are_of_the_clients_types(client, model):
     for chunk in data(streamed):
         ChatCompletionChunk.model_validate_json(chunk, strict=True)
     texts = client.completions.with_raw_response
-    # Not with `echo`: a prompt's first token has no probability, which the client's types do not know.
+    # This does not apply to `echo`: the first token of a prompt has no probability, which the types of the client do
+    # not allow.
     Completion.model_validate_json(texts.create(prompt=PROMPT, logprobs=2, **common).text, strict=True)
     for chunk in data(texts.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **common)):
-        # The client has one type for a whole completion and for its parts, which have no reason of an end.
+        # The client uses one type for a whole completion and for its chunks, which have no finish reason.
         part = json.loads(chunk)
         for choice in part["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
@@ -180,7 +181,7 @@ def answers_are_of_the_clients_types(client, model):
 
 
 def data(streamed):
-    """What the events of a stream say, in JSON."""
+    """Returns the data of the events of a stream as JSON."""
     lines = streamed.http_response.read().decode().split("\n")
     said = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert said[-1] == "[DONE]" and len(said) > 3, said

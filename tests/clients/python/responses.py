@@ -1,9 +1,10 @@
 """Drives the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
 
-`scripted`: the model says what `tests/tests/e2e_responses.rs` has it say: it thinks and calls a tool in its first turn,
-calls two in its second, and answers in its third. `real`: what it says is its own affair, and held to a form where a
-form is asked for.
-Each function is a scenario; its name says what must hold. The first that fails ends the run.
+`scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`: in the first turn it reasons and calls a
+tool, in the second it calls two tools, and in the third it answers. `real`: the output is not known in advance; only
+structured output
+is checked.
+Each function is a scenario; its name says what must hold. The run ends at the first failure.
 """
 
 import json
@@ -111,7 +112,7 @@ def a_loop_of_three_turns_by_the_clients_memory(client, model):
 
 
 def a_loop_of_three_streamed_turns_in_a_conversation(client, model):
-    # Where several models are served, the one that it is to be of.
+    # With several models, the request must name one.
     conversation = client.conversations.create(metadata={"a": "b"}, extra_body={"model": model})
     given = QUESTION
     for expected in CALLS:
@@ -134,7 +135,7 @@ def a_loop_of_three_streamed_turns_in_a_conversation(client, model):
 
 
 def streamed(stream):
-    """The response of a stream, whose events are checked on the way as far as the client does not."""
+    """Returns the response of a stream, and checks the properties of its events that the client does not check."""
     number, kinds, open_items = 0, [], {}
     for event in stream:
         assert event.sequence_number == number, event
@@ -223,7 +224,7 @@ def a_conversation_is_changed_item_by_item(client, model):
     assert items.retrieve(first.id, conversation_id=id) == first and first.content[0].text == "b", first
     assert items.delete(first.id, conversation_id=id).id == id
     expect_error(openai.NotFoundError, "item_not_found", lambda: items.retrieve(first.id, conversation_id=id))
-    # An item is referred to by its name.
+    # The input refers to an item by its ID.
     response = client.responses.create(
         model=model, conversation=id, input=[{"type": "item_reference", "id": second.id}], max_output_tokens=4
     )
@@ -236,7 +237,7 @@ def a_conversation_is_changed_item_by_item(client, model):
 
 
 def answers_and_events_are_of_the_clients_types(client, model):
-    # The client takes what it gets; asked strictly, it says what is missing or of another type.
+    # The client does not validate responses by default. In strict mode, it reports missing fields and wrong types.
     arguments = dict(model=model, input=QUESTION, tools=PLAIN, max_output_tokens=400)
     raw = client.responses.with_raw_response
     types.Response.model_validate_json(raw.create(**arguments).text, strict=True)
@@ -314,8 +315,8 @@ def function_tool(name):
     return {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
-# What becomes of each type of tool that this client knows. A type that the client gains has to be decided on here, and
-# in `BUILT_IN` of `server/src/prepare/tools.rs` if the model cannot be offered it.
+# The expected treatment of each tool type of this client. A new type in the client must be added here, and to
+# `BUILT_IN` of `server/src/prepare/tools.rs` if it cannot be offered to the model.
 OFFERED = {
     "function": function_tool("f"),
     "custom": {"type": "custom", "name": "c"},

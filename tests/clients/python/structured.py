@@ -1,7 +1,7 @@
 """Drives structured output with the official Python client. Usage: structured.py BASE_URL MODEL
 
-Whatever the model would say, it is held to the form. Each function is a scenario; its name says what must hold. The
-first that fails ends the run.
+Structured output is enforced, whatever the model prefers. Each function is a scenario; its name says what must hold. The
+run ends at the first failure.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Drives tools with the official Python client. Usage: tools.py BASE_URL MODEL scripted|required
 
-`scripted`: the model says what `tests/tests/e2e_tools.rs` has it say: in its first turn a call, in its second two,
-in its third the answer. `required`: whatever the model would say, it is held to a call.
-Each function is a scenario; its name says what must hold. The first that fails ends the run.
+`scripted`: the model returns the answers in `tests/tests/e2e_tools.rs`: one call in the first turn, two in the
+second, and text in the third. `required`: a tool call is enforced, whatever the model prefers.
+Each function is a scenario; its name says what must hold. The run ends at the first failure.
 """
 
 import json

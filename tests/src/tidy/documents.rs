@@ -132,6 +132,62 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Checks that a decision that supersedes another, wholly or in part, is linked from it: the part before `## Context` of the
+/// new one says `Supersedes`, and that of the old one `Superseded by` or `Superseded in part by`.
+#[must_use]
+pub fn supersessions(tree: &Tree) -> Vec<Finding> {
+    const FOLDER: &str = "docs/decisions/";
+    // Pairs of the new decision and the old one.
+    let mut supersedes = BTreeSet::new();
+    let mut superseded = BTreeSet::new();
+    for file in tree.files.iter().filter(|file| file.path.starts_with(FOLDER)) {
+        let head = file.text.split("\n## Context\n").next().unwrap_or_default();
+        for statement in head.split("Supersede").skip(1) {
+            let paragraph = statement.split("\n\n").next().unwrap_or_default();
+            for other in targets(paragraph).into_iter().map(|target| resolve(&file.path, target)) {
+                if statement.starts_with('d') {
+                    superseded.insert((other, file.path.clone()));
+                } else {
+                    supersedes.insert((file.path.clone(), other));
+                }
+            }
+        }
+    }
+    let unlinked = |(new, old): &(String, String)| {
+        Finding::new(old, format!("{new} supersedes it; link to that page with `Superseded by`"))
+    };
+    let unstated = |(new, old): &(String, String)| {
+        Finding::new(new, format!("{old} is superseded by it; link to that page with `Supersedes`"))
+    };
+    let findings = supersedes.difference(&superseded).map(unlinked);
+    findings.chain(superseded.difference(&supersedes).map(unstated)).collect()
+}
+
+/// Checks that a file that is linked as [`name`](file.rs) contains a function with this name.
+#[must_use]
+pub fn linked_functions(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in markdown(tree) {
+        for link in file.text.split("[`").skip(1) {
+            let Some((name, rest)) = link.split_once("`](") else { continue };
+            let Some((target, _)) = rest.split_once(')') else { continue };
+            let is_name = name.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+            if !is_name || !target.ends_with(".rs") {
+                continue;
+            }
+            let defines = |source: &&File| {
+                [format!("fn {name}("), format!("fn {name}<")]
+                    .iter()
+                    .any(|definition| source.text.contains(definition))
+            };
+            if tree.file(&resolve(&file.path, target)).filter(defines).is_none() {
+                findings.push(Finding::new(&file.path, format!("{target} has no function {name}")));
+            }
+        }
+    }
+    findings
+}
+
 fn markdown(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files.iter().filter(|file| file.path.ends_with(".md"))
 }
@@ -241,6 +297,29 @@ mod tests {
         let twice = [("docs/decisions/0001-a.md", whole), ("docs/decisions/0001-b.md", whole)];
         assert_eq!(decisions(&tree(&twice)).len(), 1);
         assert_eq!(decisions(&tree(&[("docs/decisions/0001-a.md", "# A\n")])).len(), 3);
+    }
+
+    #[test]
+    fn finds_links_to_functions_that_do_not_exist() {
+        let page = "[`run`](a.rs) [`stop`](a.rs) [`other.rs`](a.rs) [`pick`](b.rs) `x` [text](c.md)";
+        let found =
+            linked_functions(&tree(&[("p.md", page), ("a.rs", "fn run() {}"), ("b.rs", "fn pick<T>() {}")]));
+        assert_eq!(found, [Finding::new("p.md", "a.rs has no function stop")]);
+    }
+
+    #[test]
+    fn finds_superseded_decisions_without_a_link() {
+        let new = "# 2\n\nDate: today. Supersedes in part\n[1](0001-a.md).\n\n## Context\n";
+        let old = "# 1\n\nSuperseded in part by [2](0002-b.md), and by [3](0003-c.md).\n\n## Context\n";
+        let three = "# 3\n\nSupersedes [1](0001-a.md).\n\n## Context\n[2](0002-b.md)\n";
+        let found = |old, three| {
+            let files = [("0001-a.md", old), ("0002-b.md", new), ("0003-c.md", three)];
+            let files = files.map(|(name, text)| File::new(&format!("docs/decisions/{name}"), text));
+            supersessions(&Tree { files: files.into() }).len()
+        };
+        assert_eq!(found(old, three), 0);
+        assert_eq!(found("# 1\n\n## Context\n", three), 2);
+        assert_eq!(found(old, "# 3\n\n## Context\n"), 1);
     }
 
     #[test]

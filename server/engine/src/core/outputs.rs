@@ -405,7 +405,7 @@ fn find_candidates(
 
 /// Moves the histories and guides of sequences with their beams. Adds to `complete` the sequences that nothing can follow.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
-    // All copies come first, because the parents of others must not have changed.
+    // Copy everything before changing anything, because other beams may still need the old state of a parent.
     for &Move { slot, parent, is_beam, .. } in moves.iter().filter(|to| to.parent != to.slot) {
         let (slot, parent) = (slot as usize, parent as usize);
         if is_beam {

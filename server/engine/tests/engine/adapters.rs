@@ -20,7 +20,7 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     let mut tasks = JoinSet::new();
     for which in 0..150 {
         let adapter = which % 4;
-        // Few prompts: the same one comes with each adapter.
+        // Few prompts, so that each one is used with every adapter.
         let mut one = Request { adapter, ..request(&prompt(which / 4 % 3, 45), rng.random_range(1..60)) };
         match rng.random_range(0..3) {
             0 => {

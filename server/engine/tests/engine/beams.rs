@@ -32,7 +32,7 @@ fn search(which: u32, rng: &mut StdRng) -> Request {
     };
     let tokens_max = rng.random_range(1..40);
     let stop = StopCriteria {
-        // Often among the most probable ones.
+        // With so many stop tokens, one is often among the most probable tokens.
         stop_token_ids: (0..rng.random_range(0..90)).map(|_| rng.random_range(0..VOCABULARY)).collect(),
         max_tokens: tokens_max,
         min_tokens: rng.random_range(0..=tokens_max.min(5)),
@@ -151,7 +151,7 @@ async fn invalid_parameters_and_searches_that_never_fit_are_rejected() {
     ] {
         assert_eq!(refused(4, beams), SubmitError::Invalid { parameter });
     }
-    // Two of 400 tokens would, in 100 blocks of 8.
+    // In 100 blocks of 8 tokens, two sequences of 400 tokens would fit.
     let longest = Rejection::TooLong { prompt_tokens: 20, max_model_len: 33 * 8 };
     assert_eq!(refused(3, beams(1)), SubmitError::Rejected(longest));
     assert_eq!(engine.handle().limits().requests.lockstep_model_len(2), 400);

@@ -1,5 +1,5 @@
-//! Any bytes in the files of evicted blocks: an engine that starts over them uses none but those that are as they were written,
-//! and answers as a model without a cache does. `server/fuzz` feeds `check` for hours, `mutated_spill.rs` for seconds.
+//! Tests an engine with arbitrary bytes in the files of evicted blocks: it restores only files that are unchanged, and its
+//! output equals that of a model without a cache. `server/fuzz` runs `check` for hours, `mutated_spill.rs` for seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -14,18 +14,18 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled};
 
-/// Tokens of a block.
+/// Number of tokens in a block.
 const BLOCK_TOKENS: usize = 8;
-/// Blocks of the prompt that can be read back, beside the token that is always computed.
+/// Number of blocks of the prompt that can be restored. One more token is always computed.
 const BLOCKS: usize = 4;
-/// Bytes of a file before the content of its block.
+/// Size of the header of a file in bytes.
 const HEADER_BYTES: usize = 48;
-/// Bytes of a block's content before its tokens.
+/// Offset of the tokens in the content of a block in bytes.
 const SLOT_BYTES: usize = 8 * BLOCK_TOKENS;
-/// Tokens of an answer.
+/// Number of generated tokens.
 const ANSWER_TOKENS: u32 = 3;
 
-/// A directory, and the files of the blocks of one prompt as an engine wrote them into it, in their order.
+/// A directory, and the original files of the blocks of one prompt in it, in order.
 struct SpilledBlocks {
     runtime: Runtime,
     folder: TempDir,
@@ -36,12 +36,12 @@ thread_local! {
     static SPILLED: OnceCell<SpilledBlocks> = const { OnceCell::new() };
 }
 
-/// Panics if a promise is broken.
+/// Panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     SPILLED.with(|spilled| spilled.get_or_init(SpilledBlocks::new).check(input));
 }
 
-/// An input that leaves the files as they were written.
+/// Returns an input that leaves the files unchanged.
 pub(crate) fn intact() -> Vec<u8> {
     SPILLED.with(|spilled| {
         let mut input = Vec::new();
@@ -53,7 +53,8 @@ pub(crate) fn intact() -> Vec<u8> {
     })
 }
 
-/// The contents of the files, each after its length in two bytes. What is missing of the last one is not there either.
+/// Splits an input into the contents of the files, each preceded by its length in two bytes. The last one may be
+/// shorter.
 fn parts(mut input: &[u8]) -> Vec<&[u8]> {
     let mut parts = Vec::new();
     while let (Some((length, rest)), true) = (input.split_first_chunk(), parts.len() < BLOCKS) {

@@ -17,7 +17,7 @@ use crate::drafts::{costs, events, of_few_words, told};
 use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
-/// The model itself as its own draft model, but that of some tokens it says something else.
+/// The model as its own draft model, which proposes wrong tokens at a configurable rate.
 struct Draft {
     inner: SimRunner,
     /// Of a thousand.
@@ -49,7 +49,7 @@ impl ModelRunner for Draft {
     }
 }
 
-/// What is changed of the draft model.
+/// How the draft model differs from the model.
 #[derive(Clone, Default)]
 struct Change {
     wrong: u64,
@@ -85,8 +85,8 @@ fn rule(tokens_max: u32) -> Option<DraftModelParams> {
     Some(DraftModelParams { num_draft_tokens: tokens_max, confidence_threshold: 0.0 })
 }
 
-/// Some requests at once, of which some are dropped and some are guessed by lookup too. Each is compared with what
-/// comes of it alone and without guesses.
+/// Runs concurrent requests, some of which are dropped and some of which also use prompt lookup. Compares each with
+/// its output when it runs alone without drafts.
 async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool) -> DraftCounts {
     let mut tasks = JoinSet::new();
     for which in 0..60 {
@@ -131,7 +131,7 @@ fn counts(events: &[Event]) -> DraftCounts {
     counts
 }
 
-/// As [`compare`], with several seeds. Answers how often sequences were preempted too.
+/// Calls [`compare`] with several seeds. Also returns the number of preemptions.
 async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
     let mut all = (DraftCounts::default(), 0);
     for seed in 0..5 {
@@ -152,8 +152,8 @@ async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
-    // Whatever is drawn, penalised, preempted, evicted, shared, copied or dropped: had its cache anything but what it is
-    // thought to have, it would be wrong at once.
+    // Requests are sampled, penalized, preempted, evicted, shared, copied and dropped. If the cache of the draft model
+    // ever had the wrong content, a draft would be rejected.
     let (counts, preempted) = compare_all(Change::default(), false).await;
     assert_eq!(counts.rejected, 0);
     assert!(counts.accepted > 5000 && preempted > 20, "{counts:?} {preempted}");
@@ -178,7 +178,7 @@ async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
 async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
-    // What a failed step left of its cache is told from what it should be: it is still never wrong.
+    // A failed step leaves the cache of the draft model incomplete. That must never make a draft wrong.
     let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
     assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];
@@ -225,11 +225,11 @@ async fn drafts_follow_the_guides() {
         engine.shutdown().unwrap();
         all += reports.iter().map(|report| report.accepted_tokens).sum::<u32>();
     }
-    // Guesses whose forms are not known in time are dropped, so how many there are depends on the machine.
+    // Drafts are dropped if the allowed tokens are not known in time, so their number depends on the machine.
     assert!(all > 0, "{all}");
 }
 
-/// The reports of the steps of a request that runs alone.
+/// Returns the step reports of a request that runs alone.
 async fn steps(request: Request, target: SimCosts, change: Change) -> Vec<StepReport> {
     let mut setup = Setup::new(400);
     setup.sim.costs = target;
@@ -269,7 +269,7 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
 #[tokio::test]
 async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
-        // Wrong in all, in half, or right but as slow as the model, or slow at reading.
+        // Always wrong, often wrong, as slow as the model, or slow at reading the prompt.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
         (1000, costs(10, 1, 0), costs(9, 0, 0)),
         (700, costs(10, 3, 0), costs(4, 0, 0)),
@@ -339,7 +339,7 @@ fn a_draft_model_with_an_incompatible_cache_is_rejected() {
     }
 }
 
-/// How probable each sequence of three words is, from the log probabilities of the model.
+/// Returns the probability of each sequence of three words, from the log probabilities of the model.
 async fn expected(base: &Request, words: &[u32], temperature: f32) -> Vec<f64> {
     let engine = Setup::new(500).start();
     let mut probabilities = vec![(Vec::new(), 1.0)];
@@ -372,7 +372,7 @@ async fn drafts_preserve_the_sampling_distribution() {
     let temperature = 4.0;
     let sampling =
         Sampling { temperature, allowed_token_ids: Some(words.clone().into()), ..Sampling::greedy() };
-    // The first comes with the prompt, the second and the third are guessed.
+    // The first token is sampled with the prompt; the second and the third are drafted.
     let base = Request { sampling, num_sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
     let expected = expected(&base, &words, temperature).await;
     for wrong in [0, 400, 1000] {

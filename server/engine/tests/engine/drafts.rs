@@ -14,7 +14,7 @@ fn lookup() -> Option<PromptLookup> {
     Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: Vec::new() })
 }
 
-/// A request that can say a few words only, so that it says them again and again.
+/// Returns a request with few allowed tokens, so that its output is repetitive.
 pub(crate) fn of_few_words(which: u32, rng: &mut StdRng) -> Request {
     let tokens_max = rng.random_range(1..60);
     let tokens = prompt(which % 5, rng.random_range(1..50));
@@ -51,7 +51,7 @@ pub(crate) async fn events(mut stream: server_engine::TokenStream) -> Vec<Event>
     events
 }
 
-/// What was generated, and what was told of it, by sequence.
+/// Returns the events of each sequence.
 pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
     let mut told: Vec<Vec<Event>> = Vec::new();
     for event in events {
@@ -115,7 +115,7 @@ async fn lookup_drafts_change_no_output() {
     assert!(accepted > 1000 && rejected > 1000 && preempted > 20, "{accepted} {rejected} {preempted}");
 }
 
-/// The reports of the steps of a request that runs alone.
+/// Returns the step reports of a request that runs alone.
 async fn steps(request: Request, costs: SimCosts) -> Vec<StepReport> {
     let mut setup = Setup::new(200);
     setup.sim.costs = costs;
@@ -132,7 +132,7 @@ pub(crate) fn costs(step: u64, prefill_token: u64, decode_token: u64) -> SimCost
 
 #[tokio::test]
 async fn accepted_drafts_save_steps() {
-    // It says one word, over and over.
+    // It generates the same token again and again.
     let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
     let base = Request { sampling, ..request(&prompt(1, 20), 60) };
     let plain = steps(base.clone(), costs(10, 1, 1)).await;
@@ -144,7 +144,7 @@ async fn accepted_drafts_save_steps() {
     assert!(sum(|report| report.accepted_tokens) as usize == 60 - guessed.len());
     assert_eq!(sum(|report| report.drafted_tokens), sum(|report| report.accepted_tokens));
     assert_eq!(sum(|report| report.prefill_tokens), 20);
-    // What is expected is guessed from the beginning.
+    // With a predicted output, drafts are proposed from the first token on.
     let prediction = vec![7; 40];
     let lookup = Some(PromptLookup { prediction, ..lookup().unwrap() });
     assert!(steps(Request { lookup, ..base }, costs(10, 1, 1)).await.len() <= guessed.len());

@@ -50,7 +50,7 @@ async fn blocks_after_evicted_ones_are_not_shared() {
     let engine = setup().start();
     let handle = engine.handle();
     let first = tokens(handle.submit(request(&prompt(1, 200), 60)).unwrap()).await;
-    // The conversation goes on: what is found of it is what was computed with all that came before.
+    // The conversation continues. Only blocks that were computed with their complete prefix are reused.
     let next = [prompt(1, 200), first].concat();
     let answer = tokens(handle.submit(request(&next, 5)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&next, 5, VOCABULARY));

@@ -20,7 +20,7 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         setup.engine.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
-        // Three chunks, and a second prompt that shares them; more than can run at once.
+        // A prompt of three chunks and a second one that shares them: more requests than can run at the same time.
         let mut shared = prompt(1, 150);
         shared.push(5);
         let requests = [
@@ -51,7 +51,7 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         }
         assert!((1..=rows).contains(&failed), "{failed} failed with the {rows} rows of step {failing}");
 
-        // The prefix cache has nothing of the failed step.
+        // The prefix cache contains no blocks of the failed step.
         for prompt in [prompt(1, 150), shared, prompt(2, 30)] {
             let again = tokens(handle.submit(request(&prompt, 40)).unwrap()).await;
             assert_eq!(again, expected_tokens(&prompt, 40, VOCABULARY), "after step {failing} failed");

@@ -1,5 +1,4 @@
-//! Sequences that are held to a form: what comes out is in it, whatever else happens, and the same as if nothing
-//! else did.
+//! Tests guided sequences: their output matches the form and does not depend on other requests.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, mpsc};
@@ -14,15 +13,15 @@ use tokio::task::JoinSet;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
 
-/// A form in which what may come depends on everything before: some tokens of all, now and then a single one. It is
-/// complete at any multiple of three tokens, and ends at `length`.
+/// A form whose allowed tokens depend on all previous tokens: usually several tokens, sometimes a single one. It is
+/// complete at every multiple of three tokens, and ends at `length`.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     seed: u64,
     length: u32,
-    /// The place at which it fails, and how.
+    /// The number of tokens after which it fails, and how.
     fault: Option<(u32, Fault)>,
-    /// Tokens that are in no form.
+    /// Tokens that the form never contains.
     stops: Vec<TokenId>,
 }
 
@@ -32,7 +31,7 @@ enum Fault {
     Allow,
     Commit,
     Panic,
-    /// It leaves no token.
+    /// No token is allowed.
     DeadEnd,
 }
 
@@ -78,7 +77,7 @@ impl Form {
         }
     }
 
-    /// `output`, which ended for `reason`, is in it.
+    /// Checks that `output`, which ended for `reason`, matches the form.
     fn check(&self, output: &[TokenId], reason: FinishReason) {
         let stopped = output.last().is_some_and(|last| self.stops.contains(last));
         let form = &output[..output.len() - usize::from(stopped)];
@@ -149,7 +148,7 @@ impl GuideState for At {
     }
 }
 
-/// One of many, of all kinds.
+/// Returns a request of a random kind, and its form.
 pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
     let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
     tokens.extend(prompt(which, rng.random_range(1..60)));
@@ -244,7 +243,7 @@ async fn a_complete_form_ends_the_sequence() {
     let form = Form::new(5, 6);
     let base = Request { guide: form.guide(), ..request(&prompt(1, 10), 50) };
     let stops: Vec<TokenId> = Vec::new();
-    // Also if it has as many tokens as it may then, or is to have more.
+    // This also applies if the maximum number of tokens is reached at the same time, or the minimum is not reached.
     for stop in [
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 50, min_tokens: 0 },
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 6, min_tokens: 0 },
@@ -260,7 +259,7 @@ async fn a_complete_form_ends_the_sequence() {
 #[tokio::test]
 async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
-    // Every token stops, so that none is left for the form, which may end at the beginning.
+    // Every token is a stop token, so none is left for the form, which may be empty.
     let form = Form::new(9, 30);
     let stop = StopCriteria { stop_token_ids: (0..VOCABULARY).collect(), max_tokens: 50, min_tokens: 0 };
     let base = sampled(&prompt(2, 10), 50, 4);
@@ -278,7 +277,7 @@ async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
         form.check(&outcome.tokens[0], FinishReason::Stop);
         lengths.push(outcome.tokens[0].len());
     }
-    // Six tokens, the first place from the fourth token on where it may end, and the stop token.
+    // Six tokens, because the form may first end there after the minimum of four, and the stop token.
     assert!(lengths.iter().all(|&length| length == 7), "{lengths:?}");
     settled(&engine.handle()).await;
 }
@@ -335,7 +334,7 @@ async fn allowed_tokens_are_computed_while_the_model_runs() {
     let mut stream = handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..9 {
         gate.arrive();
-        // The model has not finished its step, and will not before this is there.
+        // The guide is updated while the step of the model is still blocked.
         seen.recv().unwrap();
         gate.pass();
     }

@@ -1,5 +1,5 @@
-//! The engine as its users see it, over the simulated runner: what comes out equals what a model without a
-//! cache would say, whatever else happens at the same time. No test waits for time to pass.
+//! Tests the public interface of the engine with the simulated runner: the output equals that of a model without a
+//! cache and does not depend on other requests. No test waits for time to pass.
 
 #[cfg(test)]
 mod adapters;

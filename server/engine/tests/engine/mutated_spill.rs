@@ -1,4 +1,4 @@
-//! What `make fuzz` does to the files of evicted blocks for as long as it may, in seconds and the same every time.
+//! Mutates the files of evicted blocks as `make fuzz` does, but for seconds and with fixed seeds.
 
 use crate::damaged_spill::{check, intact};
 use crate::mutations::{Random, mutated, words};

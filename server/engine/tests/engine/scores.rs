@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, prompt, request, settled};
 
-/// The log probabilities of the prompt and of the tokens of a stream.
+/// Returns the log probabilities of the prompt and of the tokens of a stream.
 async fn told(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
     let (mut scores, mut tokens) = (None, Vec::new());
     while let Some(event) = stream.next().await {
@@ -39,7 +39,7 @@ async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let (scores, generated) = told(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
-    // The generated text is the prompt now, in several chunks, and cached.
+    // Now the generated text is part of the prompt, which is computed in several chunks, and then cached.
     let tokens: Vec<_> =
         begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
     let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;

@@ -14,7 +14,7 @@ use server_scheduler::Batch;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
-/// What a [`Restless`] was asked for, and how often it is to fail.
+/// Counts the calls of a [`Restless`], and sets how often it fails.
 #[derive(Debug, Default)]
 struct Nights {
     wakes: AtomicU32,
@@ -22,7 +22,7 @@ struct Nights {
     levels: std::sync::Mutex<Vec<SleepLevel>>,
 }
 
-/// Fails to wake as often as it is told to.
+/// A runner that fails to wake a given number of times.
 struct Restless {
     inner: SimRunner,
     nights: Arc<Nights>,
@@ -158,7 +158,7 @@ async fn a_busy_engine_does_not_sleep_and_a_sleeping_one_stops_immediately() {
     let handle = engine.handle();
     let stream = handle.submit(request(&prompt(1, 9), 5)).unwrap();
     gate.arrive();
-    // On its way to the engine, which reads it after the step.
+    // The command is in the channel; the engine reads it after the step.
     let mut asked = Box::pin(handle.sleep(SleepLevel::Cache));
     assert!(poll_once(&mut asked).is_pending());
     gate.pass();

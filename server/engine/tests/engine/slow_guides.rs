@@ -35,11 +35,11 @@ impl Door {
 /// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
-    /// What may come after so many tokens is known once a door is open.
+    /// The allowed tokens after this many tokens are known once the door is open.
     Door(usize, Arc<Door>),
-    /// What may come takes so long, each time, on this clock.
+    /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),
-    /// Other threads are at work, now and then for a long time, and use what the states share.
+    /// Other threads use the shared state, sometimes for a long time.
     Random(Arc<ThreadLock>),
 }
 
@@ -67,7 +67,7 @@ impl GuideState for SlowState {
             Slowness::Time(clock, time) => clock.spend(*time),
             Slowness::Random(shared) => {
                 let _hold = shared.lock();
-                // Long enough for some steps of others.
+                // Other requests run several steps in this time.
                 for _ in 0..if self.count.is_multiple_of(5) { 100_000 } else { 0 } {
                     std::hint::spin_loop();
                 }
@@ -150,7 +150,7 @@ async fn a_suspended_sequence_can_be_aborted_and_the_engine_stopped() {
     }
     stream.abort(1);
     drop(stream);
-    // The thread is still in the guide: what nobody waits for is dropped when it is through.
+    // The thread still runs the guide. Its result is dropped when it finishes, because the sequence was aborted.
     timely(handle.submit(request(&prompt(2, 9), 5)).unwrap()).await;
     settled(&handle).await;
     let waiting = handle.submit(held).unwrap();
@@ -215,7 +215,7 @@ async fn a_form_that_takes_too_long_fails_only_its_request() {
         let guide = slow(&Form::new(3, 40), Slowness::Time(clock.clone(), time));
         handle.submit(Request { guide, ..request(&prompt(1, 10), 50) }).unwrap()
     };
-    // Thirty seconds, and twenty milliseconds for each token.
+    // The limit is thirty seconds and twenty milliseconds for each token.
     let fine = timely(with(Duration::from_millis(200))).await;
     assert_eq!((fine.failure, fine.tokens[0].len()), (None, 40));
     let slow = timely(with(Duration::from_secs(1))).await;

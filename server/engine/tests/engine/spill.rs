@@ -1,4 +1,4 @@
-//! Evicted blocks on disk: they are restored, even after a restart, and never wrong.
+//! Evicted blocks on disk: they are restored, even after a restart, and never with wrong content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled};
 
-/// Tokens of the prompts; blocks have 8.
+/// Number of tokens in each prompt; a block has 8.
 const PROMPT_TOKENS: u32 = 100;
 
 /// Of a file.
@@ -41,7 +41,7 @@ async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
     outcome
 }
 
-/// Waits until what the disk is about to do for the engine is done.
+/// Waits until the statistics satisfy `done`.
 async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
     while !done(handle.spill_stats().unwrap()) {
         std::thread::yield_now();
@@ -49,7 +49,7 @@ async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
     }
 }
 
-/// Prompts of which the cache has the last two or so at the end, and the disk the others.
+/// Sends prompts until the cache contains about two of them, and the disk the others.
 async fn fill(handle: &EngineHandle) {
     until(handle, SpillStats::is_open).await;
     for which in 0..8 {
@@ -57,12 +57,12 @@ async fn fill(handle: &EngineHandle) {
         settled(handle).await;
         until(handle, |spill| spill.queued() == 0).await;
     }
-    // 13 blocks of each, of which all but those of the last two were evicted.
+    // Each prompt has 13 blocks, and all except those of the last two were evicted.
     let spill = handle.spill_stats().unwrap();
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
 
-/// The files of blocks.
+/// Returns the files of blocks.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries =
         |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
@@ -147,7 +147,7 @@ async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     engine.shutdown().unwrap();
 }
 
-/// Keeps blocks, spoils them, and asks for the first prompt again: it is computed, and right.
+/// Stores blocks, damages them, and sends the first prompt again: it is computed correctly.
 async fn with_spoilt(spoil: impl Fn(&Path)) {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
@@ -183,14 +183,14 @@ async fn a_block_under_the_name_of_another_is_computed() {
     .await;
 }
 
-/// A content that is sound by itself, in the file of another block.
+/// Valid content in the file of another block.
 #[tokio::test]
 async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
-    // After the key that the file's name says: the checksum and the content of another block.
+    // The file has the key of its name, followed by the checksum and the content of another block.
     const KEY_END: usize = 40;
     let files = files(folder.path());
     let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
@@ -221,7 +221,7 @@ async fn an_overdue_block_is_computed() {
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
-    // Whoever opens a pipe to read it waits for somebody who writes.
+    // Opening a pipe for reading blocks until another process opens it for writing.
     let pipes = files(folder.path());
     for file in &pipes {
         fs::remove_file(file).unwrap();
@@ -230,7 +230,7 @@ async fn an_overdue_block_is_computed() {
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
     assert_eq!(handle.spill_stats().unwrap().restored(), 0);
-    // Nobody waits a second time, nor for the reader at the end.
+    // The second request does not wait, and the shutdown does not wait for the reader.
     assert_eq!(ask(&handle, 1).await.cached_tokens, Some(0));
     engine.shutdown().unwrap();
     for file in pipes {
@@ -276,12 +276,12 @@ async fn a_directory_that_cannot_be_written_costs_only_the_stored_blocks() {
     engine.shutdown().unwrap();
 }
 
-/// Bytes of all files of blocks, finished or not.
+/// Returns the total size of all block files in bytes, including incomplete ones.
 fn bytes(folder: &Path) -> u64 {
     let sizes = |path: PathBuf| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().metadata());
     let folders =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    // Files may go meanwhile.
+    // Files may be removed meanwhile.
     folders.flat_map(sizes).filter_map(Result::ok).map(|metadata| metadata.len()).sum()
 }
 
@@ -290,7 +290,7 @@ async fn the_size_limit_is_not_exceeded() {
     let folder = tempfile::tempdir().unwrap();
     let few = 20 * BLOCK_BYTES + 5;
     for bytes_max in [few, 60 * BLOCK_BYTES, few] {
-        // The last time there are more at the start than may be.
+        // In the last run, there are more bytes at the start than the limit allows.
         let engine = start(&SpillConfig { bytes_max, ..config(folder.path(), "a") });
         let handle = engine.handle();
         fill(&handle).await;
@@ -301,7 +301,7 @@ async fn the_size_limit_is_not_exceeded() {
         }
         settled(&handle).await;
         until(&handle, |spill| spill.queued() == 0).await;
-        // What was removed last may still be there.
+        // The last removal may not be complete.
         until(&handle, |spill| bytes(folder.path()) == spill.bytes()).await;
         engine.shutdown().unwrap();
         assert_eq!(bytes(folder.path()), bytes_max / BLOCK_BYTES * BLOCK_BYTES, "and all that may be are");
@@ -418,7 +418,7 @@ fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> 
 #[tokio::test]
 async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
     let folder = tempfile::tempdir().unwrap();
-    // What is in the cache of the first two, and what is found of it by others later.
+    // The adapters of each start, and the number of cached tokens that their requests find.
     let starts: [(&[u64], [u32; 3]); 4] = [
         (&[11, 22], [0, 0, 0]),
         (&[33, 44], [96, 0, 0]),

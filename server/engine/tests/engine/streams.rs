@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
 
-/// One of many: some share a prefix, some do not.
+/// Returns a random request; some of them share a prefix.
 fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
     let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
     tokens.extend(prompt(which, rng.random_range(1..60)));
@@ -48,7 +48,7 @@ async fn dropping_half_of_200_streams_does_not_affect_the_others() {
 
 #[tokio::test]
 async fn streams_dropped_at_any_step_release_their_blocks() {
-    // The same in lock step, so that drops meet waiting requests, half computed prompts and decodes alike.
+    // Steps are gated, so that streams are dropped while they wait, prefill and decode.
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (engine, gate) = Setup::new(60).start_gated();
@@ -116,7 +116,7 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_does_not_affect_its_sib
         gate.pass();
     }
     assert_eq!(gate.arrive().sequences.len(), 3, "all have forked");
-    // The step that is held computes a token of it, which nobody gets to see.
+    // The blocked step computes one of its tokens, which is discarded.
     stream.abort(1);
     stream.abort(1);
     gate.pass();
@@ -137,7 +137,7 @@ async fn sequences_aborted_at_any_step_do_not_affect_the_others() {
         let mut rng = StdRng::seed_from_u64(seed);
         let (engine, gate) = Setup::new(60).start_gated();
         let handle = engine.handle();
-        // It outlasts the aborts: there is always a step to come.
+        // This request runs longer than the others, so there is always a next step.
         let keeper = handle.submit(request(&prompt(99, 5), 40)).unwrap();
         let mut streams = Vec::new();
         for which in 0..12 {
@@ -204,7 +204,7 @@ async fn a_dropped_request_frees_its_queue_slot() {
     gate.pass();
     gate.arrive();
     assert_eq!(handle.waiting_sequences(), 0);
-    // Who counts what is taken into account counts it too.
+    // The number of submissions in the load includes them.
     assert_eq!((handle.load().borrow().submissions, handle.submissions()), (2, 2));
     gate.pass();
     drop(gate);

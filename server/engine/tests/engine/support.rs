@@ -19,7 +19,8 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// A cache of so many blocks of 8 tokens, chunks of 64 tokens, and no time passes.
+    /// Returns a configuration with a cache of this many blocks of 8 tokens, chunks of 64 tokens, and steps that take
+    /// no time.
     pub(crate) fn new(blocks_total: u32) -> Self {
         let clock = Clock::simulated();
         Self {
@@ -53,8 +54,7 @@ impl Setup {
         Engine::start(self.engine.clone(), Box::new(self.runner()), Box::new(|_| {})).unwrap()
     }
 
-    /// Starts an engine that shows each step's report. The receiver is to be kept or dropped, not left full
-    /// (it has no limit).
+    /// Starts an engine that sends a report of each step. The channel is unbounded.
     pub(crate) fn start_observed(self) -> (Engine, Receiver<StepReport>) {
         let (sender, reports) = channel();
         let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
@@ -117,7 +117,7 @@ impl ModelRunner for GatedRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
-        // Both fail once the gate is gone.
+        // Both fail after the gate was dropped.
         let _ = self.batches.send(batch.clone());
         let _ = self.permits.recv();
         self.inner.run(batch)
@@ -140,14 +140,15 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     }
 }
 
-/// A request that draws from the whole vocabulary, hot enough for all seeds to differ.
+/// Returns a request that samples from the whole vocabulary, with a temperature at which all seeds give different
+/// output.
 pub(crate) fn sampled(prompt: &[TokenId], tokens_max: u32, seed: u64) -> Request {
     let sampling =
         Sampling { temperature: 4.0, top_p: 0.98, repetition_penalty: 1.1, seed, ..Sampling::greedy() };
     Request { sampling, ..request(prompt, tokens_max) }
 }
 
-/// Some prompt of this length; another for another `which`.
+/// Returns a prompt of this length, which depends on `which`.
 pub(crate) fn prompt(which: u32, length: u32) -> Vec<TokenId> {
     (0..length).map(|position| (which * 7919 + position * position * 31 + 17) % VOCABULARY).collect()
 }
@@ -207,7 +208,7 @@ pub(crate) async fn tokens(stream: TokenStream) -> Vec<TokenId> {
     outcome.tokens.into_iter().next().unwrap()
 }
 
-/// Waits until the engine is idle, and checks that no blocks are held and the queue is empty.
+/// Waits until the engine is idle, and checks that no blocks are in use and the queue is empty.
 pub(crate) async fn settled(handle: &EngineHandle) {
     let mut load = handle.load();
     let idle = load

@@ -42,7 +42,8 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
 
     let reports: Vec<StepReport> = before.into_iter().chain(reports).collect();
     let chunks: Vec<_> = reports.iter().filter(|report| report.prefill_tokens > 100).collect();
-    // While what attention costs is being learnt, a step or two may be smaller: here it costs nothing.
+    // Attention costs nothing here, but one or two steps may be smaller until the model of step times has learned
+    // that.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
     let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_token * 8;
@@ -114,7 +115,7 @@ async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_st
     let began = clock.now();
     let mut starts = Vec::new();
     let mut generated = Vec::new();
-    // 24 requests of 10 tokens by fours, all in step, the tokens of a prompt sampled as it is computed.
+    // 24 requests of 10 tokens run in groups of four, whose sequences advance together.
     for _ in 0..60 {
         gate.arrive();
         gate.pass();

@@ -1,4 +1,4 @@
-//! Reads a transcript in every way there is and checks what was promised of each.
+//! Parses a transcript at every split and checks the guarantees of the parser.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use server_parsers::{Delta, Formats, Parser, ReasoningFormat, ToolFormat, Tools};
 
-/// A format with tools on offer, and the end of a prompt.
+/// A format with the offered tools and the end of a prompt.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) formats: Formats,
@@ -15,7 +15,7 @@ pub(crate) struct Case {
     pub(crate) prompt: &'static str,
 }
 
-/// The tools that the transcripts know.
+/// The tools that the transcripts use.
 pub(crate) fn tools() -> Arc<Tools> {
     let weather = json!({"type": "object", "properties": {
         "city": {"type": "string"},
@@ -32,7 +32,7 @@ pub(crate) fn tools() -> Arc<Tools> {
     Arc::new(Tools::new([("weather", Some(&weather)), ("now", None::<&Value>)]))
 }
 
-/// A tool format by itself.
+/// A tool format without reasoning.
 pub(crate) fn tool(tool: ToolFormat) -> Case {
     Case { formats: Formats { tool, reasoning: ReasoningFormat::None }, tools: tools(), prompt: "" }
 }
@@ -58,14 +58,14 @@ impl Case {
         Parser::new(self.formats, &self.tools, self.prompt)
     }
 
-    /// Asserts that `text` means `expected`, however it is cut.
+    /// Asserts that `text` is parsed as `expected`, at every split.
     pub(crate) fn reads(&self, text: &str, expected: &[Delta]) {
         let expected = joined(expected.to_vec());
         assert_eq!(self.read([text]), expected, "in one piece: {text:?}");
         self.splits(text, &expected);
     }
 
-    /// Asserts that `text` means `expected` if the limit of tokens cuts it off, however it is cut into pieces.
+    /// Asserts that `text` is parsed as `expected` if the token limit cuts it off, at every split.
     pub(crate) fn reads_cut(&self, text: &str, expected: &[Delta]) {
         for (at, _) in text.char_indices() {
             let (head, tail) = text.split_at(at);
@@ -78,12 +78,12 @@ impl Case {
         }
     }
 
-    /// Asserts that `text` is content, all of it.
+    /// Asserts that all of `text` is content.
     pub(crate) fn is_text(&self, text: &str) {
         self.reads(text, &[content(text)]);
     }
 
-    /// Asserts that `text` means `expected` whichever way it is cut.
+    /// Asserts that `text` is parsed as `expected` at every split.
     pub(crate) fn splits(&self, text: &str, expected: &[Delta]) {
         let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         for end in &ends {
@@ -98,7 +98,7 @@ impl Case {
         }
     }
 
-    /// The deltas of a text in pieces, joined, after what holds of every answer has been checked.
+    /// Returns the merged deltas of a text in pieces, after checking the guarantees for every answer.
     pub(crate) fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
         let mut parser = self.parser();
         let mut deltas = Vec::new();
@@ -114,10 +114,10 @@ impl Case {
     }
 }
 
-/// Upper bound of the elementary steps a byte of text takes, all in all.
+/// Maximum number of elementary steps for each byte of text.
 pub(crate) const WORK_PER_BYTE: u64 = 40;
 
-/// Cuts `text` into pieces of random length, some of them empty.
+/// Splits `text` into pieces of random length, some of them empty.
 fn pieces<'a>(text: &'a str, random: &mut StdRng) -> Vec<&'a str> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -131,7 +131,7 @@ fn pieces<'a>(text: &'a str, random: &mut StdRng) -> Vec<&'a str> {
     pieces
 }
 
-/// What holds of the deltas of every answer.
+/// Checks the guarantees for the deltas of every answer.
 pub(crate) fn well_formed(deltas: &[Delta]) {
     let mut calls = 0;
     let mut open: Option<String> = None;
@@ -156,7 +156,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
                 assert_eq!(index + 1, calls, "the end of the call that began last");
                 let arguments = open.take().expect("an end belongs to an open call");
                 let value: Result<Value, _> = serde_json::from_str(&arguments);
-                // A number that no machine can hold is JSON all the same.
+                // A number that no numeric type can represent is still JSON.
                 let is_range = value.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
                 assert!(is_range || value.is_ok_and(|value| value.is_object()), "no object: {arguments}");
             }
@@ -164,7 +164,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
     }
 }
 
-/// Joins adjacent deltas of a kind.
+/// Merges adjacent deltas of the same kind.
 pub(crate) fn joined(deltas: Vec<Delta>) -> Vec<Delta> {
     let mut joined: Vec<Delta> = Vec::new();
     for delta in deltas {
@@ -188,7 +188,7 @@ pub(crate) fn reasoning(text: &str) -> Delta {
     Delta::Reasoning(text.to_owned())
 }
 
-/// A call that was cut off. Without arguments if they are empty.
+/// Returns a call that was cut off. It has no arguments if they are empty.
 pub(crate) fn cut(index: u32, name: &str, arguments: &str) -> Vec<Delta> {
     let mut deltas = vec![Delta::ToolCallBegin { index, name: name.to_owned() }];
     if !arguments.is_empty() {

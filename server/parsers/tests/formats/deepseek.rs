@@ -67,7 +67,7 @@ fn a_call_without_arguments_is_a_call() {
             deepseek().reads(&format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{body}{end}"), &now);
         }
     }
-    // Whether it would have had arguments, and whether the name goes on, is not known.
+    // It is unknown whether the name was complete and whether arguments would have followed.
     deepseek().reads_cut("<｜tool▁call▁begin｜>now<｜tool▁sep｜>", &cut(0, "now", ""));
     let name = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>no";
     deepseek().reads_cut(name, &[content(name)]);
@@ -129,7 +129,7 @@ fn reasoning_precedes_calls() {
     let expected = [vec![reasoning("Hm.\n")], called].concat();
     r1.reads(&format!("<think>\n{text}"), &expected);
     r1.clone().after("<｜Assistant｜><think>\n").reads(text, &expected);
-    // The model repeats what the prompt had.
+    // The model repeats the tag at the end of the prompt.
     r1.clone().after("<｜Assistant｜><think>\n").reads(&format!("<think>\n{text}"), &expected);
     r1.is_text("No tag opened it.</think>");
 }

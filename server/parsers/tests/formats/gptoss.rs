@@ -117,7 +117,7 @@ fn text_that_is_not_a_header_stays_text() {
 fn a_call_without_valid_json_is_text_without_the_header() {
     let code = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
     gptoss().reads(code, &[content("print(1)")]);
-    // In the channel of reasoning it is reasoning.
+    // In the analysis channel, it is reasoning.
     let reasoned = "<|channel|>analysis to=python code<|message|>print({})\nx<|call|>";
     gptoss().reads(
         &format!(
@@ -144,7 +144,7 @@ fn a_call_without_valid_json_is_text_without_the_header() {
 fn a_call_that_is_cut_off_keeps_its_arguments() {
     let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
     gptoss().reads_cut(header, &cut(0, "f", ""));
-    // The model has ended it: its end marker is no text.
+    // The end marker of the model is not text.
     gptoss().reads(header, &call(0, "f", "{}"));
     gptoss().reads(&format!("{header}{{\"a\": \"b\\"), &cut(0, "f", "{\"a\": \"b\\"));
 }
@@ -152,7 +152,7 @@ fn a_call_that_is_cut_off_keeps_its_arguments() {
 #[test]
 fn disabled_formats_are_text() {
     let call_text = "<|channel|>commentary to=functions.now<|message|>{}<|call|>";
-    // Headers are markup all the same.
+    // Headers are still markup.
     gptoss().without_tools().reads(call_text, &[content("{}")]);
     let code = "<|channel|>analysis to=python code<|message|>print(1)<|call|>";
     gptoss().without_tools().reads(code, &[reasoning("print(1)")]);

@@ -21,7 +21,7 @@ fn a_call_is_parsed() {
         "<tool_call>{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\"}}</tool_call>",
         "<tool_call>{\"id\": [1], \"name\": \"weather\", \"n\":1,\"x\": 1.5, \"arguments\": {\"city\": \"Paris\"}, \"y\":null}</tool_call>",
         "<tool_call>{\"name\": \"weat\\u0068er\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>",
-        // What models leave out.
+        // Parts that models omit.
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}",
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}</tool_call>",
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}",

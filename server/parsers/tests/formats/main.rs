@@ -1,4 +1,4 @@
-//! Each format by transcripts: what each means, and that it means it however it is cut into pieces.
+//! Transcripts of each format, with the expected result at every split.
 
 mod check;
 mod deepseek;

@@ -56,7 +56,7 @@ fn a_call_without_arguments_is_a_call() {
         }
         case.reads("[TOOL_CALLS]now[ARGS]null.", &[content("[TOOL_CALLS]now[ARGS]null.")]);
         case.reads("[TOOL_CALLS]now[ARGS]null!", &[now.clone(), vec![content("!")]].concat());
-        // Whether it would have had arguments is not known.
+        // It is unknown whether arguments would have followed.
         case.reads_cut("[TOOL_CALLS]now[ARGS]", &cut(0, "now", ""));
         case.reads_cut("[TOOL_CALLS]now[ARGS]nul", &[content("[TOOL_CALLS]now[ARGS]nul")]);
     }
@@ -92,7 +92,7 @@ fn a_malformed_sibling_does_not_hide_a_call() {
         ]
         .concat(),
     );
-    // Without a marker an answer in JSON is content.
+    // Without a marker, an answer in JSON is content.
     mistral().is_text(r#"[{"name": "Bob", "age": 3}, {"name": "now", "arguments": {}}]"#);
     mistral().is_text(r#"[TOOL_CALLS][{"name": 1}, {"name": 2}]"#);
     mistral().is_text(r#"[TOOL_CALLS][{"name": 1}, 2, {"name": "now", "arguments": {}}]"#);

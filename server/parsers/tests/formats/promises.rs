@@ -6,7 +6,7 @@ use server_parsers::{Delta, Formats, ReasoningFormat, ToolFormat};
 
 use crate::check::{Case, WORK_PER_BYTE, both, joined, tools, well_formed};
 
-/// The formats, each with the reasoning that goes with it.
+/// The tool formats, each with its reasoning format.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for tool in ToolFormat::ALL {
@@ -20,7 +20,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Markers that count wherever they stand in text.
+/// Markers that are recognized anywhere in a text.
 fn markers(tool: ToolFormat) -> &'static [&'static str] {
     match tool {
         ToolFormat::None | ToolFormat::Gptoss => &[],
@@ -37,7 +37,7 @@ fn markers(tool: ToolFormat) -> &'static [&'static str] {
     }
 }
 
-/// What formats are made of, and parts of it.
+/// Fragments of formats.
 const PARTS: [&str; 92] = [
     "<tool_call>",
     "</tool_call>",
@@ -149,7 +149,7 @@ fn garbage(random: &mut StdRng) -> String {
     (0..parts).map(|_| PARTS[random.random_range(0..PARTS.len())]).collect()
 }
 
-/// Garbage that begins as a call of the format does, so that machines are seen from within.
+/// Random text after the beginning of a call, so that the inner states of the parsers are tested.
 fn likely(tool: ToolFormat, random: &mut StdRng) -> String {
     let marker = match markers(tool) {
         [] => "<|channel|>commentary to=functions.f<|message|>",
@@ -238,11 +238,11 @@ fn content_never_ends_with_a_prefix_of_a_marker() {
                 let Some(Delta::Content(content)) = deltas.last() else { continue };
                 let so_far = &text[..at + letter.len_utf8()];
                 for marker in markers {
-                    // Of two beginnings, `<tool_<`, the first has turned out to be text.
+                    // The first of the two beginnings in `<tool_<` is text.
                     let begun = marker.char_indices().skip(1).map(|(at, _)| &marker[..at]);
                     let begun: Vec<&str> = begun.filter(|begun| so_far.ends_with(begun)).collect();
                     let Some(begun) = begun.iter().find(|begun| content.ends_with(**begun)) else { continue };
-                    // It was given out, or another like it before it was.
+                    // It was emitted, or an identical one before it.
                     let mut parser = case.parser();
                     parser.push(so_far);
                     let held = parser.finish();
@@ -271,7 +271,7 @@ fn random_characters_are_parsed_the_same_however_they_are_split() {
     }
 }
 
-/// A long call of each kind, with `bytes` of arguments.
+/// Returns a long call in each format, with `bytes` of arguments.
 fn long(bytes: usize) -> Vec<(Formats, String)> {
     let text = "a<b>\\n \\\"q\\\" [x] ".repeat(bytes / 20);
     let list = "1, [\"x\"], {\"y\": true}, ".repeat(bytes / 24) + "0";
@@ -372,7 +372,7 @@ fn work_is_linear_in_the_text() {
 #[test]
 fn a_long_call_is_passed_on_in_fragments() {
     for (formats, text) in long(4 << 10) {
-        // What has to be whole first, and what is no call.
+        // Text that must be complete first, and text that is not a call.
         if !text.contains("city=") && !text.starts_with("<tool_call>{\"name\": \"f\"") {
             continue;
         }
@@ -401,7 +401,7 @@ fn no_text_is_lost() {
             let mut random = StdRng::seed_from_u64(seed);
             let text =
                 if seed % 2 == 0 { garbage(&mut random) } else { likely(case.formats.tool, &mut random) };
-            // Of two arguments with the same name between tags the first counts.
+            // If two arguments between tags have the same name, the first one is used.
             let repeats = |tag: &str| text.matches(tag).count() > 1;
             if repeats("<parameter=") || repeats("<param name=") {
                 continue;
@@ -417,7 +417,7 @@ fn no_text_is_lost() {
                 Delta::ToolCallBegin { name, .. } => name.contains('§'),
                 Delta::ToolCallEnd { .. } => false,
             });
-            // A word of Python that was cut off is no beginning of JSON; a word of a header is markup.
+            // A Python word that was cut off is not a prefix of JSON, and a word of a header is markup.
             let is_cut = matches!(case.formats.tool, ToolFormat::Llama3 | ToolFormat::Lfm2)
                 && !matches!(deltas.last(), Some(Delta::ToolCallEnd { .. } | Delta::Content(_)));
             let is_header =

@@ -106,8 +106,8 @@ impl Scheduler {
                 restore.block_table.push(block);
                 self.end_restore_if_complete(id);
             }
-            // The content was not cached when the block was allocated, and nothing was computed since. So other content has
-            // the same hash.
+            // `begin_block_restore` did not find the content in the cache, and no step runs between the two calls. So
+            // different content with the same hash is cached.
             RegisterResult::Duplicate(_) | RegisterResult::Collision => {
                 pool.release(block);
                 self.end_restore(id);

@@ -1,5 +1,5 @@
-//! What is drawn at random from what a request asks for: calls are read as calls of its tools, content is of its
-//! form, in every format of calls and of reasoning.
+//! Samples random output from the guide of a request, in every format of calls and of reasoning: calls are parsed as
+//! calls of its tools, and content matches its form.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,13 +12,13 @@ use server_parsers::{Delta, Parser, Tools};
 use super::*;
 use crate::prepare::tools::{Tool, ToolChoice};
 
-/// All bytes, then the special tokens of all formats, then some tokens of several bytes.
+/// The vocabulary: all bytes, the special tokens of all formats, and some tokens of several bytes.
 static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     let formats = || {
         let tools = ToolFormat::ALL.into_iter().flat_map(|format| format.special_tokens());
         tools.chain(ReasoningFormat::ALL.into_iter().flat_map(|format| format.special_tokens()))
     };
-    // MiniCPM's are no tokens in most vocabularies.
+    // In most vocabularies, MiniCPM's markers are not special tokens.
     let mut special: Vec<&str> = formats().copied().filter(|text| !text.contains("name=")).collect();
     special.sort_unstable();
     special.dedup();
@@ -51,12 +51,13 @@ impl Random {
     }
 }
 
-/// A text at random, if it is whole before it has so many tokens. What ends something comes more often.
+/// Samples a random text; `None` if it is not complete within the maximum number of tokens. Tokens that end something
+/// are sampled more often.
 fn draw(guide: &Guide, seed: u64) -> Option<String> {
     draw_after(guide, seed, "")
 }
 
-/// The same of texts that begin like this.
+/// Like [`draw`], with texts that begin with this prefix.
 fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     const TOKENS_MAX: usize = 700;
 
@@ -152,7 +153,7 @@ fn formats(tool: ToolFormat) -> Formats {
     Formats { tool, reasoning }
 }
 
-/// What an answer says.
+/// The parsed content of an answer.
 #[derive(Debug, Default)]
 struct ParsedAnswer {
     content: String,
@@ -178,7 +179,7 @@ fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> Parse
     said
 }
 
-/// Every call is whole, and its arguments fit its tool's schema.
+/// Checks that every call is complete, and that its arguments match the schema of its tool.
 fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
     for (name, arguments, is_whole) in &said.calls {
         assert!(is_whole, "a call of {name} has no end in {text:?}");
@@ -207,7 +208,7 @@ fn conversation(tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
     Conversation { param: "messages", tools, choice, ..Conversation::default() }
 }
 
-/// All that a model may be known to write.
+/// All formats that a model may have.
 fn all_formats() -> impl Iterator<Item = Formats> {
     ToolFormat::ALL.into_iter().filter(|format| *format != ToolFormat::None).map(formats)
 }
@@ -228,7 +229,7 @@ fn required_calls_parse_as_calls_in_every_format() {
                 assert!(!said.calls.is_empty(), "{formats:?}: no call in {text:?}");
                 assert!(parallel.is_none() || said.calls.len() == 1, "{formats:?}: {text:?}");
                 several += usize::from(said.calls.len() > 1);
-                // Before Harmony's calls something may be said.
+                // In Harmony, content may precede calls.
                 let is_alone = said.content.is_empty() || formats.tool == ToolFormat::Gptoss;
                 assert!(is_alone, "{formats:?}: {:?} in {text:?}", said.content);
                 check_calls(&said, &tools, &text);
@@ -271,7 +272,7 @@ fn strict_tools_are_constrained_within_text() {
         let guide = guide(&conversation(tools.clone(), ToolChoice::Auto), formats, None);
         let (mut called, mut plain) = (0, 0);
         for seed in 0..120 {
-            // What is spelled is not hit upon by chance.
+            // Random sampling would not produce this text by chance.
             let begin = match formats.tool {
                 ToolFormat::MiniCpm5 if seed % 2 == 0 => "<function name=",
                 ToolFormat::Phi4 if seed % 2 == 0 => "x functools",

@@ -7,7 +7,7 @@ use crate::backend::built_in_text_with;
 
 mod families;
 
-/// Templates of the families, as the tests of `server-text` have them.
+/// The templates of the model families, from the tests of `server-text`.
 fn golden(name: &str) -> String {
     let golden: Value =
         serde_json::from_str(include_str!("../../../text/tests/golden/templates.json")).unwrap();
@@ -163,7 +163,7 @@ fn a_template_that_renders_no_tools_gets_them_as_text() {
         <|im_start|>assistant
     "#]],
     );
-    // Its system is added to.
+    // The tools are appended to its system message.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
     let told = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
     assert!(told.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{told}");

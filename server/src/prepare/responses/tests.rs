@@ -16,7 +16,7 @@ fn items(given: &Value) -> Result<Vec<Arc<Item>>, Error> {
     input(&request(&json!({"input": given})), Vec::new(), &mut ids())
 }
 
-/// The messages that a template would get, a line each.
+/// Returns the messages for a template, one per line.
 fn said(instructions: Option<&str>, given: &Value) -> String {
     let items = items(given).unwrap();
     let messages = messages::messages(instructions, items.iter().map(Arc::as_ref));
@@ -190,7 +190,7 @@ fn a_schema_is_flat_here_and_nested_in_chat_completions() {
     let asked = format(&request(&json!({"text": {"format": flat_one}})));
     assert_eq!(Value::Object(asked.clone()), flat_one);
     assert_eq!(Value::Object(chat_format(&asked)), nested);
-    // As OVMS's clients ask.
+    // The form that OVMS's clients send.
     let asked = format(&request(&json!({"response_format": nested})));
     assert_eq!(Value::Object(asked), flat_one);
     assert_eq!(Value::Object(format(&request(&json!({})))), json!({"type": "text"}));

@@ -78,7 +78,7 @@ fn end(choice: u32, reason: FinishReason) -> Delta {
     Delta::End { choice, reason }
 }
 
-/// The events that the deltas lead to, a line each, and the response.
+/// Returns the events for the deltas, one per line, and the response.
 fn run(new_response: NewResponse, deltas: Vec<Delta>) -> (String, Response) {
     let mut assembly = Assembly::new(new_response);
     let mut lines = String::new();
@@ -99,7 +99,7 @@ fn run(new_response: NewResponse, deltas: Vec<Delta>) -> (String, Response) {
     (lines, assembly.response().clone())
 }
 
-/// An event without its number, with names cut down to what they are of and their number.
+/// Returns an event without its sequence number, with IDs reduced to their kind and number.
 fn line(event: &Event<'_>) -> String {
     let mut value = serde_json::to_value(event).unwrap();
     let object = value.as_object_mut().unwrap();

@@ -59,7 +59,7 @@ fn the_end_of_a_chain_is_evicted_before_its_beginning() {
     index.insert(key(3), entry(1, Some(key(2))));
     assert_eq!(index.insert(key(4), entry(1, None)), [key(3)]);
     index.check_invariants();
-    // Use of a record counts for those that it follows.
+    // Using a record also counts as a use of the records that it follows.
     assert!(index.is_stored(2));
     assert_eq!(index.insert(key(5), entry(1, None)), [key(4)]);
     index.check_invariants();
@@ -103,7 +103,7 @@ fn a_chain_is_listed_latest_first_up_to_a_limit() {
 
 #[test]
 fn no_operation_on_a_chain_visits_the_records_that_it_follows() {
-    // Were each use to mark the whole chain, the count of uses would grow by its length.
+    // If each use marked the whole chain, the number of uses would grow by its length.
     let mut index = index(2 * CHAIN_MAX, 10_000);
     for number in 1..=CHAIN_MAX as u128 {
         index.insert(key(number), entry(1, (number > 1).then(|| key(number - 1))));
@@ -159,7 +159,7 @@ fn the_limits_hold_and_no_record_is_evicted_before_its_followers() {
                 index.append(recent, size, None).unwrap_or_default()
             }
             _ => {
-                // It follows something earlier, or nothing: chains and trees.
+                // A record follows an earlier one or none, which gives chains and trees.
                 let previous = number.saturating_sub(1 + u128::from(random(8)));
                 let previous = (random(3) > 0 && previous > 0).then(|| key(previous));
                 index.insert(key(number), entry(random(60), previous))

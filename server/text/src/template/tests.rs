@@ -13,7 +13,7 @@ fn named(sources: &[(&str, &str)]) -> ChatTemplate {
     ChatTemplate::new(sources, Some("<s>".to_owned()), Some("</s>".to_owned())).unwrap()
 }
 
-/// The differences between the output for the cases of a golden file and the output of Python's Jinja.
+/// Returns the differences between our output and that of Python's Jinja, for the cases of a golden file.
 fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_seconds"].as_u64().unwrap());
     let mut wrong = Vec::new();

@@ -122,7 +122,9 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
         let content = token.content.clone();
         inner.add_tokens([token]).map_err(|error| config.fault(FIELD, &error.to_string()))?;
         if inner.token_to_id(&content) != Some(id) {
-            return Err(config.fault(FIELD, &format!("gives {content:?} an id that does not follow {FILE}")));
+            return Err(
+                config.fault(FIELD, &format!("the ID of {content:?} is not the next free ID after {FILE}"))
+            );
         }
     }
     Ok(())

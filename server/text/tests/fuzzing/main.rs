@@ -1,5 +1,5 @@
-//! Templates that were changed at random. What is the same every time takes seconds here; `make fuzz` goes on for as long
-//! as it may.
+//! Templates and tokenizers with random mutations. These runs have fixed seeds and take seconds; `make fuzz` runs for as
+//! long as it is allowed to.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../../fuzz/mutations.rs"]
@@ -11,7 +11,7 @@ use mutations::{Random, mutated, words};
 
 const CASES: u64 = 20_000;
 
-/// The templates of model families, small ones and the parts of an input after them.
+/// The templates of model families and small templates, each followed by the other parts of an input.
 fn seeds() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
     let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());

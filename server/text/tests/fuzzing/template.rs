@@ -1,15 +1,16 @@
-//! Any template with any conversation: it renders or is told to be wrong, within the named limits, and the same
-//! each time. `server/fuzz` feeds it for hours, `main.rs` for seconds.
+//! Checks that an arbitrary template with an arbitrary conversation is either rendered or rejected, within the named
+//! limits, with the same result each time. `server/fuzz` runs this for hours, `main.rs` for seconds.
 
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Map, Value, json};
 use server_text::{ChatTemplate, RenderError, RenderInput, template_limits};
 
-/// Between the parts of an input: the template, and messages, tools and variables as JSON, each of which may be missing.
+/// Separates the parts of an input: the template, and the messages, tools and variables as JSON, each of which is
+/// optional.
 pub(crate) const SEPARATOR: char = '\u{1e}';
 
-/// Panics if a promise is broken.
+/// Panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut parts = text.split(SEPARATOR);
@@ -29,7 +30,7 @@ pub(crate) fn check(input: &[u8]) {
     let rendered = template.render(&input);
     match &rendered {
         Ok(text) => assert!(text.len() <= template_limits::OUTPUT_BYTES_MAX),
-        // In the template's own words there may be none.
+        // A message that the template itself raises may be empty.
         Err(error) => assert!(matches!(error, RenderError::Refused(_)) || !error.to_string().is_empty()),
     }
     let told = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
@@ -37,7 +38,7 @@ pub(crate) fn check(input: &[u8]) {
     template.abilities();
 }
 
-/// What everything that a template looks at is in.
+/// Returns a conversation with every feature that templates use.
 fn conversation() -> Vec<Value> {
     let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": [1, "x"]}}});
     vec![

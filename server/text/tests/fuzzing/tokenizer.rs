@@ -1,5 +1,5 @@
-//! Any `tokenizer.json`, with or without a `tokenizer_config.json`, or any GGUF file: it loads, and then encodes and decodes any
-//! text, or is refused with a reason. `server/fuzz` feeds it for hours, `main.rs` for seconds.
+//! Checks that an arbitrary `tokenizer.json`, with or without a `tokenizer_config.json`, or GGUF file is either rejected with a
+//! reason, or loads and then encodes and decodes any text. `server/fuzz` runs this for hours, `main.rs` for seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -7,7 +7,7 @@ use std::fs;
 use server_text::ModelText;
 use tempfile::TempDir;
 
-/// Between the parts of an input that is no GGUF file: `tokenizer.json`, `tokenizer_config.json` and a text.
+/// Separates the parts of an input that is not a GGUF file: `tokenizer.json`, `tokenizer_config.json` and a text.
 pub(crate) const SEPARATOR: u8 = 0x1e;
 
 const TEXTS: [&str; 4] =
@@ -17,7 +17,7 @@ thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// Panics if a promise is broken.
+/// Panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes families.json: the templates beside (../templates) rendered by Jinja, set up as `transformers` sets it up.
+"""Writes families.json: the templates in ../templates, rendered by Jinja with the settings of `transformers`.
 
-Needs Jinja2 3.1 and nothing else. Conversations are as our server hands them to a template.
+Needs Jinja2 3.1 and nothing else. The conversations have the form in which our server passes them to a template.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOW_SECONDS = 1721999109
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Weather in Zürich?"}
 ARGUMENTS = {"city": "Zürich", "days": 3, "options": {"metric": True, "tags": ["a", 'b"c'], "note": None, "x": 1.5}}
-# What the options of a template are called differs: each takes its own.
+# Each template has its own names for options.
 THINK = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
 NO_THINK = {"enable_thinking": False, "thinking": False}
 
@@ -94,7 +94,7 @@ TOOLS = [
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what a model is trained on, and prints what is in it."""
+    """`{% generation %}` marks the text that a model is trained on, and renders its content."""
 
     tags = {"generation"}
 
@@ -127,7 +127,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def rendered(template: jinja2.Template, conversation: str, with_tools: bool, extra: dict | None) -> dict:
-    """What comes of it: text, the words of a refusal, or a failure."""
+    """Returns the result: a text, the message of `raise_exception`, or a failure."""
     variables = {
         "messages": json.loads(json.dumps(CONVERSATIONS[conversation])),
         "tools": json.loads(json.dumps(TOOLS)) if with_tools else None,

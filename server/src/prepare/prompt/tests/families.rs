@@ -1,18 +1,19 @@
-//! Prompts of the model families whose calls are read, from their own templates where their licences allow it:
-//! `server/text/tests/templates`. What a template renders is held against Python there; here is what it is given.
+//! Prompts of the model families whose calls the server parses, from their own templates where the licenses allow it:
+//! `server/text/tests/templates`. Those tests compare the rendering with Python; these check the input of the
+//! templates.
 
 use expect_test::expect_file;
 
 use super::*;
 
-/// The template of a family.
+/// Returns the template of a family.
 fn template(name: &str) -> String {
     let path = format!("{}/text/tests/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Everything that a conversation with tools has: a system, a call with a thought and with text, several calls at once
-/// whose results come in another order, a tool without description, an answer, a question.
+/// Returns a conversation with every feature of tools: a system message, a call with reasoning and text, parallel
+/// calls with results in another order, a tool without description, an answer and a question.
 fn conversation() -> Value {
     let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     json!({"tools": tools(), "messages": [
@@ -53,7 +54,7 @@ fn the_template_of_each_family_has_its_formats_and_renders_a_conversation_with_t
         let model = Model::new(vec!["m".to_owned()], built_in_text_with(&template, &[]).unwrap(), "test");
         let formats = model.formats();
         assert_eq!((formats.tool.name(), formats.reasoning.name()), (tool, reasoning), "{name}");
-        // gpt-oss' template tells the day, and takes no other.
+        // The template of gpt-oss renders the current date, which cannot be set.
         let prompt = prompt(&template, conversation()).unwrap();
         let told = prompt.split_inclusive('\n').map(|line| match line.split_once("Current date: ") {
             Some((before, _)) => format!("{before}Current date: 2026-01-01\n"),

@@ -65,7 +65,7 @@ fn the_tools_of_codex_are_offered_or_ignored_with_a_warning() {
             ("unsupported_tool", "tools[6]"),
         ]
     );
-    // What is offered is repeated as it was declared.
+    // The response repeats the declarations of the offered tools.
     let kinds: Vec<&Value> = tools.shown.iter().map(|tool| &tool["type"]).collect();
     assert_eq!(kinds, ["function", "custom", "namespace", "namespace"]);
     assert_eq!(tools.shown[1], codex()[1]);
@@ -202,7 +202,7 @@ fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
         (r#"{"input": "a\ud83d\ude0"#, "a"),
         (r#"{"input": "a\ud83d"#, "a"),
         (r#"{"input": "#, r#"{"input": "#),
-        // The model has named its parameter otherwise.
+        // The model used another name for the parameter.
         (r#"{"patch": "a"}"#, r#"{"patch": "a"}"#),
         (r#"{"input": 1}"#, r#"{"input": 1}"#),
         ("", ""),

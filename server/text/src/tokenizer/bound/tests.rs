@@ -32,7 +32,7 @@ fn text_that_composition_may_shorten_counts_for_less() {
     assert_eq!(bound.min_tokens(&"x".repeat(1000)), 999);
 }
 
-/// The assumed shrinkage is that of the longest spelling of each composed character.
+/// The bound assumes the longest decomposition of each composed character.
 #[test]
 fn composition_shortens_no_character_more_than_assumed() {
     let decomposed = |character: char| {
