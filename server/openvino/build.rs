@@ -22,6 +22,7 @@ const SOURCES: &[&str] = &[
     "graph/save.cpp",
     "graph/unpack.cpp",
     "graph/weights.cpp",
+    "isa.cpp",
     "projection/adapters.cpp",
     "projection/fuse_stages.cpp",
     "projection/kernels/dispatch.cpp",

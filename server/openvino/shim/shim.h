@@ -117,6 +117,17 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // ---- Paged attention and kernels ----
 
+// Whether this process may use the tile registers of AMX with bf16.
+enum ovfleet_tile_support {
+    OVFLEET_TILES_ABSENT = 0,  // the processor does not have them
+    OVFLEET_TILES_DENIED = 1,  // the operating system does not let this process use them
+    OVFLEET_TILES_GRANTED = 2,
+};
+
+// Returns an ovfleet_tile_support. The first call asks the operating system for the permission, which is for all threads of the
+// process. `reason` returns the reason of a denial, which stays valid.
+int ovfleet_tile_support(const char** reason);
+
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
 enum ovfleet_isa {
     OVFLEET_PLUGIN = 0,  // no native kernels: those of the plugin
@@ -126,6 +137,7 @@ enum ovfleet_isa {
     OVFLEET_AVX512 = 4,
     OVFLEET_AVX512_VNNI = 5,
     OVFLEET_AVX512_BF16 = 6,
+    OVFLEET_AMX = 7,
 };
 
 // Which kernels compute a model. `KernelPlan` in src/kernels.rs decides about it.

@@ -176,6 +176,7 @@ impl CpuFeatures {
             Isa::Avx512 => self.avx512,
             Isa::Avx512Vnni => self.avx512_vnni,
             Isa::Avx512Bf16 => self.avx512_bf16,
+            Isa::Amx => self.amx,
         }
     }
 
