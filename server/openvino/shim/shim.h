@@ -239,10 +239,11 @@ typedef struct ovfleet_lora_test {
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants` has
 // a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a scale.
 // `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm` the rows of the source are normalized. The source and the
-// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row.
+// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row. With `tile_model` the
+// kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group;
-    int is_signed, epilogue, is_bf16;
+    int tile_model, is_signed, epilogue, is_bf16;
     const uint8_t* quants;
     const float *zeros, *scales, *norm;
     float epsilon;
