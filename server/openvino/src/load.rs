@@ -22,6 +22,7 @@ use crate::model_source::ModelSource;
 use crate::runner::{OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::shim::{self, AdapterMethod};
+use crate::tiles::{TileSupport, tile_support};
 use crate::weights::WeightFormat;
 use crate::{Error, gguf, library, memory};
 
@@ -176,6 +177,9 @@ impl ModelLoader {
         let kernel_options = KernelOptions::from(config);
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
+        if let TileSupport::Denied(reason) = tile_support() {
+            tracing::warn!(reason, "the AVX-512 kernels run instead of those for AMX");
+        }
         let projections = projection_kernels(&kernel_options, &device_options, cpu);
         let source = ModelSource::find(&config.model)?;
         let weight_format = source.weight_format(config.weights, projections);

@@ -5,6 +5,7 @@ const AVX_VNNI: CpuFeatures = CpuFeatures { avx_vnni: true, ..AVX2 };
 const AVX512: CpuFeatures = CpuFeatures { avx512: true, ..AVX2 };
 const AVX512_VNNI: CpuFeatures = CpuFeatures { avx512_vnni: true, ..AVX512 };
 const AVX512_BF16: CpuFeatures = CpuFeatures { avx512_bf16: true, ..AVX512_VNNI };
+const AMX: CpuFeatures = CpuFeatures { amx: true, ..AVX512_BF16 };
 const NO_FEATURES: CpuFeatures = CpuFeatures {
     avx2: false,
     avx_vnni: false,
@@ -64,6 +65,7 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
         (AVX512, "native avx2, f32 activations", "avx512"),
         (AVX512_VNNI, "native avx512_vnni, f32 activations", "avx512"),
         (AVX512_BF16, "native avx512_vnni, f32 activations", "avx512_bf16"),
+        (AMX, "native amx_bf16, f32 activations", "avx512_bf16"),
     ] {
         let all = if cpu.avx2 { " (all native)" } else { "" };
         assert_eq!(

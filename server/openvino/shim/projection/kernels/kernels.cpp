@@ -189,6 +189,7 @@ void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const Pa
     (src.is_bf16 ? quantize_from<bf16> : quantize_from<float>)(matmul, src.data, tile, quantized(matmul, to));
 }
 
+// Above 8 rows for each thread, reading what other threads have packed costs more than reading all weights.
 constexpr Division DIVISION = {rows_per_tile, M_TILE_MAX, 8, 256 << 10, 4};
 
 }  // namespace
