@@ -21,6 +21,7 @@ const SOURCES: &[&str] = &[
     "graph/rotary.cpp",
     "graph/save.cpp",
     "graph/weights.cpp",
+    "isa.cpp",
     "projection/adapters.cpp",
     "projection/fuse_stages.cpp",
     "projection/kernels/dispatch.cpp",
@@ -70,33 +71,61 @@ fn main() {
     println!("cargo:libraries={}", libraries.display());
 }
 
+/// A file of kernels, compiled for an instruction set.
+struct KernelSet {
+    folder: &'static str,
+    source: &'static str,
+    /// The end of the name of its table.
+    name: &'static str,
+    flags: &'static [&'static [&'static str]],
+}
+
 /// Compiles the kernels for each instruction set. `shim/README.md` says how to add one.
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
-    const SETS: &[(&str, &str, &[&[&str]])] = &[
-        ("attention", "portable", &[]),
-        ("attention", "avx2", &[AVX2]),
-        ("attention", "avx512", &[AVX2, AVX512]),
-        ("attention", "avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
-        ("projection", "portable", &[]),
-        ("projection", "avx2", &[AVX2]),
-        ("projection", "avx_vnni", &[AVX2, &["-mavxvnni"]]),
-        ("projection", "avx512_vnni", &[AVX2, AVX512, &["-mavx512vnni"]]),
+    /// The tile registers of AMX as a model in plain C++, for tests.
+    const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
+    const fn set(
+        folder: &'static str,
+        source: &'static str,
+        name: &'static str,
+        flags: &'static [&'static [&'static str]],
+    ) -> KernelSet {
+        KernelSet { folder, source, name, flags }
+    }
+    const SETS: &[KernelSet] = &[
+        set("attention", "kernels", "portable", &[]),
+        set("attention", "kernels", "avx2", &[AVX2]),
+        set("attention", "kernels", "avx512", &[AVX2, AVX512]),
+        set("attention", "kernels", "avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
+        set("projection", "kernels", "portable", &[]),
+        set("projection", "kernels", "avx2", &[AVX2]),
+        set("projection", "kernels", "avx_vnni", &[AVX2, &["-mavxvnni"]]),
+        set("projection", "kernels", "avx512_vnni", &[AVX2, AVX512, &["-mavx512vnni"]]),
+        set("projection", "amx", "amx", &[AVX2, AVX512]),
+        set("projection", "amx", "tile_model_portable", &[TILE_MODEL]),
+        set("projection", "amx", "tile_model_avx512", &[TILE_MODEL, AVX2, AVX512]),
     ];
     let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
-    for (folder, set, flags) in SETS.iter().filter(|(_, _, flags)| is_x86 || flags.is_empty()) {
+    for KernelSet { folder, source, name, flags } in SETS {
+        let mut flags = flags.iter().flat_map(|flags| flags.iter());
+        if !is_x86 && flags.clone().any(|flag| flag.starts_with("-m")) {
+            continue;
+        }
         let mut build = cc::Build::new();
-        flags.iter().flat_map(|flags| flags.iter()).for_each(|flag| _ = build.flag(flag));
+        flags.by_ref().for_each(|flag| _ = build.flag(flag));
         build
             .cpp(true)
             .std("c++17")
-            .file(format!("shim/{folder}/kernels/kernels.cpp"))
-            .define("OVFLEET_KERNELS", format!("kernels_{set}").as_str())
+            .file(format!("shim/{folder}/kernels/{source}.cpp"))
+            .define("OVFLEET_KERNELS", format!("kernels_{name}").as_str())
+            // An object with code for exceptions defines symbols of it.
+            .flag("-fno-exceptions")
             // The compiler's headers for vector instructions cause these warnings.
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
             .opt_level(3)
-            .compile(&format!("ovfleet_{folder}_{set}"));
+            .compile(&format!("ovfleet_{folder}_{name}"));
     }
 }

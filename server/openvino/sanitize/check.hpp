@@ -12,10 +12,12 @@
 #include "isa.hpp"
 
 constexpr ovfleet::Isa ISAS[] = {ovfleet::Isa::portable, ovfleet::Isa::avx2,        ovfleet::Isa::avx_vnni,
-                                 ovfleet::Isa::avx512,   ovfleet::Isa::avx512_vnni, ovfleet::Isa::avx512_bf16};
+                                 ovfleet::Isa::avx512,   ovfleet::Isa::avx512_vnni, ovfleet::Isa::avx512_bf16,
+                                 ovfleet::Isa::amx};
 
 inline const char* name_of(ovfleet::Isa isa) {
-    constexpr const char* names[] = {"plugin", "portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16"};
+    constexpr const char* names[] = {"plugin", "portable",    "avx2",        "avx_vnni",
+                                     "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"};
     return names[size_t(isa)];
 }
 

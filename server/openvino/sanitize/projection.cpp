@@ -1,5 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// with various bits, groups, sizes, numbers of rows and epilogues, with norms and adapters.
+// and the kernels for AMX over the model of tiles on any machine, with various bits, groups, sizes, numbers of rows and
+// epilogues, with norms and adapters.
 #include "check.hpp"
 
 #include <algorithm>
@@ -46,13 +47,62 @@ struct RandomWeight {
     std::vector<double> values;
 };
 
-void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
+// How kernels round the source and the weights.
+enum class Rounding {
+    // The source to 8 bits, relative to the largest of 32 numbers.
+    to_8_bits,
+    // The source and the weights to bf16.
+    to_bf16,
+};
+
+struct TestedKernels {
+    const char* name;
+    const Kernels* kernels;
+    Rounding rounding;
+};
+
+std::vector<TestedKernels> tested_kernels() {
+    std::vector<TestedKernels> all;
+    for (const auto isa : ISAS)
+        all.push_back(
+            {name_of(isa), projection_kernels(isa), isa == ovfleet::Isa::amx ? Rounding::to_bf16 : Rounding::to_8_bits});
+    all.push_back({"tile model, portable", tile_model_kernels(ovfleet::Isa::portable), Rounding::to_bf16});
+    all.push_back({"tile model, avx512", tile_model_kernels(ovfleet::Isa::avx512), Rounding::to_bf16});
+    return all;
+}
+
+struct Case {
+    size_t i, M, K, N, bits, group;
+    Epilogue epilogue;
+};
+
+Case with_few_rows(size_t i) {
+    return {i,
+            1 + (i * 37 + i / M_MAX) % M_MAX,
+            KS[(i + i / 6) % 6],
+            NS[(i + i / 11) % 11],
+            i % 2 ? size_t(8) : 4,
+            WEIGHT_GROUPS[(i / 2 + i / 3) % 3],
+            Epilogue(i / 2 % 3)};
+}
+
+// Around the sizes at which the kernels for AMX divide rows and weights in another way.
+constexpr size_t LARGE_MS[] = {64, 65, 96, 255, 256, 257, 512}, LARGE_KS[] = {256, 288, 2048, 2080, 4128};
+
+Case with_large_sizes(size_t i) {
+    return {i,
+            LARGE_MS[i % 7],
+            LARGE_KS[i % 5],
+            NS[(i + i / 11) % 7],
+            i % 2 ? size_t(8) : 4,
+            WEIGHT_GROUPS[i / 2 % 2],
+            Epilogue(i / 3 % 3)};
+}
+
+void check_case(const TestedKernels& tested, Case test) {
+    auto [i, M, K, N, bits, group, epilogue] = test;
     Random random(i);
-    const size_t K = KS[(i + i / 6) % 6], N = NS[(i + i / 11) % 11], bits = i % 2 ? 8 : 4;
-    size_t group = WEIGHT_GROUPS[(i / 2 + i / 3) % 3];
     if (K % group != 0) group = 32;
-    const size_t M = 1 + (i * 37 + i / M_MAX) % M_MAX;
-    const auto epilogue = Epilogue(i / 2 % 3);
     const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
     const RandomWeight weight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
@@ -96,11 +146,19 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
     }
     for (size_t k = 0; k < residual.size() / 4; ++k) reinterpret_cast<float*>(residual.data())[k] = random.number();
     const bool adapts = !parts.empty();
-    run(kernels, matmul, M, adapts ? row_adapters.data() : nullptr, {src.data(), is_bf16},
-        {epilogue == Epilogue::residual ? residual.data() : nullptr, false}, {dst.data(), is_bf16});
+    const auto run_rows = [&](size_t first, size_t count, uint8_t* to) {
+        uint8_t* residual_rows = epilogue == Epilogue::residual ? residual.data() + first * columns * 4 : nullptr;
+        run(*tested.kernels, matmul, count, adapts ? row_adapters.data() + first : nullptr,
+            {src.data() + first * K * number, is_bf16}, {residual_rows, false}, {to, is_bf16});
+    };
+    run_rows(0, M, dst.data());
 
     for (size_t row = 0; row < M; ++row) {
-        if (row > 1 && row + 2 < M && row % 9 != 0) continue;
+        if (row > 1 && row + 2 < M && row % (M > M_MAX ? 61 : 9) != 0) continue;
+        Exact<uint8_t> alone(columns * number);
+        run_rows(row, 1, alone.data());
+        if (std::memcmp(alone.data(), dst.data() + row * alone.size(), alone.size()) != 0)
+            FAIL("%s, case %zu: row %zu of %zu depends on other rows", tested.name, i, row, M);
         std::vector<double> x(numbers.begin() + long(row * K), numbers.begin() + long((row + 1) * K));
         double squares = 0;
         for (const double value : x) squares += value * value;
@@ -114,7 +172,11 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
                 sum += x[k] * weight_at;
                 double most = 0;
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one) most = std::max(most, std::abs(x[one]));
-                off += std::abs(x[k] * weight_at) * 1e-5 + (has_norm ? std::abs(weight_at) * most / 254 : 0.0);
+                const double size = std::abs(x[k] * weight_at);
+                // The source without a norm is exact in both.
+                if (tested.rounding == Rounding::to_bf16) off += size * (1.0 / 512 + (has_norm ? 1.0 / 510 : 0.0));
+                else if (has_norm) off += std::abs(weight_at) * most / 254;
+                off += size * 1e-5;
             }
             for (const auto& part : parts) {
                 if (part->adapter != row_adapters[row] || n < part->first || n >= part->first + part->rows) continue;
@@ -149,7 +211,7 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
                                         : reinterpret_cast<const float*>(dst.data())[at];
             if (!(std::abs(double(found) - expected) <= off))
                 FAIL("%s, case %zu: K %zu, N %zu, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, not %g (by %g)",
-                     name_of(isa), i, K, N, bits, group, int(epilogue), row, M, column, double(found), expected, off);
+                     tested.name, i, K, N, bits, group, int(epilogue), row, M, column, double(found), expected, off);
         }
     }
 }
@@ -158,10 +220,10 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
 
 size_t check_projections() {
     size_t tried = 0;
-    for (const auto isa : ISAS) {
-        const auto* kernels = projection_kernels(isa);
-        if (!kernels) continue;
-        for (size_t i = 0; i < 2 * 210; ++i, ++tried) check_case(isa, *kernels, i);
+    for (const auto& tested : tested_kernels()) {
+        if (!tested.kernels) continue;
+        for (size_t i = 0; i < 2 * 210; ++i, ++tried) check_case(tested, with_few_rows(i));
+        for (size_t i = 0; i < 35; ++i, ++tried) check_case(tested, with_large_sizes(i));
     }
     return tried;
 }

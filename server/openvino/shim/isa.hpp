@@ -6,9 +6,22 @@
 namespace ovfleet {
 
 // The numbers are those of `ovfleet_isa` in shim.h.
-enum class Isa : int64_t { plugin, portable, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16 };
+enum class Isa : int64_t { plugin, portable, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx };
 
-constexpr int64_t ISA_COUNT = 7;
+constexpr int64_t ISA_COUNT = 8;
+
+// Whether this process may use the tile registers of AMX with bf16.
+enum class TileSupport {
+    // The processor does not have them.
+    absent,
+    // The processor has them, but the operating system does not let this process use them.
+    denied,
+    granted,
+};
+
+// The first call asks the operating system for the permission, which is for all threads of the process. `reason` gets the
+// reason of a denial, which stays valid.
+TileSupport tile_support(const char** reason = nullptr);
 
 // Whether this processor runs kernels of an instruction set. It is asked before each use of kernels, since a file may name any.
 inline bool has_isa(Isa isa) {
@@ -24,6 +37,7 @@ inline bool has_isa(Isa isa) {
         case Isa::avx512: return avx512;
         case Isa::avx512_vnni: return avx512 && __builtin_cpu_supports("avx512vnni");
         case Isa::avx512_bf16: return avx512 && __builtin_cpu_supports("avx512bf16");
+        case Isa::amx: return avx512 && tile_support() == TileSupport::granted;
         default: break;
     }
 #endif

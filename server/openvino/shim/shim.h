@@ -117,6 +117,17 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // ---- Paged attention and kernels ----
 
+// Whether this process may use the tile registers of AMX with bf16.
+enum ovfleet_tile_support {
+    OVFLEET_TILES_ABSENT = 0,  // the processor does not have them
+    OVFLEET_TILES_DENIED = 1,  // the operating system does not let this process use them
+    OVFLEET_TILES_GRANTED = 2,
+};
+
+// Returns an ovfleet_tile_support. The first call asks the operating system for the permission, which is for all threads of the
+// process. `reason` returns the reason of a denial, which stays valid.
+int ovfleet_tile_support(const char** reason);
+
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
 enum ovfleet_isa {
     OVFLEET_PLUGIN = 0,  // no native kernels: those of the plugin
@@ -126,6 +137,7 @@ enum ovfleet_isa {
     OVFLEET_AVX512 = 4,
     OVFLEET_AVX512_VNNI = 5,
     OVFLEET_AVX512_BF16 = 6,
+    OVFLEET_AMX = 7,
 };
 
 // Which kernels compute a model. `KernelPlan` in src/kernels.rs decides about it.
@@ -219,10 +231,11 @@ typedef struct ovfleet_lora_test {
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants` has
 // a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a scale.
 // `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm` the rows of the source are normalized. The source and the
-// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row.
+// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row. With `tile_model` the
+// kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group;
-    int is_signed, epilogue, is_bf16;
+    int tile_model, is_signed, epilogue, is_bf16;
     const uint8_t* quants;
     const float *zeros, *scales, *norm;
     float epsilon;

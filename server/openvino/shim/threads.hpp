@@ -56,7 +56,9 @@ inline size_t num_threads() { return size_t(std::max(1, tbb::this_task_arena::ma
 constexpr size_t TOKENS_PER_OWNER = 8;
 
 // The number of threads that own a part of the tokens of a step each; 1 if all threads share them.
-inline size_t num_owners(size_t tokens) { return tokens >= TOKENS_PER_OWNER * num_threads() ? num_threads() : 1; }
+inline size_t num_owners(size_t tokens, size_t tokens_per_owner = TOKENS_PER_OWNER) {
+    return tokens >= tokens_per_owner * num_threads() ? num_threads() : 1;
+}
 
 // Whether work is worth the cost of several threads.
 enum class Threading { parallel, serial };

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::tiles::{TileSupport, tile_support};
+
 /// An instruction set for which the native kernels are compiled. The numbers are those of `ovfleet_isa` in `shim/shim.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -18,13 +20,22 @@ pub(crate) enum Isa {
     Avx512Vnni = 5,
     /// AVX-512 with bf16 dot products.
     Avx512Bf16 = 6,
+    /// AVX-512 with the tile registers of AMX and their bf16 products.
+    Amx = 7,
 }
 
 impl Isa {
     /// All instruction sets.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Portable,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::Amx,
+    ];
 }
 
 impl fmt::Display for Isa {
@@ -36,6 +47,7 @@ impl fmt::Display for Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::Amx => "amx_bf16",
         })
     }
 }
@@ -49,6 +61,8 @@ pub(crate) struct CpuFeatures {
     pub(crate) avx512: bool,
     pub(crate) avx512_vnni: bool,
     pub(crate) avx512_bf16: bool,
+    /// Includes the permission of the operating system.
+    pub(crate) amx: bool,
 }
 
 impl CpuFeatures {
@@ -65,6 +79,7 @@ impl CpuFeatures {
                 avx512,
                 avx512_vnni: avx512 && has!("avx512vnni"),
                 avx512_bf16: avx512 && has!("avx512bf16"),
+                amx: avx512 && tile_support() == TileSupport::Granted,
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -72,7 +87,7 @@ impl CpuFeatures {
     }
 }
 
-/// The model and the features of the processor, as text. A model that was compiled on one processor is not used on a
+/// The model and the features of the processor, and whether AMX is permitted, as text. A model that was compiled on one processor is not used on a
 /// different one.
 pub(crate) fn identity() -> String {
     const RELEVANT: [&str; 9] = [
@@ -91,5 +106,5 @@ pub(crate) fn identity() -> String {
     let is_relevant = |line: &&str| RELEVANT.iter().any(|word| line.starts_with(word));
     let lines: Vec<&str> =
         std::iter::once(std::env::consts::ARCH).chain(first.lines().filter(is_relevant)).collect();
-    lines.join("\n")
+    format!("{}\n{:?}", lines.join("\n"), tile_support())
 }

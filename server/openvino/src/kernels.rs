@@ -81,7 +81,8 @@ impl fmt::Display for Precision {
 /// The kernels for multiplications by integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectionKernels {
-    /// The native kernels, wherever they support the weights. They quantize activations to 8 bits.
+    /// The native kernels, wherever they support the weights. They quantize activations to 8 bits, or with AMX round them to
+    /// bf16.
     Native(Isa),
     /// The plugin kernels, which read any form of weights.
     Plugin,
@@ -157,7 +158,7 @@ impl fmt::Display for KernelPlan {
 }
 
 /// The instruction sets of the native projections, the fastest first. There are portable kernels too, but the plugin is faster.
-pub(crate) const PROJECTION_ISAS: [Isa; 3] = [Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
+pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
 /// The instruction sets of the native attention, the fastest first.
 pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
@@ -172,6 +173,7 @@ impl CpuFeatures {
             Isa::Avx512 => self.avx512,
             Isa::Avx512Vnni => self.avx512_vnni,
             Isa::Avx512Bf16 => self.avx512_bf16,
+            Isa::Amx => self.amx,
         }
     }
 

@@ -34,6 +34,7 @@ mod runner;
 mod runtime;
 mod shim;
 mod sleep;
+mod tiles;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};

@@ -19,6 +19,7 @@ use crate::model_source::ModelSource;
 use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::shim::{self, AdapterMethod};
+use crate::tiles::{TileSupport, tile_support};
 use crate::{Error, gguf, library, memory};
 
 /// A finished stage of loading, for progress reports.
@@ -163,6 +164,9 @@ impl ModelLoader {
         let kernel_options = KernelOptions::from(config);
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
+        if let TileSupport::Denied(reason) = tile_support() {
+            tracing::warn!(reason, "the AVX-512 kernels run instead of those for AMX");
+        }
         let projections = projection_kernels(&device_options, cpu);
         Self { config: config.clone(), core, kernel_options, device_options, cpu, projections }
     }

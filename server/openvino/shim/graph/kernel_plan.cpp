@@ -41,7 +41,8 @@ static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 28);
 static_assert(int(ovfleet::Isa::plugin) == OVFLEET_PLUGIN && int(ovfleet::Isa::portable) == OVFLEET_PORTABLE);
 static_assert(int(ovfleet::Isa::avx2) == OVFLEET_AVX2 && int(ovfleet::Isa::avx_vnni) == OVFLEET_AVX_VNNI);
 static_assert(int(ovfleet::Isa::avx512) == OVFLEET_AVX512 && int(ovfleet::Isa::avx512_vnni) == OVFLEET_AVX512_VNNI);
-static_assert(int(ovfleet::Isa::avx512_bf16) == OVFLEET_AVX512_BF16 && ovfleet::ISA_COUNT == OVFLEET_AVX512_BF16 + 1);
+static_assert(int(ovfleet::Isa::avx512_bf16) == OVFLEET_AVX512_BF16 && int(ovfleet::Isa::amx) == OVFLEET_AMX);
+static_assert(ovfleet::ISA_COUNT == OVFLEET_AMX + 1);
 
 }  // namespace
 

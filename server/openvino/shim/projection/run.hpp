@@ -5,7 +5,7 @@
 
 namespace ovfleet::projection {
 
-// Quantizes the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` has the
+// Packs the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` has the
 // number of the adapter of each row, or is null if no row has one.
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
          FloatData dst);

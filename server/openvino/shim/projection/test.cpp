@@ -35,7 +35,8 @@ std::vector<std::shared_ptr<ovfleet::LoraPart>> parts_of(const ovfleet_projectio
 
 extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     using namespace ovfleet::projection;
-    const auto* kernels = projection_kernels(ovfleet::Isa(test->isa));
+    const auto isa = ovfleet::Isa(test->isa);
+    const auto* kernels = test->tile_model ? tile_model_kernels(isa) : projection_kernels(isa);
     if (!kernels) return 0;
     const size_t groups = test->k / test->group;
     const auto floats = [&](const float* values) {

@@ -1,13 +1,19 @@
 use super::*;
 
-const AVX2: CpuFeatures =
-    CpuFeatures { avx2: true, avx_vnni: false, avx512: false, avx512_vnni: false, avx512_bf16: false };
+const AVX2: CpuFeatures = CpuFeatures { avx2: true, ..NO_FEATURES };
 const AVX_VNNI: CpuFeatures = CpuFeatures { avx_vnni: true, ..AVX2 };
 const AVX512: CpuFeatures = CpuFeatures { avx512: true, ..AVX2 };
 const AVX512_VNNI: CpuFeatures = CpuFeatures { avx512_vnni: true, ..AVX512 };
 const AVX512_BF16: CpuFeatures = CpuFeatures { avx512_bf16: true, ..AVX512_VNNI };
-const NO_FEATURES: CpuFeatures =
-    CpuFeatures { avx2: false, avx_vnni: false, avx512: false, avx512_vnni: false, avx512_bf16: false };
+const AMX: CpuFeatures = CpuFeatures { amx: true, ..AVX512_BF16 };
+const NO_FEATURES: CpuFeatures = CpuFeatures {
+    avx2: false,
+    avx_vnni: false,
+    avx512: false,
+    avx512_vnni: false,
+    avx512_bf16: false,
+    amx: false,
+};
 
 const NATIVE: GraphProperties = GraphProperties { native_projections: true, native_attention: true };
 const PARTLY_NATIVE: GraphProperties = GraphProperties { native_projections: false, ..NATIVE };
@@ -54,6 +60,7 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
         (AVX512, "native avx2, f32 activations", "avx512"),
         (AVX512_VNNI, "native avx512_vnni, f32 activations", "avx512"),
         (AVX512_BF16, "native avx512_vnni, f32 activations", "avx512_bf16"),
+        (AMX, "native amx_bf16, f32 activations", "avx512_bf16"),
     ] {
         let all = if cpu.avx2 { " (all native)" } else { "" };
         assert_eq!(

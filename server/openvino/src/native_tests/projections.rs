@@ -1,12 +1,14 @@
 //! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every form of weights,
-//! any number of rows.
+//! any number of rows. The kernels for AMX also run over the C++ model of tiles, on any processor.
 
 use std::ffi::c_int;
+use std::io::Write as _;
 use std::ops::Range;
 
 use super::{FloatType, Random, assert_agrees_with_plan};
-use crate::cpu::Isa;
+use crate::cpu::{CpuFeatures, Isa};
 use crate::kernels::PROJECTION_ISAS;
+use crate::tiles::{TileSupport, tile_support};
 
 /// The same as `ovfleet_projection_test` in `shim/shim.h`.
 #[repr(C)]
@@ -17,6 +19,7 @@ struct RawProjectionTest {
     n: usize,
     bits: usize,
     group: usize,
+    tile_model: c_int,
     is_signed: c_int,
     epilogue: c_int,
     is_bf16: c_int,
@@ -48,6 +51,27 @@ unsafe extern "C" {
     fn ovfleet_test_projection(test: *const RawProjectionTest) -> c_int;
 }
 
+/// Kernels under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tested {
+    Kernels(Isa),
+    /// The kernels for AMX over the C++ model of tiles, with the vectors of an instruction set.
+    TileModel(Isa),
+}
+
+impl Tested {
+    fn all() -> impl Iterator<Item = Self> {
+        Isa::ALL.into_iter().map(Self::Kernels).chain(Self::TILE_MODELS)
+    }
+
+    const TILE_MODELS: [Self; 2] = [Self::TileModel(Isa::Portable), Self::TileModel(Isa::Avx512)];
+
+    /// Whether the kernels round the source and the weights to bf16, instead of the source to 8 bits.
+    fn rounds_to_bf16(self) -> bool {
+        !matches!(self, Self::Kernels(isa) if isa != Isa::Amx)
+    }
+}
+
 /// Numbers of the source that share a scale.
 const SRC_GROUP: usize = 32;
 
@@ -58,6 +82,9 @@ enum Epilogue {
     Residual = 1,
     SwiGlu = 2,
 }
+
+/// The largest relative error of rounding to bf16, which has 8 significant bits.
+const BF16_ROUNDING: f64 = 1.0 / 512.0;
 
 /// An integer from -127 to 127.
 fn whole(random: &mut Random) -> f32 {
@@ -159,10 +186,14 @@ struct Projection {
 
 impl Projection {
     fn random(random: &mut Random) -> Self {
-        let k: usize = 32 * random.pick(&[1, 2, 5, 18, 48]);
-        let epilogue = random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu]);
+        let k = 32 * random.pick(&[1, 2, 5, 18, 48]);
         // Blocks have 32 columns, and the last one may have fewer.
         let n = random.pick(&[2, 32, 50, 96, 200]);
+        Self::of_size(random, k, n)
+    }
+
+    fn of_size(random: &mut Random, k: usize, n: usize) -> Self {
+        let epilogue = random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu]);
         let group = random.pick(&[16, 32, 64, k]);
         let group = if k.is_multiple_of(group) { group } else { 32 };
         let groups = n * (k / group);
@@ -183,6 +214,13 @@ impl Projection {
             norm: (random.below(2) == 0).then(|| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),
             loras: Lora::all(random, k, n),
         }
+    }
+
+    /// Removes everything but the multiplication: the norm, the adapters, the epilogue, signs, and bf16 around it.
+    fn set_plain(&mut self) {
+        (self.norm, self.epilogue, self.activations, self.is_signed) =
+            (None, Epilogue::None, FloatType::F32, false);
+        self.loras.clear();
     }
 
     /// Number of columns of the destination.
@@ -210,7 +248,8 @@ impl Projection {
     }
 
     /// The destination. `None` if the processor does not have the kernels.
-    fn compute(&self, isa: Isa, src: &[f32], adapters: &[i32], residual: &[f32]) -> Option<Vec<f32>> {
+    fn compute(&self, tested: Tested, src: &[f32], adapters: &[i32], residual: &[f32]) -> Option<Vec<f32>> {
+        let (Tested::Kernels(isa) | Tested::TileModel(isa)) = tested;
         assert_eq!(src.len(), adapters.len() * self.k);
         let loras: Vec<RawLoraTest> = self.loras.iter().map(Lora::raw).collect();
         let bytes = self.activations.encode(src);
@@ -223,6 +262,7 @@ impl Projection {
             n: self.n,
             bits: self.bits,
             group: self.group,
+            tile_model: c_int::from(matches!(tested, Tested::TileModel(_))),
             is_signed: c_int::from(self.is_signed),
             epilogue: self.epilogue as c_int,
             is_bf16: c_int::from(self.activations == FloatType::Bf16),
@@ -240,10 +280,17 @@ impl Projection {
         };
         // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
         let was_run = unsafe { ovfleet_test_projection(&raw const test) } != 0;
-        if isa != Isa::Portable {
-            assert_agrees_with_plan(isa, &PROJECTION_ISAS, was_run);
+        match tested {
+            Tested::Kernels(Isa::Portable) => {}
+            Tested::Kernels(isa) => assert_agrees_with_plan(isa, &PROJECTION_ISAS, was_run),
+            Tested::TileModel(isa) => assert_eq!(was_run, CpuFeatures::detect().has(isa), "{isa}"),
         }
         was_run.then(|| self.activations.decode(&dst))
+    }
+
+    /// Whether bf16 represents the rows of `source` as they are.
+    fn is_exact_in_bf16(&self) -> bool {
+        self.norm.is_none()
     }
 
     fn weight(&self, row: usize, column: usize) -> f64 {
@@ -255,7 +302,7 @@ impl Projection {
     }
 
     /// The destination of one row, computed in f64.
-    fn expected(&self, row: &[f32], adapter: i32, residual: &[f32]) -> Vec<ExpectedValue> {
+    fn expected(&self, tested: Tested, row: &[f32], adapter: i32, residual: &[f32]) -> Vec<ExpectedValue> {
         let squares: f64 = row.iter().map(|&number| f64::from(number).powi(2)).sum();
         let rms = (squares / self.k as f64 + 1e-5).sqrt();
         let number = |at: usize| match &self.norm {
@@ -275,7 +322,15 @@ impl Projection {
             for (at, (number, rounding)) in numbers.iter().zip(&rounding).enumerate() {
                 let weight = self.weight(column, at);
                 value += weight * number;
-                tolerance += (weight * number).abs() * 1e-5 + weight.abs() * rounding;
+                let magnitude = (weight * number).abs();
+                tolerance += magnitude * 1e-5;
+                tolerance += if !tested.rounds_to_bf16() {
+                    weight.abs() * rounding
+                } else if self.is_exact_in_bf16() {
+                    magnitude * BF16_ROUNDING
+                } else {
+                    magnitude * 2.01 * BF16_ROUNDING
+                };
             }
             for lora in self.loras.iter().filter(|lora| lora.adapter == adapter) {
                 let LoraProduct { sum, magnitude } = lora.product(column, &numbers);
@@ -313,56 +368,193 @@ impl Projection {
     }
 }
 
+/// Fails unless the kernels compute a step of `m` rows as exactly as their rounding allows. Returns whether the processor has the
+/// kernels.
+fn check(tested: Tested, projection: &Projection, random: &mut Random, m: usize) -> bool {
+    let src = projection.source(random, m);
+    let columns = projection.columns();
+    let residual: Vec<f32> = (0..m * columns).map(|_| whole(random)).collect();
+    let adapters = Projection::adapters(random, m);
+    let Some(dst) = projection.compute(tested, &src, &adapters, &residual) else { return false };
+    // All rows of small steps, and of others those around the ends of tiles and parts.
+    let is_checked = |row: usize| m <= 150 || [0, 1, 15, 16, 31].contains(&(row % 64)) || row + 2 > m;
+    for (row, found) in dst.chunks(columns).enumerate().filter(|(row, _)| is_checked(*row)) {
+        let src = &src[row * projection.k..][..projection.k];
+        let expected = projection.expected(tested, src, adapters[row], &residual[row * columns..]);
+        for (column, (found, ExpectedValue { value, tolerance })) in found.iter().zip(expected).enumerate() {
+            let Projection { k, n, bits, group, epilogue, .. } = projection;
+            assert!(
+                (f64::from(*found) - value).abs() <= tolerance,
+                "{tested:?}, K {k}, N {n}, {bits} bits in groups of {group}, {epilogue:?}, row {row} of {m}, column {column}: \
+                 {found}, not {value}, off by more than {tolerance}",
+            );
+        }
+    }
+    true
+}
+
 #[test]
 fn kernels_compute_the_same_as_a_plain_computation() {
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for tested in Tested::all() {
         for seed in 0..120 {
             let mut random = Random(seed * 1000);
             let projection = Projection::random(&mut random);
             let m = random.pick(&[1, 2, 3, 4, 5, 6, 7, 13, 64, 150]);
-            let src = projection.source(&mut random, m);
-            let columns = projection.columns();
-            let residual: Vec<f32> = (0..m * columns).map(|_| whole(&mut random)).collect();
-            let adapters = Projection::adapters(&mut random, m);
-            let Some(dst) = projection.compute(isa, &src, &adapters, &residual) else { continue };
-            tried += 1;
-            for (row, found) in dst.chunks(columns).enumerate() {
-                let src = &src[row * projection.k..][..projection.k];
-                let expected = projection.expected(src, adapters[row], &residual[row * columns..]);
-                for (column, (found, ExpectedValue { value, tolerance })) in
-                    found.iter().zip(expected).enumerate()
-                {
-                    let Projection { k, n, bits, group, epilogue, .. } = projection;
-                    assert!(
-                        (f64::from(*found) - value).abs() <= tolerance,
-                        "{isa}, seed {seed}, K {k}, N {n}, {bits} bits in groups of {group}, {epilogue:?}, row {row} of {m}, \
-                         column {column}: {found}, not {value}, off by more than {tolerance}",
-                    );
-                }
+            tried += usize::from(check(tested, &projection, &mut random, m));
+        }
+    }
+    // The portable kernels and the portable model run on every processor.
+    assert!(tried >= 2 * 120, "{tried}");
+}
+
+#[test]
+fn kernels_for_amx_compute_every_number_of_rows() {
+    let is_amx = |tested: &Tested| tested.rounds_to_bf16();
+    for tested in Tested::all().filter(is_amx) {
+        for m in (1..=70).chain([255, 256, 257, 512]) {
+            let mut random = Random(m as u64);
+            let (mut k, mut n) = (32 * random.pick(&[1, 2, 9]), random.pick(&[2, 34, 50]));
+            if m > 70 {
+                // More columns than weights are dequantized for at a time.
+                (k, n) = (2048 + 32 * (m % 3), 34);
+            }
+            let projection = Projection::of_size(&mut random, k, n);
+            let was_run = check(tested, &projection, &mut random, m);
+            if !was_run {
+                assert!(tested != Tested::TileModel(Isa::Portable));
+                break;
             }
         }
     }
-    // The portable kernels run on every processor.
-    assert!(tried >= 120, "{tried}");
+}
+
+#[test]
+fn kernels_for_amx_run_on_the_tiles_of_the_processor() {
+    match tile_support() {
+        TileSupport::Granted => {
+            let mut random = Random(1);
+            let projection = Projection::random(&mut random);
+            assert!(check(Tested::Kernels(Isa::Amx), &projection, &mut random, 40));
+        }
+        absent => {
+            // libtest hides what `println` prints in a test that passes.
+            let _ = writeln!(std::io::stderr(), "SKIPPED: AMX kernels on real tiles, which are {absent:?}");
+        }
+    }
+}
+
+/// The bits of the tiles of the processor and of the model are equal.
+#[test]
+fn tiles_of_the_processor_and_their_model_agree() {
+    for seed in 0..40 {
+        let mut random = Random(seed);
+        let projection = Projection::random(&mut random);
+        let m = random.pick(&[1, 5, 16, 17, 33, 100, 300]);
+        let src = projection.source(&mut random, m);
+        let adapters = Projection::adapters(&mut random, m);
+        let residual = vec![1.0; m * projection.columns()];
+        let bits = |tested| {
+            let dst = projection.compute(tested, &src, &adapters, &residual)?;
+            Some(dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
+        };
+        // The vectors with which the model is compiled change the order of the sums of norms and adapters.
+        let model = bits(Tested::TileModel(Isa::Avx512));
+        if let Some(hardware) = bits(Tested::Kernels(Isa::Amx)) {
+            assert!(model == Some(hardware), "{seed}");
+        }
+    }
+}
+
+#[test]
+fn the_noise_of_amx_is_that_of_bf16() {
+    let mut random = Random(7);
+    let (k, n, m) = (576, 64, 40);
+    let mut projection = Projection::of_size(&mut random, k, n);
+    projection.set_plain();
+    // Numbers with all the bits of f32, in the form of a bell.
+    let number = |random: &mut Random| {
+        (0..8).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum::<f32>()
+    };
+    let src: Vec<f32> = (0..m * k).map(|_| number(&mut random)).collect();
+    // They are stored in f16, which has 11 significant bits.
+    for scale in &mut projection.scales {
+        *scale = (256 + random.below(768)) as f32 / 1024.0;
+    }
+    for zero in &mut projection.zeros {
+        *zero = random.below(1024) as f32 / 64.0;
+    }
+    for tested in Tested::all().filter(|tested| tested.rounds_to_bf16()) {
+        let Some(dst) = projection.compute(tested, &src, &vec![0; m], &[]) else { continue };
+        let (mut errors, mut values) = (0.0, 0.0);
+        for (row, found) in dst.chunks(n).enumerate() {
+            for (column, found) in found.iter().enumerate() {
+                let product = |at: usize| {
+                    let group = (column * k + at) / projection.group;
+                    let quant = f64::from(projection.quants[column * k + at]);
+                    let weight =
+                        (quant - f64::from(projection.zeros[group])) * f64::from(projection.scales[group]);
+                    weight * f64::from(src[row * k + at])
+                };
+                let expected: f64 = (0..k).map(product).sum();
+                errors += (f64::from(*found) - expected).powi(2);
+                values += expected.powi(2);
+            }
+        }
+        let noise = (errors / values).sqrt();
+        assert!((0.0015..0.0026).contains(&noise), "{tested:?}: {noise}");
+    }
+}
+
+#[test]
+fn a_number_that_is_nan_changes_only_its_row() {
+    let mut random = Random(3);
+    let mut projection = Projection::of_size(&mut random, 96, 50);
+    projection.set_plain();
+    let m = 37;
+    let src = projection.source(&mut random, m);
+    let (mut with_nan, row) = (src.clone(), 20);
+    // One whose upper half alone would be infinity, and one that rounding up would turn into zero.
+    with_nan[row * 96 + 7] = f32::from_bits(0x7f80_0001);
+    with_nan[row * 96 + 50] = f32::from_bits(0x7fff_ffff);
+    for tested in Tested::all().filter(|tested| tested.rounds_to_bf16()) {
+        let Some(expected) = projection.compute(tested, &src, &vec![0; m], &[]) else { continue };
+        let found = projection.compute(tested, &with_nan, &vec![0; m], &[]).unwrap();
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let is_same = found.to_bits() == expected.to_bits();
+            assert!(if at / 50 == row { found.is_nan() } else { is_same }, "{tested:?}, {at}: {found}");
+        }
+    }
 }
 
 #[test]
 fn a_row_does_not_depend_on_other_rows() {
     for seed in 0..20 {
         let mut random = Random(seed);
-        let projection = Projection::random(&mut random);
-        let src = projection.source(&mut random, 50);
-        let adapters = Projection::adapters(&mut random, 50);
-        let residual = vec![1.0; 50 * projection.columns()];
-        for isa in Isa::ALL {
-            let Some(together) = projection.compute(isa, &src, &adapters, &residual) else { continue };
-            let alone = src
-                .chunks(projection.k)
-                .zip(&adapters)
-                .flat_map(|(row, adapter)| projection.compute(isa, row, &[*adapter], &residual).unwrap())
-                .collect::<Vec<f32>>();
-            assert!(together.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa}, {seed}");
+        let mut projection = Projection::random(&mut random);
+        let mut m = random.pick(&[50, 16, 31, 33]);
+        if seed == 0 {
+            // Each thread multiplies a part of the rows.
+            (projection, m) = (Projection::of_size(&mut random, 288, 50), 300);
+        }
+        let k = projection.k;
+        let src = projection.source(&mut random, m);
+        let adapters = Projection::adapters(&mut random, m);
+        let columns = projection.columns();
+        let residual = vec![1.0; m * columns];
+        for tested in Tested::all() {
+            let Some(together) = projection.compute(tested, &src, &adapters, &residual) else { continue };
+            // Alone, and in parts that end elsewhere than tiles.
+            for part in [1, 40] {
+                let parts = src.chunks(part * k).zip(adapters.chunks(part));
+                let apart: Vec<f32> = parts
+                    .flat_map(|(rows, adapters)| {
+                        projection.compute(tested, rows, adapters, &residual).unwrap()
+                    })
+                    .collect();
+                let is_same = together.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(is_same && together.len() == apart.len(), "{tested:?}, {seed}, {part}");
+            }
         }
     }
 }

@@ -11,6 +11,18 @@ const Kernels* projection_kernels(Isa isa) {
         case Isa::avx2: return &kernels_avx2;
         case Isa::avx_vnni: return &kernels_avx_vnni;
         case Isa::avx512_vnni: return &kernels_avx512_vnni;
+        case Isa::amx: return &kernels_amx;
+#endif
+        default: return nullptr;
+    }
+}
+
+const Kernels* tile_model_kernels(Isa vectors) {
+    if (!has_isa(vectors)) return nullptr;
+    switch (vectors) {
+        case Isa::portable: return &kernels_tile_model_portable;
+#if defined(__x86_64__)
+        case Isa::avx512: return &kernels_tile_model_avx512;
 #endif
         default: return nullptr;
     }

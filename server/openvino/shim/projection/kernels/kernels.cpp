@@ -8,25 +8,21 @@
 // for other callers.
 #include "../../vectors.hpp"
 #include "dot.hpp"
+#include "epilogue.hpp"
+#include "lora.hpp"
+#include "norm.hpp"
+#include "prefetch.hpp"
 #include "projection.hpp"
 
 namespace {
 
 using namespace ovfleet::projection;
 
+// The largest number of rows of a tile.
+constexpr size_t M_TILE_MAX = 6;
+
 // Bytes of four weights of 16 columns.
 constexpr size_t FOUR_BYTES = 64;
-// Pairs of vectors of a block of columns: one vector of its first 16 columns, and one of the others.
-constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
-
-// Prefetches the next block of weights, a few lines with each group of this one: the processor does not predict it in time.
-struct Prefetch {
-    const uint8_t *at, *end;
-    size_t lines;
-    inline void next() {
-        for (size_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at);
-    }
-};
 
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
@@ -74,85 +70,6 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
     }
 }
 
-template <typename T>
-inline Floats load_up_to(const T* from, size_t count) {
-    if (count >= LANES) return load(from);
-    T part[LANES] = {};
-    for (size_t i = 0; i < count; ++i) part[i] = from[i];
-    return load(part);
-}
-
-inline void store_up_to(float* to, Floats values, size_t count) {
-    if (count >= LANES) return ::store(to, values);
-    for (size_t i = 0; i < count; ++i) to[i] = values[i];
-}
-
-inline void store_up_to(bf16* to, Floats values, size_t count) {
-#if defined(__AVX512F__)
-    if (count >= LANES) {
-        const Words bits = (Words)values, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        const auto is_nan = values != values;
-        const Words result = is_nan ? (bits | 0x400000) >> 16 : rounded;
-        _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)result));
-        return;
-    }
-#endif
-    for (size_t i = 0; i < count && i < LANES; ++i) convert(values[i], to[i]);
-}
-
-// x * sigmoid(x).
-inline Floats swish(Floats x) {
-    const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
-    return x * ((x < 0 ? e : one) / (one + e));
-}
-
-// Applies the epilogue to the totals of a row, and stores them.
-template <typename T>
-inline void store_dst(const Matmul& matmul, const Floats (&total)[2], size_t block, size_t pair, size_t row, const T* residual,
-                      T* dst) {
-    const size_t columns = dst_columns(matmul), block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
-    const size_t first = block * block_columns + pair * LANES;
-    const size_t left = first < columns ? columns - first : 0;
-    dst += row * columns + first;
-    if (matmul.epilogue == Epilogue::swiglu) return store_up_to(dst, swish(total[0]) * total[1], left);
-    const bool adds = matmul.epilogue == Epilogue::residual;
-    if (adds) residual += row * columns + first;
-    for (size_t v = 0; v < 2; ++v) {
-        const size_t skipped = v * (N_BLOCK / 2), count = left > skipped ? left - skipped : 0;
-        store_up_to(dst + skipped, adds ? total[v] + load_up_to(residual + skipped, count) : total[v], count);
-    }
-}
-
-// Adds the product of `up` to the totals of rows with the same adapter. The ranks are summed in their order, so that the result
-// of a row does not depend on other rows.
-template <size_t R>
-inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora, Floats (*total)[2]) {
-    const auto* up_blocks = behind_adapters<UpBlock>(matmul, lora->adapter->up_blocks) + block * 2;
-    const float* down[R];
-    for (size_t r = 0; r < R; ++r) down[r] = lora[r].values;
-    for (size_t v = 0; v < 2; ++v) {
-        const float* up = behind_adapters<float>(matmul, up_blocks[v].up) + pair * LANES;
-        Floats sum[R];
-        for (size_t r = 0; r < R; ++r) sum[r] = total[r][v];
-        for (size_t rank = up_blocks[v].first; rank < up_blocks[v].last; ++rank, up += N_BLOCK / 2) {
-            const Floats weights = load(up);
-            for (size_t r = 0; r < R; ++r) sum[r] += weights * down[r][rank];
-        }
-        for (size_t r = 0; r < R; ++r) total[r][v] = sum[r];
-    }
-}
-
-// The same for the rows of a tile. It is not inlined, so that it costs nothing where there are no adapters.
-template <size_t R>
-__attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora,
-                                            Floats (*total)[2]) {
-    bool is_same = lora->adapter;
-    for (size_t r = 1; r < R; ++r) is_same = is_same && lora[r].adapter == lora->adapter;
-    if (is_same) return add_up<R>(matmul, block, pair, lora, total);
-    for (size_t r = 0; r < R; ++r)
-        if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
-}
-
 template <size_t R, size_t BITS, size_t GROUP, typename T>
 void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
     const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
@@ -194,22 +111,35 @@ void multiply_to(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     by_rows[src.m_tile - 1](matmul, src, range, residual, dst);
 }
 
-void multiply(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, src, range, residual.data, dst.data);
+// The number of rows of a tile that minimizes the cost: reading a block of weights costs as much as a row, and so does a row of
+// padding.
+size_t rows_per_tile(size_t M) {
+    size_t best = M < M_TILE_MAX ? M : M_TILE_MAX;
+    const auto cost = [&](size_t rows) { return (M + rows - 1) / rows * (rows + 1); };
+    for (size_t rows = best - 1; rows > 0; --rows)
+        if (cost(rows) < cost(best)) best = rows;
+    return best;
+}
+
+// The parts of a quantized source begin at cache lines.
+inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+size_t src_bytes(const Matmul& matmul, size_t rows) {
+    return rows * matmul.K + whole_lines(rows * (matmul.K / SRC_GROUP) * sizeof(float)) +
+           rows * num_groups(matmul) * sizeof(float);
+}
+
+QuantizedSrc quantized(const Matmul& matmul, const PackedSrc& src) {
+    const size_t rows = num_tiles(src) * src.m_tile;
+    uint8_t *scales = src.data + rows * matmul.K, *sums = scales + whole_lines(rows * (matmul.K / SRC_GROUP) * sizeof(float));
+    return {src.M, src.m_tile, (int8_t*)src.data, (float*)scales, (float*)sums, src.lora};
+}
+
+void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
+    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, quantized(matmul, src), range, residual.data, dst.data);
 }
 
 inline Floats magnitude(Floats values) { return (Floats)((Words)values & 0x7fffffff); }
-
-// 1 / sqrt(mean(row * row) + epsilon).
-template <typename T>
-inline float inverse_rms(const Matmul& matmul, const T* row) {
-    Floats squares{};
-    for (size_t i = 0; i < matmul.K; i += LANES) {
-        const Floats value = load(row + i);
-        squares += value * value;
-    }
-    return 1 / __builtin_sqrtf(horizontal_sum(squares) / float(matmul.K) + matmul.epsilon);
-}
 
 // Quantizes a row in a tile of `m_tile` rows.
 template <typename T>
@@ -255,55 +185,13 @@ void quantize_from(const Matmul& matmul, const void* src, size_t tile, const Qua
         quantize_row(matmul, (const T*)src + (begin + r) * matmul.K, m_tile, quants + r * SRC_GROUP, scales + r, sums + r);
 }
 
-void quantize(const Matmul& matmul, FloatData src, size_t tile, const QuantizedSrc& to) {
-    (src.is_bf16 ? quantize_from<bf16> : quantize_from<float>)(matmul, src.data, tile, to);
+void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const PackedSrc& to) {
+    (src.is_bf16 ? quantize_from<bf16> : quantize_from<float>)(matmul, src.data, tile, quantized(matmul, to));
 }
 
-// Multiplies `R` rows, each scaled by its factor, by ranks of an adapter, as many as registers can sum at a time.
-template <size_t R, typename T>
-void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
-                    float* const* to) {
-    constexpr size_t at_once = LANES == 16 || R < 3 ? RANK_BLOCK : RANK_BLOCK / 2;
-    for (size_t rank = 0; rank < count; rank += at_once, down += at_once * matmul.K) {
-        Floats sum[R][at_once];
-        for (size_t r = 0; r < R; ++r)
-            for (size_t k = 0; k < at_once; ++k) sum[r][k] = Floats{};
-        for (size_t at = 0; at < matmul.K; at += LANES) {
-            Floats row[R];
-            for (size_t r = 0; r < R; ++r) row[r] = load(rows[r] + at);
-            for (size_t k = 0; k < at_once; ++k) {
-                const Floats weights = load(down + k * matmul.K + at);
-                for (size_t r = 0; r < R; ++r) sum[r][k] += row[r] * weights;
-            }
-        }
-        for (size_t r = 0; r < R; ++r)
-            for (size_t k = 0; k < at_once; ++k) to[r][rank + k] = horizontal_sum(sum[r][k]) * factors[r];
-    }
-}
-
-template <typename T>
-void lora_down_from(const Matmul& matmul, const void* src, const AdapterRows& rows, size_t first, size_t last) {
-    constexpr size_t tile = 4;
-    static constexpr decltype(&lora_down_tile<1, T>) by_rows[tile] = {lora_down_tile<1, T>, lora_down_tile<2, T>,
-                                                                      lora_down_tile<3, T>, lora_down_tile<4, T>};
-    const float* down = behind_adapters<float>(matmul, rows.adapter->down) + first * matmul.K;
-    for (size_t begin = 0; begin < rows.count; begin += tile) {
-        const size_t count = rows.count - begin < tile ? rows.count - begin : tile;
-        const T* from[tile];
-        float factors[tile], *to[tile];
-        for (size_t r = 0; r < count; ++r) {
-            from[r] = (const T*)src + rows.rows[begin + r] * matmul.K;
-            factors[r] = matmul.norm ? inverse_rms(matmul, from[r]) : 1;
-            to[r] = rows.down + (begin + r) * rows.adapter->ranks + first;
-        }
-        by_rows[count - 1](matmul, down, last - first, from, factors, to);
-    }
-}
-
-void lora_down(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last) {
-    (src.is_bf16 ? lora_down_from<bf16> : lora_down_from<float>)(matmul, src.data, rows, first, last);
-}
+// Above 8 rows for each thread, reading what other threads have packed costs more than reading all weights.
+constexpr Division DIVISION = {rows_per_tile, M_TILE_MAX, 8, 256 << 10, 4};
 
 }  // namespace
 
-const Kernels ovfleet::projection::OVFLEET_KERNELS = {quantize, multiply, lora_down};
+const Kernels ovfleet::projection::OVFLEET_KERNELS = {DIVISION, src_bytes, quantize, multiply, lora_down};

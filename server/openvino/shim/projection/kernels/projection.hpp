@@ -3,7 +3,7 @@
 // As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and the
 // destination has M rows of N columns. A row of the source belongs to a token.
 //
-// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// Nothing here knows OpenVINO. The kernels are compiled once for each instruction set, so every function in this header is
 // `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
 // without AVX-512.
 #pragma once
@@ -112,9 +112,18 @@ struct LoraDown {
     const float* values;
 };
 
-// The source, quantized to 8 bits, in tiles of `m_tile` rows whose sums fit into registers. The last tile is padded with zeros.
-// For each tile and group of 32 columns: the quants of its rows, and the scale of each row, multiplied by the scale factor of
-// the weights. For each group of weights: the sum of the quants of each row.
+// The source in the format of the kernels that read it: tiles of `m_tile` rows, the last of which is padded.
+struct PackedSrc {
+    size_t M, m_tile;
+    // As many bytes as `Kernels::src_bytes`.
+    uint8_t* data;
+    // One for each row, including the padding; null if no row has an adapter.
+    const LoraDown* lora;
+};
+
+// The source of the kernels for 8-bit integers, in tiles of rows whose sums fit into registers. The last tile is padded with
+// zeros. For each tile and group of 32 columns: the quants of its rows, and the scale of each row, multiplied by the scale
+// factor of the weights. For each group of weights: the sum of the quants of each row.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
@@ -131,10 +140,7 @@ struct AdapterRows {
     float* down;
 };
 
-// The largest number of rows of a tile.
-constexpr size_t M_TILE_MAX = 6;
-
-static inline size_t num_tiles(const QuantizedSrc& src) { return (src.M + src.m_tile - 1) / src.m_tile; }
+static inline size_t num_tiles(const PackedSrc& src) { return (src.M + src.m_tile - 1) / src.m_tile; }
 
 // Floating-point numbers in memory: f32 or bf16.
 struct FloatData {
@@ -149,21 +155,41 @@ struct DstRange {
     size_t next_block;
 };
 
+// How the work of the kernels is divided.
+struct Division {
+    // The number of rows of a tile, for M rows.
+    size_t (*rows_per_tile)(size_t M);
+    // Rows that are packed at a time. A tile has several parts of so many rows, the last of which may have fewer.
+    size_t packed_rows;
+    // Rows for each thread from which on each thread multiplies a part of the rows by all weights. With fewer rows, each
+    // multiplies all rows by a part of the weights.
+    size_t rows_per_owner;
+    // The numbers of the source that stay in the cache of a processor while blocks of weights pass by, but at least so many
+    // tiles.
+    size_t cached_numbers, cached_tiles_min;
+};
+
 // The kernels of one instruction set.
 struct Kernels {
-    // Quantizes the rows of a tile.
-    void (*quantize)(const Matmul& matmul, FloatData src, size_t tile, const QuantizedSrc& to);
+    Division division;
+    // Bytes of the packed source; `rows` includes the padding.
+    size_t (*src_bytes)(const Matmul& matmul, size_t rows);
+    // Packs a part of a tile.
+    void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
     // Computes a part of the destination. `residual` has the shape of the destination.
-    void (*multiply)(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
+    void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
     // Multiplies rows by the ranks from `first` to `last`, multiples of `RANK_BLOCK`, of their adapter.
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
 // The kernels for an instruction set; null if there are none or this processor does not have it.
 const Kernels* projection_kernels(Isa isa);
-extern const Kernels kernels_portable;
+// The kernels for AMX with the plain C++ model of tiles, and with the vectors of an instruction set, for tests; null if they
+// are not compiled for it or this processor does not have it.
+const Kernels* tile_model_kernels(Isa vectors);
+extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512_vnni;
+extern const Kernels kernels_avx2, kernels_avx_vnni, kernels_avx512_vnni, kernels_amx, kernels_tile_model_avx512;
 #endif
 
 }  // namespace ovfleet::projection

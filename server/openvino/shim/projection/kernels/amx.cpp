@@ -1,0 +1,281 @@
+// The kernels of the projections for AMX. This file is compiled once for the tile registers of the processor and, for tests,
+// once for each set of vectors with the model of the tiles in plain C++: `OVFLEET_TILES` is the implementation in tiles.hpp,
+// and `OVFLEET_KERNELS` the name of the table of functions.
+//
+// Weights are dequantized a part of a block of columns at a time into memory that stays in the cache of the processor. Rows and
+// weights are rounded to bf16, and their products are summed in f32, in an order that depends only on K: the result of a row
+// depends neither on the other rows of the step nor on how the work is divided.
+//
+// It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
+// for other callers.
+#include "../../tiles.hpp"
+#include "../../vectors.hpp"
+#include "epilogue.hpp"
+#include "lora.hpp"
+#include "norm.hpp"
+#include "prefetch.hpp"
+#include "projection.hpp"
+
+#if !defined(OVFLEET_TILES)
+#define OVFLEET_TILES HardwareTiles
+#endif
+
+namespace {
+
+using namespace ovfleet::projection;
+using Tiles = OVFLEET_TILES;
+
+// The tile registers: 2 x 2 tiles of sums, 2 tiles of rows, and the 2 halves of a block of columns.
+constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
+
+// The largest number of rows of a tile of the source: those of two tile registers.
+constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
+// Columns of the source in a step, which is one product of two tile registers; and its bytes of a row, and of the weights of a
+// block of columns.
+constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * TILE_ROWS * TILE_ROW_BYTES;
+// Steps whose weights are dequantized at a time: few, which stay in the first-level cache, where all rows are at most two
+// tiles; and otherwise as many as the second-level cache holds together with rows.
+constexpr size_t STEPS_FEW = 8, STEPS_MANY = 64, FEW_TILES = 2;
+// Tiles whose sums are stored between parts of the weights.
+constexpr size_t STORED_TILES = 8;
+// Bytes from a row of sums to the next one.
+constexpr size_t SUM_BYTES = N_BLOCK * sizeof(float);
+
+inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+size_t rows_per_tile(size_t M) { return least(M, M_TILE_MAX); }
+
+// For each tile and step: 32 columns of each row in bf16.
+size_t src_bytes(const Matmul& matmul, size_t rows) { return rows * matmul.K * sizeof(bf16); }
+
+inline size_t rows_of(const PackedSrc& src, size_t tile) { return least(src.m_tile, src.M - tile * src.m_tile); }
+
+// Rows of a part of a tile that is packed.
+constexpr size_t PACKED_ROWS = 8;
+
+template <typename T>
+void pack_from(const Matmul& matmul, const void* from, size_t tile, size_t part, const PackedSrc& to) {
+    const size_t begin = part * PACKED_ROWS, end = least(begin + PACKED_ROWS, to.m_tile), rows = rows_of(to, tile);
+    // A register whose first row is used reads all of its rows.
+    const size_t padded = rows > TILE_ROWS ? M_TILE_MAX : TILE_ROWS;
+    for (size_t r = begin; r < least(end, padded); ++r) {
+        uint8_t* packed = to.data + tile * to.m_tile * matmul.K * sizeof(bf16) + r * STEP_ROW_BYTES;
+        const T* row = (const T*)from + (tile * to.m_tile + r) * matmul.K;
+        const float factor = matmul.norm && r < rows ? inverse_rms(matmul, row) : 1;
+        for (size_t at = 0; at < matmul.K; at += K_STEP, packed += to.m_tile * STEP_ROW_BYTES)
+            for (size_t lane = 0; lane < K_STEP; lane += LANES) {
+                Floats values{};
+                if (r < rows) values = load(row + at + lane);
+                if (r < rows && matmul.norm) values = values * factor * load(matmul.norm + at + lane);
+                store((bf16*)packed + lane, values);
+            }
+    }
+}
+
+void pack_src(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to) {
+    (src.is_bf16 ? pack_from<bf16> : pack_from<float>)(matmul, src.data, tile, part, to);
+}
+
+// The quants of BITS bits at a position in 32-bit lanes, as floats.
+template <size_t BITS>
+inline Floats quants_at(Words lanes, int position) {
+    const Words shifted = lanes >> position;
+#if defined(__AVX512F__)
+    // The permutation reads the low 4 bits only.
+    if constexpr (BITS == 4) {
+        const Floats table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return (Floats)_mm512_permutexvar_ps((__m512i)shifted, (__m512)table);
+    }
+#endif
+    return __builtin_convertvector((Ints)(shifted & ((1 << BITS) - 1)), Floats);
+}
+
+inline Floats multiply_add(Floats a, Floats b, Floats sum) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+    return a * b + sum;
+#endif
+}
+
+// Two weights of each column, rounded to bf16, next to each other.
+inline Words bf16_pairs(Floats even, Floats odd) { return ((Words)even + 0x8000) >> 16 | (((Words)odd + 0x8000) & 0xffff0000); }
+
+// Dequantizes a group of a block of columns: for each half of the columns, a row of a tile register for each two weights.
+template <size_t BITS, size_t GROUP>
+inline void dequantize_group(const uint8_t* group, uint8_t* to) {
+    constexpr size_t per_lane = 32 / BITS, half_bytes = TILE_ROWS * TILE_ROW_BYTES;
+    // The positions of the weights of a lane, in their order: see the layout of `Matmul`.
+    constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
+    for (size_t half = 0; half < 2; ++half)
+        for (size_t lane = 0; lane < TILE_ROWS; lane += LANES) {
+            const size_t column = half * TILE_ROWS + lane;
+            const Floats scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
+            // These products are exact in f32, so that a weight is rounded once.
+            const Floats offset = -(zero * scale);
+            const uint8_t* quants = group + N_BLOCK * 2 * sizeof(f16) + column * 4;
+            uint8_t* rows = to + half * half_bytes + lane * 4;
+            for (size_t at = 0; at < GROUP; at += per_lane, quants += N_BLOCK * 4) {
+                const Words lanes = read<Words>(quants);
+                for (size_t i = 0; i < per_lane; i += 2, rows += TILE_ROW_BYTES) {
+                    const Floats even = multiply_add(quants_at<BITS>(lanes, positions[i]), scale, offset);
+                    const Floats odd = multiply_add(quants_at<BITS>(lanes, positions[i + 1]), scale, offset);
+                    const Words pairs = bf16_pairs(even, odd);
+                    std::memcpy(rows, &pairs, sizeof(pairs));
+                }
+            }
+        }
+}
+
+// The tile registers, and what stores them now and then: a store that follows the last one after more than half a microsecond
+// takes 300 ns.
+struct Registers {
+    explicit inline Registers(const TileConfig& config) : tiles(config) {}
+    inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }
+
+    Tiles tiles;
+    alignas(64) uint8_t unused[TILE_ROWS * TILE_ROW_BYTES];
+};
+
+// Configures as many rows as a tile of the source has.
+inline TileConfig config_for(size_t m_tile) {
+    TileConfig config;
+    const size_t first = least(m_tile, TILE_ROWS), second = m_tile - first;
+    const auto set = [&](int tile, size_t rows) { config.set(size_t(tile), rows, TILE_ROW_BYTES); };
+    set(SUMS_00, first), set(SUMS_01, first), set(ROWS_0, first);
+    set(COLUMNS_0, TILE_ROWS), set(COLUMNS_1, TILE_ROWS);
+    if (second > 0) set(SUMS_10, second), set(SUMS_11, second), set(ROWS_1, second);
+    return config;
+}
+
+template <size_t BITS, size_t GROUP>
+void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, Registers& registers, Prefetch& prefetch) {
+    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+    for (size_t step = 0; step < steps; ++step, to += STEP_BYTES) {
+        prefetch.next();
+        for (size_t at = 0; at < K_STEP; at += GROUP, groups += bytes)
+            dequantize_group<BITS, GROUP>(groups, to + at / 2 * TILE_ROW_BYTES);
+        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+    }
+}
+
+// Where the sums of a tile come from, and whether they are stored.
+struct Sums {
+    enum Begin { zero, stored, in_registers } begin;
+    bool is_stored;
+    float* at;
+};
+
+// Adds the products of a tile of the source, in one or two registers, with dequantized weights.
+template <size_t REGISTERS>
+inline void multiply_steps(Registers& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
+                           const Sums& sums) {
+    auto& tiles = registers.tiles;
+    float *first = sums.at, *second = sums.at + TILE_ROWS * N_BLOCK;
+    if (sums.begin == Sums::zero) {
+        tiles.zero<SUMS_00>(), tiles.zero<SUMS_01>();
+        if constexpr (REGISTERS == 2) tiles.zero<SUMS_10>(), tiles.zero<SUMS_11>();
+    } else if (sums.begin == Sums::stored) {
+        tiles.load<SUMS_00>(first, SUM_BYTES), tiles.load<SUMS_01>(first + TILE_ROWS, SUM_BYTES);
+        if constexpr (REGISTERS == 2)
+            tiles.load<SUMS_10>(second, SUM_BYTES), tiles.load<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
+    }
+    for (size_t step = 0; step < steps; ++step, rows += m_tile * STEP_ROW_BYTES, weights += STEP_BYTES) {
+        tiles.load<ROWS_0>(rows, STEP_ROW_BYTES);
+        tiles.load<COLUMNS_0>(weights, TILE_ROW_BYTES);
+        tiles.load<COLUMNS_1>(weights + STEP_BYTES / 2, TILE_ROW_BYTES);
+        if constexpr (REGISTERS == 2) tiles.load<ROWS_1>(rows + TILE_ROWS * STEP_ROW_BYTES, STEP_ROW_BYTES);
+        tiles.multiply<SUMS_00, ROWS_0, COLUMNS_0>();
+        tiles.multiply<SUMS_01, ROWS_0, COLUMNS_1>();
+        if constexpr (REGISTERS == 2) {
+            tiles.multiply<SUMS_10, ROWS_1, COLUMNS_0>();
+            tiles.multiply<SUMS_11, ROWS_1, COLUMNS_1>();
+        }
+        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+    }
+    if (!sums.is_stored) return;
+    tiles.store<SUMS_00>(first, SUM_BYTES), tiles.store<SUMS_01>(first + TILE_ROWS, SUM_BYTES);
+    if constexpr (REGISTERS == 2) tiles.store<SUMS_10>(second, SUM_BYTES), tiles.store<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
+}
+
+// Applies adapters and the epilogue to the sums of `R` rows.
+template <size_t R, typename T>
+inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, size_t row, const LoraDown* lora,
+                        const T* residual, T* dst) {
+    for (size_t pair = 0; pair < PAIRS; ++pair) {
+        Floats total[R][2];
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < 2; ++v)
+                total[r][v] = load(sums + r * N_BLOCK + v * (N_BLOCK / 2) + pair * LANES) * matmul.scale_factor;
+        if (lora) add_adapters<R>(matmul, block, pair, lora + row, total);
+        for (size_t r = 0; r < R; ++r) store_dst(matmul, total[r], block, pair, row + r, residual, dst);
+    }
+}
+
+template <typename T>
+void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t block, const float* sums, const T* residual,
+                 T* dst) {
+    constexpr size_t at_once = 4;
+    const size_t rows = rows_of(src, tile), first = tile * src.m_tile;
+    size_t r = 0;
+    for (; r + at_once <= rows; r += at_once)
+        finish_rows<at_once>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
+    for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
+}
+
+template <size_t BITS, size_t GROUP, typename T>
+void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const T* residual, T* dst) {
+    alignas(64) uint8_t weights[STEPS_MANY * STEP_BYTES];
+    alignas(64) float stored[STORED_TILES][M_TILE_MAX * N_BLOCK];
+    Registers registers(config_for(src.m_tile));
+    const size_t steps = matmul.K / K_STEP, step_bytes = K_STEP / GROUP * group_bytes(matmul), bytes = n_block_bytes(matmul);
+    const size_t tiles = range.tile_end - range.tile_begin, steps_at_once = tiles <= FEW_TILES ? STEPS_FEW : STEPS_MANY;
+    const bool is_whole = steps <= steps_at_once;
+    // The weights are dequantized once for so many tiles.
+    const size_t tiles_at_once = is_whole ? tiles : STORED_TILES;
+    const size_t times = steps * ((tiles + tiles_at_once - 1) / tiles_at_once);
+    for (size_t block = range.block_begin; block < range.block_end; ++block) {
+        const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
+        Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
+        for (size_t begin = range.tile_begin; begin < range.tile_end; begin += tiles_at_once) {
+            const size_t end = least(begin + tiles_at_once, range.tile_end);
+            for (size_t step = 0; step < steps; step += steps_at_once) {
+                const size_t count = least(steps_at_once, steps - step);
+                dequantize<BITS, GROUP>(matmul.weights + block * bytes + step * step_bytes, count, weights, registers,
+                                        prefetch);
+                const bool is_last = step + count == steps, stays = end - begin == 1;
+                for (size_t tile = begin; tile < end; ++tile) {
+                    const Sums sums{step == 0 ? Sums::zero
+                                    : stays   ? Sums::in_registers
+                                              : Sums::stored,
+                                    is_last || !stays, stored[is_whole ? 0 : tile - begin]};
+                    const uint8_t* rows = src.data + (tile * matmul.K + step * K_STEP) * src.m_tile * sizeof(bf16);
+                    auto* multiply = rows_of(src, tile) > TILE_ROWS ? multiply_steps<2> : multiply_steps<1>;
+                    multiply(registers, rows, src.m_tile, weights, count, sums);
+                    if (is_last) finish_tile(matmul, src, tile, block, sums.at, residual, dst);
+                }
+            }
+        }
+    }
+}
+
+template <typename T>
+void multiply_to(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const void* residual, void* dst) {
+    auto* multiply = matmul.bits == 4     ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
+                     : matmul.group == 16 ? multiply_as<8, 16, T>
+                                          : multiply_as<8, 32, T>;
+    multiply(matmul, src, range, (const T*)residual, (T*)dst);
+}
+
+void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
+    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, src, range, residual.data, dst.data);
+}
+
+// Below 128 rows for each thread it takes longer that each dequantizes all weights than that they read the rows of others. A
+// megabyte of rows stays in the second-level cache together with weights; a block of columns is dequantized for 64 rows at
+// least.
+constexpr Division DIVISION = {rows_per_tile, PACKED_ROWS, 128, 512 << 10, 2};
+
+}  // namespace
+
+const Kernels ovfleet::projection::OVFLEET_KERNELS = {DIVISION, src_bytes, pack_src, multiply, lora_down};

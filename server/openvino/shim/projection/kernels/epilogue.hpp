@@ -1,0 +1,67 @@
+// What is fused behind a multiplication. Only for kernels.
+#pragma once
+
+#include "../../vectors.hpp"
+#include "projection.hpp"
+
+namespace {
+
+using namespace ovfleet::projection;
+
+// Pairs of vectors of a block of columns: one vector of its first 16 columns, and one of the others.
+constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
+
+template <typename T>
+inline Floats load_up_to(const T* from, size_t count) {
+    if (count >= LANES) return load(from);
+    T part[LANES] = {};
+    for (size_t i = 0; i < count; ++i) part[i] = from[i];
+    return load(part);
+}
+
+inline void store_up_to(float* to, Floats values, size_t count) {
+    if (count >= LANES) return ::store(to, values);
+    for (size_t i = 0; i < count; ++i) to[i] = values[i];
+}
+
+// Rounds to nearest, ties to even.
+inline void store(bf16* to, Floats values) {
+#if defined(__AVX512F__)
+    const Words bits = (Words)values, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const auto is_nan = values != values;
+    const Words result = is_nan ? (bits | 0x400000) >> 16 : rounded;
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)result));
+#else
+    for (size_t i = 0; i < LANES; ++i) convert(values[i], to[i]);
+#endif
+}
+
+inline void store_up_to(bf16* to, Floats values, size_t count) {
+    if (count >= LANES) return store(to, values);
+    for (size_t i = 0; i < count; ++i) convert(values[i], to[i]);
+}
+
+// x * sigmoid(x).
+inline Floats swish(Floats x) {
+    const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
+    return x * ((x < 0 ? e : one) / (one + e));
+}
+
+// Applies the epilogue to the totals of a row, and stores them.
+template <typename T>
+inline void store_dst(const Matmul& matmul, const Floats (&total)[2], size_t block, size_t pair, size_t row, const T* residual,
+                      T* dst) {
+    const size_t columns = dst_columns(matmul), block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
+    const size_t first = block * block_columns + pair * LANES;
+    const size_t left = first < columns ? columns - first : 0;
+    dst += row * columns + first;
+    if (matmul.epilogue == Epilogue::swiglu) return store_up_to(dst, swish(total[0]) * total[1], left);
+    const bool adds = matmul.epilogue == Epilogue::residual;
+    if (adds) residual += row * columns + first;
+    for (size_t v = 0; v < 2; ++v) {
+        const size_t skipped = v * (N_BLOCK / 2), count = left > skipped ? left - skipped : 0;
+        store_up_to(dst + skipped, adds ? total[v] + load_up_to(residual + skipped, count) : total[v], count);
+    }
+}
+
+}  // namespace

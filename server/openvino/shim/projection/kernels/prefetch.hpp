@@ -1,0 +1,19 @@
+// Prefetches weights. Only for kernels.
+#pragma once
+
+#include "projection.hpp"
+
+namespace {
+
+using namespace ovfleet::projection;
+
+// Prefetches the next block of weights, a few lines with each group of this one: the processor does not predict it in time.
+struct Prefetch {
+    const uint8_t *at, *end;
+    size_t lines;
+    inline void next() {
+        for (size_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at);
+    }
+};
+
+}  // namespace

@@ -1,0 +1,159 @@
+// The eight tile registers of AMX, as one interface with two implementations: `HardwareTiles` executes the instructions of the
+// processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Kernels are templates over the
+// implementation, or are compiled once for each. Only for kernels, which are compiled once for each instruction set.
+//
+// A tile has up to 16 rows of up to 64 bytes. The product of two tiles adds to each 32-bit sum in row `m` and column `n` the
+// products of row `m` of A, which has up to 32 bf16, with column `n` of B, which has a row for each two bf16 of A: row `k` of B
+// holds the elements 2 * k and 2 * k + 1 of each column next to each other.
+//
+//     TileConfig config;
+//     config.set(0, 16, 64);      // and the other tiles
+//     Tiles tiles(config);        // configures the registers of this thread, and releases them at the end of the scope
+//     tiles.zero<0>();
+//     tiles.load<1>(a, stride), tiles.load<2>(b, 64);
+//     tiles.multiply<0, 1, 2>();
+//     tiles.store<0>(sums, 64);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr size_t TILE_COUNT = 8, TILE_ROWS = 16, TILE_ROW_BYTES = 64;
+
+// The operand of LDTILECFG. It is loaded for each call of a kernel, because other libraries use other configurations on the
+// same threads. Products of fewer than 16 rows take less time if the tiles are configured with fewer rows.
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    inline void set(size_t tile, size_t tile_rows, size_t bytes) {
+        rows[tile] = uint8_t(tile_rows);
+        row_bytes[tile] = uint16_t(bytes);
+    }
+};
+
+static_assert(sizeof(TileConfig) == 64);
+
+#if defined(__x86_64__)
+
+// The instructions. They fault unless `has_isa(Isa::amx)`, which requests the permission of the operating system. These are no
+// intrinsics, because those of GCC 12 have no memory clobber: the compiler moves stores behind a load of the same memory. At
+// least one tile should be stored every half microsecond: a store that follows a longer pause takes 300 ns.
+class HardwareTiles {
+public:
+    explicit inline HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
+    // Without it, the tiles would belong to the state of the thread that each context switch saves.
+    inline ~HardwareTiles() { asm volatile("tilerelease" : :); }
+    HardwareTiles(const HardwareTiles&) = delete;
+    HardwareTiles& operator=(const HardwareTiles&) = delete;
+
+    template <int TILE>
+    inline void zero() {
+        asm volatile("tilezero %%tmm%c0" : : "i"(TILE));
+    }
+    // `stride` is the number of bytes from a row to the next one in memory.
+    template <int TILE>
+    inline void load(const void* from, size_t stride) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(TILE) : "memory");
+    }
+    // Adds A * B to the sums.
+    template <int SUMS, int A, int B>
+    inline void multiply() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B));
+    }
+    template <int TILE>
+    inline void store(void* to, size_t stride) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(TILE) : "memory");
+    }
+};
+
+#endif
+
+// The same in plain C++, for tests. It traps where the processor faults: at tiles that are not configured and at shapes that do
+// not match.
+class ModelTiles {
+public:
+    explicit inline ModelTiles(const TileConfig& config) : config_(config) {
+        check(config.palette == 1 && config.start_row == 0);
+        for (size_t tile = 0; tile < 16; ++tile) {
+            const size_t rows = config.rows[tile], bytes = config.row_bytes[tile];
+            check((rows == 0) == (bytes == 0) && rows <= TILE_ROWS && bytes <= TILE_ROW_BYTES);
+            check(rows == 0 || tile < TILE_COUNT);
+        }
+    }
+    ModelTiles(const ModelTiles&) = delete;
+    ModelTiles& operator=(const ModelTiles&) = delete;
+
+    template <int TILE>
+    inline void zero() {
+        check(config_.rows[TILE] > 0);
+        std::memset(bytes_[TILE], 0, sizeof(bytes_[TILE]));
+    }
+    template <int TILE>
+    inline void load(const void* from, size_t stride) {
+        zero<TILE>();
+        for (size_t row = 0; row < config_.rows[TILE]; ++row)
+            std::memcpy(bytes_[TILE][row], (const uint8_t*)from + row * stride, config_.row_bytes[TILE]);
+    }
+    template <int SUMS, int A, int B>
+    inline void multiply() {
+        static_assert(SUMS != A && SUMS != B && A != B, "the tiles of a product must differ");
+        const size_t rows = config_.rows[SUMS], columns = config_.row_bytes[SUMS] / 4, pairs = config_.row_bytes[A] / 4;
+        check(rows > 0 && config_.rows[A] == rows && config_.rows[B] == pairs);
+        check(config_.row_bytes[B] == columns * 4 && config_.row_bytes[SUMS] % 4 == 0 && config_.row_bytes[A] % 4 == 0);
+        double b[TILE_ROWS][2][TILE_ROWS] = {};
+        for (size_t pair = 0; pair < pairs; ++pair)
+            for (size_t i = 0; i < 2; ++i)
+                for (size_t column = 0; column < columns; ++column)
+                    b[pair][i][column] = number(bytes_[B][pair] + column * 4 + i * 2);
+        for (size_t row = 0; row < rows; ++row) {
+            float even[TILE_ROWS] = {}, odd[TILE_ROWS] = {}, sums[TILE_ROWS];
+            for (size_t pair = 0; pair < pairs; ++pair) {
+                add_products(even, number(bytes_[A][row] + pair * 4), b[pair][0]);
+                add_products(odd, number(bytes_[A][row] + pair * 4 + 2), b[pair][1]);
+            }
+            std::memcpy(sums, bytes_[SUMS][row], sizeof(sums));
+            for (size_t column = 0; column < columns; ++column)
+                sums[column] = normal(normal(sums[column]) + normal(even[column] + odd[column]));
+            std::memset(bytes_[SUMS][row], 0, sizeof(bytes_[SUMS][row]));
+            std::memcpy(bytes_[SUMS][row], sums, columns * 4);
+        }
+        if (rows < TILE_ROWS) std::memset(bytes_[SUMS][rows], 0, (TILE_ROWS - rows) * TILE_ROW_BYTES);
+    }
+    template <int TILE>
+    inline void store(void* to, size_t stride) {
+        check(config_.rows[TILE] > 0);
+        for (size_t row = 0; row < config_.rows[TILE]; ++row)
+            std::memcpy((uint8_t*)to + row * stride, bytes_[TILE][row], config_.row_bytes[TILE]);
+    }
+
+private:
+    static inline void check(bool holds) {
+        if (!holds) __builtin_trap();
+    }
+    // Subnormal numbers are zeros.
+    static inline float normal(float value) { return value > -0x1p-126f && value < 0x1p-126f ? 0.0f : value; }
+    static inline double number(const uint8_t* bf16) {
+        uint16_t half;
+        std::memcpy(&half, bf16, sizeof(half));
+        const uint32_t bits = uint32_t(half) << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof(value));
+        return double(normal(value));
+    }
+    // Fused: a product of two bf16 is exact in f64, and its sum with an f32 is rounded to f64 only if it is not near the middle
+    // of two f32, so that rounding it to f32 gives the bits of one rounding.
+    static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
+        for (size_t column = 0; column < TILE_ROWS; ++column)
+            sums[column] = normal(float(a * b[column] + double(sums[column])));
+    }
+
+    TileConfig config_;
+    uint8_t bytes_[TILE_COUNT][TILE_ROWS][TILE_ROW_BYTES] = {};
+};
+
+}  // namespace
