@@ -1,8 +1,8 @@
 """Runs schemathesis against a server for a bounded time. Usage: run.py BASE_URL MODEL SECONDS
 
-The document of the server is used with its model's name, since a request for another model is refused before anything
-else of it is read: in half of the time with the parameters only that go together, so that requests are answered, and in
-the other half with all of them. Further arguments are passed to schemathesis.
+The requests name the server's model, because others are rejected before anything else is validated. During half of the
+time they use only parameters that can be combined, so that they succeed, and during the other half all parameters.
+Further arguments are passed to schemathesis.
 """
 
 import copy

@@ -24,7 +24,8 @@ kubectl wait --for=condition=Established crd/llmdeployments.ovfleet.dev --timeou
 kubectl get llmd --watch --output name | while read -r name; do
   kubectl patch \"$name\" --subresource=status --type=merge --patch \"$STATUS\"
 done";
-const STATUS: &str = r#"{"status": {"phase": "Ready", "release": {"state": "Waiting", "available": "sha256-1"},
+/// `kubectl wait` compares the generation, which changes of the resource increase.
+const STATUS: &str = r#"{"status": {"phase": "Ready", "observedGeneration": 1000, "release": {"state": "Waiting", "available": "sha256-1"},
   "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
     "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}"#;
 

@@ -30,8 +30,8 @@ impl Installation {
     /// # Errors
     /// A program that the arguments name does not exist.
     pub(super) fn new(args: LocalArgs, directory: TempDir) -> anyhow::Result<Self> {
-        let server = program(args.server.as_deref(), "server")?;
-        let router = program(args.router.as_deref(), "router")?;
+        let server = program(args.server.as_deref(), "ovfleet-server")?;
+        let router = program(args.router.as_deref(), "ovfleet-router")?;
         Ok(Self { args, server, router, directory })
     }
 
