@@ -6,14 +6,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use server_engine::EngineHandle;
+use server_engine::{EngineHandle, mix};
 
 use crate::dispatches::Dispatches;
 use crate::error::{Error, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, ByteBudget, Limits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
 use crate::metrics::{Metrics, ProcessState};
-use crate::mix::mix;
 use crate::model::Model;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};

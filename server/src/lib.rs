@@ -28,7 +28,6 @@ mod limits;
 mod listen;
 mod load;
 mod metrics;
-mod mix;
 mod model;
 mod numa;
 mod prepare;

@@ -3,6 +3,8 @@
 
 use std::sync::{Arc, LazyLock};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use server_engine::{Guide as _, Progress, TokenSet};
 use server_guidance::{Guide, Vocabulary};
@@ -42,15 +44,6 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// A text at random, if it is whole before it has so many tokens. What ends something comes more often.
 fn draw(guide: &Guide, seed: u64) -> Option<String> {
     draw_after(guide, seed, "")
@@ -61,7 +54,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     const TOKENS_MAX: usize = 700;
 
     let vocabulary = COMPILER.vocabulary();
-    let mut random = Random(seed * 7919 + 13);
+    let mut random = StdRng::seed_from_u64(seed);
     let mut state = guide.start().unwrap();
     let mut allowed = TokenSet::new(vocabulary.len() as u32);
     let mut text = Vec::new();
@@ -75,7 +68,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     for _ in 0..TOKENS_MAX {
         allowed.clear();
         let progress = state.allow(&mut allowed).unwrap();
-        if progress == Progress::Ended || (progress == Progress::MayEnd && random.below(3) == 0) {
+        if progress == Progress::Ended || (progress == Progress::MayEnd && random.random_range(0..3) == 0) {
             return Some(String::from_utf8_lossy(&text).into_owned());
         }
         let ends = |token: &u32| {
@@ -88,9 +81,9 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
         };
         let ending: Vec<u32> = allowed.iter().filter(ends).collect();
         let tokens =
-            if !ending.is_empty() && random.below(2) == 0 { ending } else { allowed.iter().collect() };
+            if !ending.is_empty() && random.random_bool(0.5) { ending } else { allowed.iter().collect() };
         assert!(!tokens.is_empty(), "nothing may follow {:?}", String::from_utf8_lossy(&text));
-        let token = tokens[random.below(tokens.len() as u64) as usize];
+        let token = tokens[random.random_range(0..tokens.len())];
         text.extend_from_slice(vocabulary.bytes(token));
         if state.commit(token).unwrap() == Progress::Ended {
             return Some(String::from_utf8_lossy(&text).into_owned());
