@@ -53,7 +53,7 @@ pub use compat::ovms_api;
 pub use drain::DrainArgs;
 pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};
-pub use limits::{Limits, RETRY_AFTER_MAX};
+pub use limits::{HttpLimits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
 pub use metrics::Metrics;
 pub use model::Model;

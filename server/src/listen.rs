@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::Connection;
 use self::peer::Peer;
-use crate::limits::Limits;
+use crate::limits::HttpLimits;
 
 pub(crate) use conformance::conforming;
 
@@ -50,7 +50,12 @@ pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener>
 ///
 /// # Cancel safety
 /// Dropping the future closes all connections.
-pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: HttpLimits,
+    stop: CancellationToken,
+) {
     let graceful = GracefulShutdown::new();
     let max_connections = limits.max_connections.min(Semaphore::MAX_PERMITS);
     let room = Arc::new(Semaphore::new(max_connections));

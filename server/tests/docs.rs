@@ -9,7 +9,7 @@ use clap::CommandFactory as _;
 use expect_test::expect_file;
 use process::reference::{flag_sections, flag_table, metric_table};
 use serde_json::Value;
-use server::{App, Args, Limits, Metrics};
+use server::{App, Args, HttpLimits, Metrics};
 use tower::ServiceExt as _;
 
 #[test]
@@ -41,12 +41,12 @@ fn the_flags_of_subcommands_are_described() {
 #[tokio::test]
 async fn the_metrics_are_described() {
     let metrics = Metrics::new("MODEL", "BACKEND");
-    let limits = Limits {
+    let limits = HttpLimits {
         max_body_bytes: 1,
         max_concurrent_requests: 1,
         max_connections: 1,
         read_timeout: Duration::from_secs(1),
-        ..Limits::default()
+        ..HttpLimits::default()
     };
     let app = App::new(limits, metrics.clone());
     // A family is listed once it has a member.
@@ -62,12 +62,12 @@ async fn the_metrics_are_described() {
 
 #[tokio::test]
 async fn the_parameters_are_described() {
-    let limits = Limits {
+    let limits = HttpLimits {
         max_body_bytes: 1,
         max_concurrent_requests: 1,
         max_connections: 1,
         read_timeout: Duration::from_secs(1),
-        ..Limits::default()
+        ..HttpLimits::default()
     };
     let app = App::new(limits, Metrics::new("MODEL", "BACKEND"));
     let request = Request::get("/openapi.json").body(Body::empty()).expect("a request");

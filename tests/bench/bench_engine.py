@@ -37,8 +37,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kv-cache-precision", default="u8")
     parser.add_argument("--weights", default="auto")
-    parser.add_argument("--batch-tokens-max", type=int, default=512)
-    parser.add_argument("--chunk-tokens-max", type=int, help="only for our engine; default: that of the engine")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--max-chunk-tokens", type=int, help="only for our engine; default: that of the engine")
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--section", default="bench-engine", help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}")
@@ -57,17 +57,17 @@ class Bench:
             self.ir,
             inference_precision=args.inference_precision,
             kv_cache_precision=args.kv_cache_precision,
-            batch_tokens_max=args.batch_tokens_max,
+            max_num_batched_tokens=args.max_num_batched_tokens,
             prefix_caching=True,
             weights=args.weights,
         )
         self.configs: dict[str, dict] = {}
 
-    def ours(self, form: str, work: dict, step_ms_max: int | None = None) -> dict:
+    def ours(self, form: str, work: dict, max_itl_ms: int | None = None) -> dict:
         """Runs our engine once."""
         model = self.ir if form == "ir" else self.args.model
-        chunk = self.args.chunk_tokens_max
-        setup = self.base.with_model(model, chunk_tokens_max=chunk, step_ms_max=step_ms_max)
+        chunk = self.args.max_chunk_tokens
+        setup = self.base.with_model(model, max_chunk_tokens=chunk, max_itl_ms=max_itl_ms)
         result = engines.run_engine(self.engine, setup, work, self.folder)
         self.configs[f"ovfleet on {form}"] = result["config"]
         return result
@@ -83,7 +83,7 @@ class Bench:
         work = scenario(case, seed, self.args.vocabulary)
         runs = [("peer", lambda: measure(case, self.peer(work)))]
         for form in self.args.forms:
-            runs.append((form, lambda form=form: measure(case, self.ours(form, work, case.step_ms_max))))
+            runs.append((form, lambda form=form: measure(case, self.ours(form, work, case.max_itl_ms))))
             if case.concurrent and not self.args.no_floor:
                 runs.append((f"floor {form}", lambda form=form: self.floor(form, work)))
         turn = seed % len(runs)

@@ -41,8 +41,8 @@ def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentP
     parser.add_argument("--vocabulary", type=int, default=49_152)
     parser.add_argument("--inference-precision", default=engines.served_precision())
     parser.add_argument("--kv-cache-precision", default="u8")
-    parser.add_argument("--batch-tokens-max", type=int, default=512)
-    parser.add_argument("--chunk-tokens-max", type=int, default=128)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--max-chunk-tokens", type=int, default=128)
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
     return parser
 
@@ -64,8 +64,8 @@ def setup_of(args: argparse.Namespace) -> engines.Setup:
         args.model,
         inference_precision=args.inference_precision,
         kv_cache_precision=args.kv_cache_precision,
-        batch_tokens_max=args.batch_tokens_max,
-        chunk_tokens_max=args.chunk_tokens_max,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_chunk_tokens=args.max_chunk_tokens,
         prefix_caching=True,
     )
 
@@ -98,8 +98,8 @@ class Server:
             f"--grpc-port={grpc_port}",
             f"--weights={setup.weights}",
             f"--kv-cache-size={setup.kv_cache_gib}GiB",
-            f"--max-num-batched-tokens={setup.batch_tokens_max}",
-            f"--max-chunk-tokens={setup.chunk_tokens_max}",
+            f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
+            f"--max-chunk-tokens={setup.max_chunk_tokens}",
             f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
             f"--kv-cache-precision={setup.kv_cache_precision}",
             f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",

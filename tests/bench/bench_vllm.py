@@ -74,7 +74,7 @@ class Vllm(Server):
             "--port": self.port,
             "--dtype": DTYPES[setup.inference_precision],
             "--max-model-len": CONTEXT,
-            "--max-num-batched-tokens": setup.batch_tokens_max,
+            "--max-num-batched-tokens": setup.max_num_batched_tokens,
         }
         return [
             "env",

@@ -30,7 +30,7 @@ class Case:
     # The number of concurrent requests; 0 for cases with another arrival pattern.
     concurrent: int = 0
     # The --max-itl of our engine in milliseconds.
-    step_ms_max: int | None = None
+    max_itl_ms: int | None = None
 
 
 CASES = (
@@ -41,7 +41,7 @@ CASES = (
     Case("prefix", "16 concurrent, shared prefix of 1,024", 2.0),
     # Measured: 60 ms, and 355 ms with the peer.
     Case("gap", "4k prompt beside 8 streams: longest gap", 0.17, is_gap=True),
-    Case("itl", "the same, with `--max-itl 40ms`", 0.17, is_gap=True, step_ms_max=40),
+    Case("itl", "the same, with `--max-itl 40ms`", 0.17, is_gap=True, max_itl_ms=40),
 )
 
 

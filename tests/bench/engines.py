@@ -34,7 +34,7 @@ class Setup:
     inference_precision: str = "f32"
     kv_cache_precision: str = "u8"
     threads: int = len(os.sched_getaffinity(0))
-    batch_tokens_max: int = 512
+    max_num_batched_tokens: int = 512
     kv_cache_gib: int = 2
     prefix_caching: bool = False
     # Tokens that end a sequence.
@@ -42,8 +42,8 @@ class Setup:
     # Only for our engine: the format of GGUF weights, and the maximum number of prompt tokens beside decoding sequences
     # (None: the default).
     weights: str = "auto"
-    chunk_tokens_max: int | None = None
-    step_ms_max: int | None = None
+    max_chunk_tokens: int | None = None
+    max_itl_ms: int | None = None
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
     # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
@@ -72,14 +72,14 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         f"--model={setup.model}",
         f"--weights={setup.weights}",
         f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
-        f"--max-batched-tokens={setup.batch_tokens_max}",
+        f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
         f"--plugin-config=KV_CACHE_PRECISION={setup.kv_cache_precision}",
         f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",
         *(f"--plugin-config={one}" for one in setup.properties),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
-        *([f"--max-chunk-tokens={setup.chunk_tokens_max}"] if setup.chunk_tokens_max else []),
-        *([f"--max-itl-ms={setup.step_ms_max}"] if setup.step_ms_max else []),
+        *([f"--max-chunk-tokens={setup.max_chunk_tokens}"] if setup.max_chunk_tokens else []),
+        *([f"--max-itl-ms={setup.max_itl_ms}"] if setup.max_itl_ms else []),
         *([f"--sparse-attention={setup.sparse_attention}"] if setup.sparse_attention else []),
         *(f"--lora={path}" for path in setup.adapters),
         *(f"--lora-turns={number}" for number in setup.adapter_turns),
@@ -98,7 +98,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
         f"--inference-precision={setup.inference_precision}",
         f"--kv-cache-precision={setup.kv_cache_precision}",
         f"--threads={setup.threads}",
-        f"--batch-tokens-max={setup.batch_tokens_max}",
+        f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
         f"--kv-cache-gib={setup.kv_cache_gib}",
         *(f"--property={one}" for one in setup.properties),
         *(f"--stop-token={token}" for token in setup.stop_tokens),

@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--property", action="append", default=[], help="KEY=VALUE for the plugin; may be repeated")
     parser.add_argument("--kv-cache-precision", default="u8", choices=["u8", "bf16", "f16", "f32"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--batch-tokens-max", type=int, default=512)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--kv-cache-gib", type=int, default=2)
     parser.add_argument("--stop-token", type=int, action="append", default=[], help="a token that ends a sequence; may be repeated")
     parser.add_argument("--prefix-caching", action="store_true")
@@ -79,7 +79,7 @@ def head(args: argparse.Namespace, kind: str) -> dict:
             "inference_precision": args.inference_precision,
             "kv_cache_precision": args.kv_cache_precision,
             "threads": args.threads,
-            "batch_tokens_max": args.batch_tokens_max,
+            "max_num_batched_tokens": args.max_num_batched_tokens,
             "kv_cache_bytes": args.kv_cache_gib * GIB,
             "prefix_caching": args.prefix_caching,
         },
@@ -94,7 +94,7 @@ class Run:
 
         self.genai = openvino_genai
         config = openvino_genai.SchedulerConfig()
-        config.max_num_batched_tokens = args.batch_tokens_max
+        config.max_num_batched_tokens = args.max_num_batched_tokens
         config.cache_size = args.kv_cache_gib
         config.dynamic_split_fuse = True
         config.max_num_seqs = 256

@@ -218,8 +218,8 @@ def main() -> None:
         args.model,
         inference_precision=engines.served_precision(),
         kv_cache_precision="u8",
-        batch_tokens_max=512,
-        chunk_tokens_max=128,
+        max_num_batched_tokens=512,
+        max_chunk_tokens=128,
         prefix_caching=True,
     )
     with engines.scratch() as folder, Small(args.server, setup, pathlib.Path(folder)) as server:

@@ -35,7 +35,7 @@ def namespace(setup: engines.Setup) -> argparse.Namespace:
         inference_precision=setup.inference_precision,
         kv_cache_precision=setup.kv_cache_precision,
         threads=setup.threads,
-        batch_tokens_max=setup.batch_tokens_max,
+        max_num_batched_tokens=setup.max_num_batched_tokens,
         kv_cache_gib=setup.kv_cache_gib,
         stop_token=list(setup.stop_tokens),
         prefix_caching=False,

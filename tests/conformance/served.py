@@ -75,7 +75,7 @@ class Api:
     def start(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
         """Starts the server on the IR of `setup`, which was made of the GGUF file `model`."""
         folder = ir_folder(setup.model, model, folder)
-        setup = dataclasses.replace(setup, model=folder, chunk_tokens_max=setup.batch_tokens_max)
+        setup = dataclasses.replace(setup, model=folder, max_chunk_tokens=setup.max_num_batched_tokens)
         with bench_http.Server(server, setup, folder) as running:
             yield Api(running)
 
