@@ -194,8 +194,8 @@ mod tests {
     }
 
     fn ranges(dispatches: &Dispatches) -> Vec<(u64, u64)> {
-        let told = dispatches.with_included(7, |dispatches| dispatches.unwrap());
-        told.ranges.iter().map(|range| (range.first, range.last)).collect()
+        let included = dispatches.with_included(7, |dispatches| dispatches.unwrap());
+        included.ranges.iter().map(|range| (range.first, range.last)).collect()
     }
 
     #[test]
@@ -262,8 +262,8 @@ mod tests {
             drop(dispatches.subscribe(router));
         }
         assert!(knows(1) && knows(1009) && knows(199) && !knows(2));
-        let told = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
-        assert_eq!(told, 5);
+        let included = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
+        assert_eq!(included, 5);
         assert!(!dispatches.with_included(0, |dispatches| dispatches.is_some()), "zero is no router");
     }
 

@@ -66,7 +66,7 @@ mod tests {
             end(0),
             end(1),
         ];
-        let kept = best(deltas, 3, 2);
+        let chosen = best(deltas, 3, 2);
         let expected = vec![
             text(0, "b", &[-0.5, -0.5]),
             text(0, "e", &[-0.2]),
@@ -75,7 +75,7 @@ mod tests {
             text(1, "d", &[-0.0]),
             end(1),
         ];
-        assert_eq!(kept, expected);
+        assert_eq!(chosen, expected);
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn joined_pieces_equal_the_whole_text_for_any_tokens() {
 }
 
 #[test]
-fn no_half_character_is_given_out() {
+fn no_partial_character_is_returned() {
     let mut detokenizer = Detokenizer::new(tokenizer(false), options(true));
     assert_eq!([0xf0, 0x9f, 0x98].map(|b| detokenizer.push(byte(b))), ["", "", ""]);
     assert_eq!(detokenizer.push(byte(0x80)), "😀");
@@ -78,7 +78,7 @@ fn no_half_character_is_given_out() {
 }
 
 #[test]
-fn a_leading_space_is_kept_where_text_goes_on() {
+fn a_leading_space_is_preserved_if_the_text_continues() {
     let tokenizer = tokenizer(true);
     let b = tokenizer.token_id("▁b").unwrap();
     let first = |continues_text| {
@@ -91,7 +91,7 @@ fn a_leading_space_is_kept_where_text_goes_on() {
 }
 
 #[test]
-fn special_tokens_are_left_out_when_asked() {
+fn special_tokens_are_skipped_on_request() {
     let tokenizer = tokenizer(false);
     let text = |skip| {
         let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options(skip));

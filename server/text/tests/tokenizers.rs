@@ -92,7 +92,7 @@ fn every_named_pre_tokenizer_cuts_text_as_it_should() {
 }
 
 #[test]
-fn special_tokens_are_parsed_when_asked_for() {
+fn special_tokens_are_parsed_on_request() {
     compare(&golden("byte_level.json"), "parsed", true);
 }
 

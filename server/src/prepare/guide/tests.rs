@@ -191,9 +191,9 @@ fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
 }
 
 fn guide(conversation: &Conversation, formats: Formats, content: Option<&Form>) -> Guide {
-    let asked = FormRequest { conversation, formats, content };
-    assert!(!asked.is_unconstrained());
-    asked.compiled(&COMPILER, "response_format").unwrap()
+    let request = FormRequest { conversation, formats, content };
+    assert!(!request.is_unconstrained());
+    request.compiled(&COMPILER, "response_format").unwrap()
 }
 
 fn conversation(tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
@@ -335,8 +335,8 @@ fn an_unsupported_schema_is_rejected_if_its_tool_is_strict_and_otherwise_ignored
             conversation(tools, ToolChoice::Required)
         };
         let strict = with(true);
-        let asked = FormRequest { conversation: &strict, formats, content: None };
-        let error = asked.compiled(&COMPILER, "tools").unwrap_err();
+        let request = FormRequest { conversation: &strict, formats, content: None };
+        let error = request.compiled(&COMPILER, "tools").unwrap_err();
         let Error::Invalid { param, message, .. } = &error else { panic!("{error:?}") };
         assert!(param.starts_with("tools[3].function.parameters"), "{formats:?}: {message}");
         let loose = with(false);
@@ -356,7 +356,7 @@ fn each_unsupported_schema_is_tried_once() {
         let tools =
             (0..count).map(|index| tool(&format!("odd{index}"), Some(unique.clone()), false)).collect();
         let conversation = conversation(tools, ToolChoice::Required);
-        let asked = FormRequest { conversation: &conversation, formats, content: None };
+        let request = FormRequest { conversation: &conversation, formats, content: None };
         let (compiled, tried) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let attempts = Attempts {
             vocabulary: COMPILER.vocabulary(),
@@ -370,7 +370,7 @@ fn each_unsupported_schema_is_tried_once() {
             },
             param: "tools",
         };
-        asked.compiled_by(&attempts).unwrap();
+        request.compiled_by(&attempts).unwrap();
         assert_eq!((compiled.get(), tried.get()), (2, count), "{formats:?}");
     }
 }
@@ -378,8 +378,8 @@ fn each_unsupported_schema_is_tried_once() {
 #[test]
 fn a_model_without_a_format_of_calls_cannot_be_required_to_call() {
     let required = conversation(three_tools(false), ToolChoice::Required);
-    let asked = FormRequest { conversation: &required, formats: Formats::default(), content: None };
-    let error = asked.compiled(&COMPILER, "tools").unwrap_err();
+    let request = FormRequest { conversation: &required, formats: Formats::default(), content: None };
+    let error = request.compiled(&COMPILER, "tools").unwrap_err();
     assert!(matches!(&error, Error::Invalid { param, .. } if param == "tool_choice"), "{error:?}");
 }
 
@@ -441,8 +441,8 @@ fn every_parameter_with_a_form_is_read() {
         (json!({"guided_json_object": false}), None),
     ];
     for (request, expected) in cases {
-        let wanted = format::requested(&generation(request.clone())).unwrap();
-        assert_eq!(wanted.map(|wanted| wanted.form), expected, "{request}");
+        let format = format::requested(&generation(request.clone())).unwrap();
+        assert_eq!(format.map(|format| format.form), expected, "{request}");
     }
 }
 
