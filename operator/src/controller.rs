@@ -28,11 +28,12 @@ use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
 use crate::status::{invalid_status, is_same_except_times, status};
-use crate::trace::{ReconcileSpan, Tracer};
+use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::valid_deployment::ValidDeployment;
 use crate::validate::{Defaults, validate};
 use crate::watch::{Stores, Watches};
+use process::trace::Tracer;
 
 /// Changes of a resource within this time trigger one reconcile.
 const DEBOUNCE: Duration = Duration::from_millis(30);

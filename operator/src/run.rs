@@ -25,9 +25,9 @@ use crate::leader::{self, Election};
 use crate::local;
 use crate::manifest::Kind;
 use crate::metrics::Metrics;
-use crate::trace::Tracer;
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
+use process::trace::Tracer;
 
 /// The interval at which the operator checks for the custom resource definition if it may not watch definitions.
 const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
@@ -165,7 +165,10 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
             concurrency,
             max_concurrent_upgrades,
-            tracer: otlp_endpoint.as_deref().map(Tracer::new).transpose()?,
+            tracer: otlp_endpoint
+                .as_deref()
+                .map(|endpoint| Tracer::new("ovfleet-operator", endpoint, 1.0))
+                .transpose()?,
         },
         lease: (!no_leader_election).then_some(lease),
     })

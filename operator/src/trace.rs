@@ -1,21 +1,12 @@
 //! OpenTelemetry spans of reconciles, with a child span for each step. Spans are created only if an endpoint is
 //! configured. They contain names of resources, never the content of a resource.
 
-use anyhow::Context as _;
 use kube::ResourceExt as _;
-use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _, TracerProvider as _};
+use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::WithExportConfig as _;
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
+use opentelemetry_sdk::trace::{SdkTracer, Span};
 use operator_api::LlmDeployment;
-
-/// Exports spans. Clones share the exporter.
-#[derive(Clone, Debug)]
-pub struct Tracer {
-    provider: SdkTracerProvider,
-    tracer: SdkTracer,
-}
+use process::trace::Tracer;
 
 /// The span of a reconcile; `None` if spans are not exported.
 #[derive(Debug)]
@@ -25,38 +16,11 @@ pub(crate) struct ReconcileSpan(Option<(SdkTracer, Context)>);
 #[derive(Debug)]
 pub(crate) struct StepSpan(#[expect(dead_code, reason = "the span ends when it is dropped")] Option<Span>);
 
-impl Tracer {
-    /// Creates an exporter that sends spans to `endpoint`, a URL of OTLP over gRPC. It must be called within a Tokio
-    /// runtime.
-    ///
-    /// # Errors
-    /// `endpoint` is not a URL.
-    pub fn new(endpoint: &str) -> anyhow::Result<Self> {
-        let exporter = opentelemetry_otlp::SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(endpoint)
-            .build()
-            .with_context(|| format!("failed to create an exporter of spans to {endpoint:?}"))?;
-        let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
-            .with_resource(Resource::builder().with_service_name("ovfleet-operator").build())
-            .build();
-        let tracer = provider.tracer("ovfleet-operator");
-        Ok(Self { provider, tracer })
-    }
-
-    /// Sends the remaining spans. It blocks the thread, and sends through the runtime in which the exporter was created.
-    pub fn flush(&self) {
-        if let Err(error) = self.provider.shutdown() {
-            tracing::warn!(%error, "failed to send the remaining spans");
-        }
-    }
-}
-
 impl ReconcileSpan {
     /// Starts the span of a reconcile of `object`.
     pub(crate) fn start(tracer: Option<&Tracer>, object: &LlmDeployment) -> Self {
-        Self(tracer.map(|Tracer { tracer, .. }| {
+        Self(tracer.map(|tracer| {
+            let tracer = tracer.sdk();
             let builder = tracer.span_builder("reconcile").with_kind(SpanKind::Internal).with_attributes([
                 KeyValue::new("k8s.namespace.name", object.namespace().unwrap_or_default()),
                 KeyValue::new("ovfleet.llmdeployment.name", object.name_any()),

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use clap::{Arg, Command, CommandFactory as _};
+use clap::{Command, CommandFactory as _};
 use expect_test::expect_file;
 use operator::Args;
 use operator::metrics::Metrics;
+use process::reference::{flag_table, metric_table};
 use serde_json::Value;
 
 #[test]
@@ -25,23 +26,11 @@ fn the_flags_are_described() {
 }
 
 fn flags(text: &mut String, heading: &str, command: &Command) {
-    let arguments: Vec<&Arg> =
-        command.get_arguments().filter(|argument| argument.get_env().is_some()).collect();
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let _ = write!(text, "\n## {heading}\n\n{about}.\n");
-    if arguments.is_empty() {
-        return;
-    }
-    text.push_str("\n| flag | environment | default | |\n|---|---|---|---|\n");
-    for argument in arguments {
-        let long = argument.get_long().expect("every argument is a flag");
-        let environment = argument.get_env().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let defaults = argument.get_default_values().iter();
-        let default: Vec<_> = defaults.map(|value| format!("`{}`", value.to_string_lossy())).collect();
-        let help =
-            argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
-        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        let _ = writeln!(text, "| `--{long}` | `{environment}` | {} | {help} |", default.join(" "));
+    let table = flag_table(command.get_arguments().filter(|argument| argument.get_env().is_some()));
+    if !table.is_empty() {
+        let _ = write!(text, "\n{table}");
     }
 }
 
@@ -136,7 +125,7 @@ fn rules(text: &mut String, schema: &Value) {
 #[test]
 fn the_metrics_are_described() {
     let mut text = String::from(
-        "# Metrics of the operator\n\nFor builders of dashboards and alerts: every metric of the operator.\nGenerated from the output of `/metrics`.\n\n| name | type | |\n|---|---|---|\n",
+        "# Metrics of the operator\n\nFor builders of dashboards and alerts: every metric of the operator.\nGenerated from the output of `/metrics`.\n\n",
     );
     let metrics = Metrics::default();
     // A metric with labels is part of the output once it has a value.
@@ -144,16 +133,6 @@ fn the_metrics_are_described() {
     metrics.record_api_call("get", "Pod");
     metrics.set_deployments(|_| 0);
     metrics.set_releases(|_| 0);
-    let scrape = metrics.scrape();
-    let mut about = "";
-    for line in scrape.lines() {
-        if let Some(help) = line.strip_prefix("# HELP ") {
-            about = help.split_once(' ').map_or("", |(_, help)| help);
-        }
-        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
-            let suffix = if kind == "counter" { "_total" } else { "" };
-            let _ = writeln!(text, "| `{name}{suffix}` | {kind} | {} |", about.trim_end_matches('.'));
-        }
-    }
+    text.push_str(&metric_table(&metrics.scrape()));
     expect_file!["../../docs/reference/metrics-operator.md"].assert_eq(&text);
 }

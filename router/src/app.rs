@@ -11,7 +11,7 @@ use crate::body_budget::BodyBudget;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::metrics::{GaugeSources, Metrics};
-use crate::trace::Tracer;
+use process::trace::Tracer;
 
 /// The state of the router. Clones share it.
 #[derive(Clone, Debug)]

@@ -190,7 +190,7 @@ impl Threads {
         loop {
             let next = async {
                 let permit = self.acquire_permit(&room).await;
-                (accept(&listener).await, permit)
+                (process::listen::accept(&listener).await, permit)
             };
             let (connection, permit) = tokio::select! {
                 next = next => next,
@@ -214,26 +214,6 @@ impl Threads {
             match permit {
                 Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
                 Err(_) => self.pressure.notify_waiters(),
-            }
-        }
-    }
-}
-
-/// Accepts the next connection.
-async fn accept(listener: &TcpListener) -> TcpStream {
-    /// The pause after an error: if the process has no more file descriptors, some will be free soon.
-    const PAUSE: Duration = Duration::from_millis(50);
-    loop {
-        match listener.accept().await {
-            Ok((connection, _)) => {
-                // Tokens are small and must not wait for acknowledgements.
-                if connection.set_nodelay(true).is_ok() {
-                    return connection;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "failed to accept a connection");
-                tokio::time::sleep(PAUSE).await;
             }
         }
     }
@@ -408,14 +388,6 @@ mod tests {
 
     use super::*;
     use crate::Args;
-
-    #[tokio::test]
-    async fn data_for_a_client_does_not_wait_for_acknowledgements() {
-        let listener = bind(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
-        let address = listener.local_addr().unwrap();
-        let (_client, accepted) = tokio::join!(TcpStream::connect(address), accept(&listener));
-        assert!(accepted.nodelay().unwrap());
-    }
 
     #[tokio::test]
     async fn threads_have_finished_when_the_last_one_has_ended() {

@@ -239,8 +239,8 @@ async fn poll_models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow
     }
 }
 
-/// The header with the number of the store of a replica that does not report its load.
-const STORE_ID: &str = "x-ovfleet-keeper";
+/// The header with the `store_id` of a replica that does not report its load.
+const STORE_ID: &str = "x-ovfleet-store-id";
 
 /// Requests the models of a replica, and the number of its store, which is 0 if it has none.
 async fn request_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use process::metrics::{RequestLabels, request_seconds};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -73,13 +74,13 @@ struct TermHistograms {
 impl TermHistograms {
     fn new() -> Self {
         Self {
-            score: long(),
-            queued_prefill: long(),
-            prefill: long(),
-            decode_interference: long(),
-            sequence_wait: long(),
-            block_wait: long(),
-            cache_pressure: long(),
+            score: request_seconds(),
+            queued_prefill: request_seconds(),
+            prefill: request_seconds(),
+            decode_interference: request_seconds(),
+            sequence_wait: request_seconds(),
+            block_wait: request_seconds(),
+            cache_pressure: request_seconds(),
         }
     }
 
@@ -134,16 +135,6 @@ struct ReplicaGauges {
     trusted: Family<ReplicaLabels, Gauge>,
 }
 
-/// The labels of the counter of requests.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    endpoint: &'static str,
-    /// `ok`, `cancelled`, `broken`, or the label of the error.
-    outcome: &'static str,
-    /// The class of the HTTP status: `2xx`, `4xx`, `5xx`.
-    status: &'static str,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
@@ -152,11 +143,6 @@ struct ReasonLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReplicaLabels {
     replica: String,
-}
-
-/// A histogram from 1 ms to 4 minutes.
-fn long() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 19))
 }
 
 /// A histogram from 1 us to 32 ms.
@@ -180,10 +166,10 @@ impl Metrics {
             retries: Family::default(),
             pick_latency: short(),
             terms: TermHistograms::new(),
-            report_age: long(),
-            queue_wait: long(),
-            first_byte: long(),
-            duration: long(),
+            report_age: request_seconds(),
+            queue_wait: request_seconds(),
+            first_byte: request_seconds(),
+            duration: request_seconds(),
             prompt_tokens: Counter::default(),
             cached_prompt_tokens: Counter::default(),
             ejections: Counter::default(),
@@ -197,7 +183,7 @@ impl Metrics {
         inner.registry = registry(&inner);
         // An alert uses the increase of these series, and Prometheus sees no increase in a series that begins at 1.
         for endpoint in Endpoint::ALL {
-            let labels = RequestLabels { endpoint: endpoint.name(), outcome: "broken", status: "2xx" };
+            let labels = RequestLabels::new(endpoint.name(), "broken", 200);
             drop(inner.requests.get_or_create(&labels));
         }
         Self(Arc::new(inner))
@@ -205,13 +191,7 @@ impl Metrics {
 
     /// Counts a request that was answered or rejected.
     pub fn record_request(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
-        let status = match status.as_u16() {
-            ..300 => "2xx",
-            300..400 => "3xx",
-            400..500 => "4xx",
-            500.. => "5xx",
-        };
-        self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
+        self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
     }
 
     /// Counts a retry, by the reason of the failure.

@@ -21,6 +21,7 @@ mod session;
 pub use candidate::{Candidate, Capacity, Demand, Terms, capacity};
 use counts::below;
 pub use kv::KvConfig;
+pub use session::mix;
 
 /// How the replicas for a request are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]

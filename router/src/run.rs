@@ -20,7 +20,7 @@ use crate::config::{self, CommandLine};
 use crate::discovery::{self, PortNames, Sources};
 use crate::listen::{self, Surface, Threads};
 use crate::load;
-use crate::trace::Tracer;
+use process::trace::Tracer;
 
 /// The interval at which files are checked for changes.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -64,8 +64,11 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         Some(threads) => threads as usize,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let tracer =
-        args.otlp_endpoint.as_deref().map(|endpoint| Tracer::new(endpoint, args.trace_share)).transpose()?;
+    let tracer = args
+        .otlp_endpoint
+        .as_deref()
+        .map(|endpoint| Tracer::new("ovfleet-router", endpoint, args.trace_share))
+        .transpose()?;
     let (max_connections, drain_timeout) = (args.max_connections as usize, args.drain_timeout);
     let (sources, sources_receiver) = watch::channel(Sources::from_args(&args));
     let app = App::new(args, tracer);

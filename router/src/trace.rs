@@ -2,71 +2,31 @@
 //! requests starts a new one. Without an endpoint for spans nothing is traced, and trace headers are passed on
 //! unchanged.
 
-use anyhow::Context as _;
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::trace::{
     Span as _, SpanContext, SpanId, SpanKind, TraceContextExt as _, TraceFlags, TraceId, TraceState,
-    Tracer as _, TracerProvider as _,
+    Tracer as _,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::WithExportConfig as _;
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-
-/// Sends the spans of requests.
-#[derive(Debug)]
-pub struct Tracer {
-    provider: SdkTracerProvider,
-    tracer: SdkTracer,
-}
+use process::trace::Tracer;
 
 /// The span of a request.
 #[derive(Debug)]
 pub(crate) struct Span(opentelemetry_sdk::trace::Span);
 
-impl Tracer {
-    /// A tracer that sends spans to `endpoint`. `trace_share` is the fraction of requests without a trace that start a
-    /// new one. It must be called within a runtime.
-    ///
-    /// # Errors
-    /// `endpoint` is not a URL.
-    pub fn new(endpoint: &str, trace_share: f32) -> anyhow::Result<Self> {
-        let exporter = opentelemetry_otlp::SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(endpoint)
-            .build()
-            .with_context(|| format!("failed to send spans to {endpoint}"))?;
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(trace_share))));
-        let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
-            .with_sampler(sampler)
-            .with_resource(Resource::builder().with_service_name("ovfleet-router").build())
-            .build();
-        let tracer = provider.tracer("ovfleet-router");
-        Ok(Self { provider, tracer })
-    }
-
+impl Span {
     /// Starts the span of a request.
-    pub(crate) fn start(&self, name: &'static str, headers: &HeaderMap) -> Span {
+    pub(crate) fn start(tracer: &Tracer, name: &'static str, headers: &HeaderMap) -> Self {
         let parent = headers.get("traceparent").and_then(|value| value.to_str().ok()).and_then(parse);
         let context = Context::new();
         let context = match parent {
             Some(parent) => context.with_remote_span_context(parent),
             None => context,
         };
-        let builder = self.tracer.span_builder(name).with_kind(SpanKind::Server);
-        Span(self.tracer.build_with_context(builder, &context))
+        let builder = tracer.sdk().span_builder(name).with_kind(SpanKind::Server);
+        Self(tracer.sdk().build_with_context(builder, &context))
     }
 
-    /// Sends the remaining spans.
-    pub(crate) fn flush(&self) {
-        if let Err(error) = self.provider.shutdown() {
-            tracing::warn!(%error, "failed to send the last spans");
-        }
-    }
-}
-
-impl Span {
     /// The trace header for the replica.
     pub(crate) fn header(&self) -> HeaderValue {
         let context = self.0.span_context();

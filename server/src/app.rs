@@ -6,14 +6,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use server_engine::EngineHandle;
+use server_engine::{EngineHandle, mix};
 
 use crate::dispatches::Dispatches;
 use crate::error::{Error, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::limits::{Admission, ByteBudget, Limits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
+use crate::limits::{Admission, ByteBudget, HttpLimits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
 use crate::metrics::{Metrics, ProcessState};
-use crate::mix::mix;
 use crate::model::Model;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
@@ -26,7 +25,7 @@ pub struct App(Arc<Inner>);
 struct Inner {
     epoch: u64,
     requests: AtomicU64,
-    limits: Limits,
+    limits: HttpLimits,
     admission: Admission,
     /// The budget for the bytes of all request bodies in memory.
     body_bytes: Arc<ByteBudget>,
@@ -58,7 +57,7 @@ impl App {
     ///
     /// # Panics
     /// Never: only a directory could fail to open.
-    pub fn new(limits: Limits, metrics: Metrics) -> Self {
+    pub fn new(limits: HttpLimits, metrics: Metrics) -> Self {
         let config = StoreConfig::default();
         Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
     }
@@ -67,7 +66,7 @@ impl App {
     ///
     /// # Errors
     /// The directory for stored responses cannot be used.
-    pub fn with_store(limits: Limits, metrics: Metrics, config: &StoreConfig) -> anyhow::Result<Self> {
+    pub fn with_store(limits: HttpLimits, metrics: Metrics, config: &StoreConfig) -> anyhow::Result<Self> {
         let store = Store::open(config).context("failed to open the directory for stored responses")?;
         Ok(Self(Arc::new(Inner {
             // The standard library seeds the hash with random numbers of the operating system.
@@ -127,7 +126,7 @@ impl App {
         self.0.served.get().map_or(0, |served| served.engine.submissions())
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> HttpLimits {
         self.0.limits
     }
 

@@ -184,6 +184,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use axum::http::HeaderValue;
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
 
     use super::*;
 
@@ -192,8 +194,8 @@ mod tests {
     }
 
     fn ranges(dispatches: &Dispatches) -> Vec<(u64, u64)> {
-        let told = dispatches.with_included(7, |dispatches| dispatches.unwrap());
-        told.ranges.iter().map(|range| (range.first, range.last)).collect()
+        let included = dispatches.with_included(7, |dispatches| dispatches.unwrap());
+        included.ranges.iter().map(|range| (range.first, range.last)).collect()
     }
 
     #[test]
@@ -227,12 +229,11 @@ mod tests {
     fn the_ranges_contain_exactly_the_numbers_in_any_order() {
         let seed = 3_u64;
         println!("seed {seed}");
-        let mut state = seed;
+        let mut random = StdRng::seed_from_u64(seed);
         let mut router = RouterDispatches::default();
         let mut numbers = BTreeSet::new();
         for _ in 0..400 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let number = (state >> 33) % 300;
+            let number = random.random_range(0..300);
             router.include(number);
             numbers.insert(number);
             let included: BTreeSet<u64> =
@@ -261,8 +262,8 @@ mod tests {
             drop(dispatches.subscribe(router));
         }
         assert!(knows(1) && knows(1009) && knows(199) && !knows(2));
-        let told = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
-        assert_eq!(told, 5);
+        let included = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
+        assert_eq!(included, 5);
         assert!(!dispatches.with_included(0, |dispatches| dispatches.is_some()), "zero is no router");
     }
 

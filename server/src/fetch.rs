@@ -27,7 +27,7 @@ use download::Downloader;
 pub(crate) use error::Error;
 use finish::{FetchedModel, Origin, finish};
 use progress::Progress;
-use source::{Credentials, Source};
+use source::{Source, SourceCredentials};
 
 impl FetchArgs {
     /// Fetches the model.
@@ -69,7 +69,7 @@ impl FetchArgs {
             reporters.spawn(progress::serve(port, Arc::clone(progress)));
         }
         reporters.spawn(progress::log(Arc::clone(progress)));
-        let credentials = Credentials::load(self.credentials.as_deref())?;
+        let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
         let Source { files, revision } = self.source(&client, &credentials).await?;
         if let Some(total) = files.iter().map(|file| file.bytes).sum::<Option<u64>>() {
@@ -85,7 +85,11 @@ impl FetchArgs {
     }
 
     /// Returns the files of the source.
-    async fn source(&self, client: &reqwest::Client, credentials: &Credentials) -> Result<Source, Error> {
+    async fn source(
+        &self,
+        client: &reqwest::Client,
+        credentials: &SourceCredentials,
+    ) -> Result<Source, Error> {
         let mut source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {
                 let hub = hub::Hub { endpoint: &self.hf_endpoint, repo, revision: &self.hf_revision };

@@ -21,7 +21,7 @@ use crate::error::Error;
 
 /// The limits of the HTTP listeners. They have the names of the flags.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Total size in bytes of the request bodies in memory, from their arrival until the requests are prepared.
@@ -36,7 +36,7 @@ pub struct Limits {
     pub write_timeout: Duration,
 }
 
-impl Default for Limits {
+impl Default for HttpLimits {
     /// Returns the defaults of the flags.
     fn default() -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl HttpLimits {
     /// Rejects limits that contradict each other.
     ///
     /// # Errors

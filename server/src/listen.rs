@@ -21,14 +21,14 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::connection::Connection;
 use self::peer::Peer;
-use crate::limits::Limits;
+use crate::limits::HttpLimits;
 
 pub(crate) use conformance::conforming;
 
@@ -50,7 +50,12 @@ pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener>
 ///
 /// # Cancel safety
 /// Dropping the future closes all connections.
-pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: CancellationToken) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: HttpLimits,
+    stop: CancellationToken,
+) {
     let graceful = GracefulShutdown::new();
     let max_connections = limits.max_connections.min(Semaphore::MAX_PERMITS);
     let room = Arc::new(Semaphore::new(max_connections));
@@ -61,7 +66,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     loop {
         let next = async {
             let permit = free_place(&room, &pressure).await;
-            (accept(&listener).await, permit)
+            (process::listen::accept(&listener).await, permit)
         };
         let (connection, permit) = tokio::select! {
             next = next => next,
@@ -131,25 +136,5 @@ async fn answer(
     tokio::select! {
         Ok(response) = router.call(request) => Ok(response),
         () = peer.gone(version) => Err(io::ErrorKind::ConnectionAborted.into()),
-    }
-}
-
-/// Accepts the next connection.
-async fn accept(listener: &TcpListener) -> TcpStream {
-    /// Time to wait after a failure: if the process has no free file descriptors, some will be free soon.
-    const PAUSE: Duration = Duration::from_millis(50);
-    loop {
-        match listener.accept().await {
-            Ok((connection, _)) => {
-                // Tokens are small, and Nagle's algorithm would delay them.
-                if connection.set_nodelay(true).is_ok() {
-                    return connection;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "failed to accept a connection");
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
     }
 }

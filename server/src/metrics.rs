@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use process::metrics::{RequestLabels, request_seconds};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -63,22 +64,8 @@ struct Inner {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    endpoint: &'static str,
-    /// `ok`, `cancelled`, or the label of the error.
-    outcome: &'static str,
-    /// The class of the HTTP status: `2xx`, `4xx`, `5xx`.
-    status: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AdapterLabels {
     adapter: String,
-}
-
-/// Buckets from 1 ms to 4 minutes.
-fn long() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 19))
 }
 
 /// Buckets from 0.1 ms to 13 seconds.
@@ -108,15 +95,15 @@ impl Metrics {
             requests: Family::default(),
             adapter_requests: Family::default(),
             requests_in_work: Gauge::default(),
-            time_to_first_token: long(),
+            time_to_first_token: request_seconds(),
             inter_token_latency: short(),
-            request_duration: long(),
-            queue_time: long(),
+            request_duration: request_seconds(),
+            queue_time: request_seconds(),
             step_time: short(),
             model_time: short(),
             draft_time: short(),
             guide_time: short(),
-            wake_time: long(),
+            wake_time: request_seconds(),
             batch_tokens: size(),
             batch_sequences: size(),
             prompt_tokens: Counter::default(),
@@ -142,13 +129,7 @@ impl Metrics {
 
     /// Counts an answered or rejected request.
     pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
-        let status = match status.as_u16() {
-            ..300 => "2xx",
-            300..400 => "3xx",
-            400..500 => "4xx",
-            500.. => "5xx",
-        };
-        self.0.requests.get_or_create(&RequestLabels { endpoint, outcome, status }).inc();
+        self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
     }
 
     /// Counts an accepted request that uses an adapter.

@@ -1,7 +1,6 @@
 //! The served model: its names, its tokenizer and chat template, and its fingerprint.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -204,13 +203,6 @@ impl Model {
     pub(crate) fn has_name(&self, name: &str) -> bool {
         self.served_names().any(|known| known == name)
     }
-}
-
-/// Returns the default name of a model: that of its file or directory.
-pub(crate) fn name_of(path: &Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Returns the number of seconds since 1970.

@@ -9,4 +9,4 @@ mod delta;
 mod parsed;
 
 pub(crate) use answer::{Answer, AnswerEvent, SubmittedPrompt};
-pub(crate) use delta::{Delta, TokenText};
+pub(crate) use delta::{ChoiceDelta, TokenText};

@@ -28,7 +28,7 @@ use crate::authentication::{RequireToken, authenticated, follow};
 use crate::backend::{BackendConfig, KvSpill, OpenVinoConfig};
 use crate::compat::ovms_api;
 use crate::lifecycle::Phase;
-use crate::limits::Limits;
+use crate::limits::HttpLimits;
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
 use crate::routes::{SleepApi, admin_router, router_with};
@@ -164,7 +164,7 @@ struct Settings {
     ports: Ports,
     replica_token_file: Option<PathBuf>,
     drain_timeout: Duration,
-    limits: Limits,
+    limits: HttpLimits,
     sleep: SleepArgs,
     store: StoreConfig,
     backend: BackendConfig,
@@ -340,7 +340,7 @@ impl HttpServer {
         Self { app, stop: CancellationToken::new(), listener: JoinSet::new() }
     }
 
-    fn serve(&mut self, http: TcpListener, api: Router, limits: Limits) {
+    fn serve(&mut self, http: TcpListener, api: Router, limits: HttpLimits) {
         self.listener.spawn(listen::serve(http, api, limits, self.stop.clone()));
     }
 

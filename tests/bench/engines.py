@@ -69,7 +69,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         engine,
         f"--model={setup.model}",
         f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
-        f"--max-batched-tokens={setup.max_num_batched_tokens}",
+        f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
         f"--plugin-config=KV_CACHE_PRECISION={setup.kv_cache_precision}",
         f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}",

@@ -248,9 +248,7 @@ its body. The ranges of request parameters are in [api.md](api.md), and the flag
 *form* is what a request demands of a [structured output](structured-output.md), such as a JSON schema, a grammar or a
 choice.
 
-Defaults are those of the programs. An LLMDeployment sets some flags of the router to defaults of its own, which are in
-[llmdeployment.md](llmdeployment.md): `router.retry.max` is 2 (`--attempts 3`), `router.retry.budgetPercent` is 10
-(`--retry-share 0.1`), `router.timeouts.connect` is 2 s and `router.timeouts.firstToken` is 5 min.
+Defaults are those of the programs, and an LLMDeployment has the same.
 
 This page is generated from the code: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
 ";

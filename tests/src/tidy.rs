@@ -1,6 +1,7 @@
 //! The rules for the repository that a machine can check. A rule is a pure function from text to findings, so its tests
 //! can show that it finds violations; only [`Tree::read`] accesses the disk.
 
+mod aliases;
 mod blocks;
 mod comments;
 mod cycles;
@@ -12,15 +13,16 @@ mod sources;
 mod syntax;
 mod tree;
 
+pub use aliases::colliding_aliases;
 pub use blocks::{CodeBlock, Mark, Scene, code_blocks, has_tested_blocks, marked_blocks};
 pub use comments::doc_comments;
 pub use cycles::module_cycles;
 pub use documents::{decisions, linked_functions, links, mentioned_flags, pages, supersessions};
-pub use manifests::manifests;
+pub use manifests::{manifests, members};
 pub use names::type_names;
 pub use parameters::packed_parameters;
 pub use sources::{long_files, sources};
-pub use syntax::{CRATES_IN_STYLE, RustFile, rust_files};
+pub use syntax::{RustFile, rust_files};
 pub use tree::{File, Finding, Tree};
 
 /// The maximum size of a file in bytes.

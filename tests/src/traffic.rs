@@ -214,7 +214,7 @@ async fn send(http: &reqwest::Client, plan: &Plan, id: &str, key: Option<&str>) 
             Err(error) if !error.is_timeout() && retries < RETRIES_MAX => {
                 tokio::time::sleep(delay(retries)).await;
             }
-            Err(error) => return (Outcome::Unanswered(chain(&error)), retries),
+            Err(error) => return (Outcome::Unanswered(format!("{:#}", anyhow::Error::from(error))), retries),
             Ok(response) => return (read(response).await, retries),
         }
     }
@@ -237,7 +237,7 @@ async fn read(response: reqwest::Response) -> Outcome {
     loop {
         match bytes.next().await {
             Some(Ok(chunk)) => text.extend_from_slice(&chunk),
-            Some(Err(error)) => return outcome(&text, &chain(&error)),
+            Some(Err(error)) => return outcome(&text, &format!("{:#}", anyhow::Error::from(error))),
             None => return outcome(&text, "the connection was closed"),
         }
     }
@@ -258,16 +258,6 @@ fn outcome(text: &[u8], how: &str) -> Outcome {
         is_finished |= event["choices"][0]["finish_reason"].is_string();
     }
     if is_done && is_finished { Outcome::Answered } else { Outcome::Broken(how.to_owned()) }
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

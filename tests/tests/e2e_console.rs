@@ -364,9 +364,9 @@ fn a_hanging_router_is_reported_with_the_time_of_the_last_update() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
     scene.router.process().signal("STOP").unwrap();
-    let told = r"/^The router is unreachable; last updated at \d\d:\d\d:\d\d$/
+    let message = r"/^The router is unreachable; last updated at \d\d:\d\d:\d\d$/
         .test(says('status'))";
-    console.await_expression("the message about the router", told);
+    console.await_expression("the message about the router", message);
     scene.router.process().signal("CONT").unwrap();
     console.await_expression("the page to be live again", "says('status') === 'Live'");
     console.assert_well_behaved(&[]);

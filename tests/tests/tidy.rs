@@ -1,8 +1,8 @@
 //! Checks the repository against the rules in `tests/src/tidy.rs`.
 
 use tests::tidy::{
-    CRATES_IN_STYLE, Finding, RustFile, Tree, base_images, contents, decisions, doc_comments,
-    linked_functions, links, long_files, manifests, marked_blocks, mentioned_flags, module_cycles,
+    Finding, RustFile, Tree, base_images, colliding_aliases, contents, decisions, doc_comments,
+    linked_functions, links, long_files, manifests, marked_blocks, members, mentioned_flags, module_cycles,
     packed_parameters, pages, rust_files, sources, supersessions, type_names,
 };
 
@@ -85,29 +85,36 @@ fn flags_in_documents_exist() {
     assert_none(&mentioned_flags(&tree, &reference));
 }
 
-/// Applies a rule to the files of every crate in [`CRATES_IN_STYLE`].
-fn findings_in_style(rule: impl Fn(&[RustFile]) -> Vec<Finding>) -> Vec<Finding> {
+/// Applies a rule to the files of every crate.
+fn findings_in_crates(rule: impl Fn(&[RustFile]) -> Vec<Finding>) -> Vec<Finding> {
     let tree = tree();
-    let files = |path: &&str| rust_files(&tree, path).expect("the crate has valid Rust files");
-    CRATES_IN_STYLE.iter().flat_map(|path| rule(&files(path))).collect()
+    let members = members(&tree);
+    assert!(members.iter().any(|member| member == "tests"), "the workspace has this crate: {members:?}");
+    let files = |path: &String| rust_files(&tree, path).expect("the crate has valid Rust files");
+    members.iter().flat_map(|path| rule(&files(path))).collect()
 }
 
 #[test]
 fn type_names_are_nouns_with_content() {
-    assert_none(&findings_in_style(|files| files.iter().flat_map(type_names).collect()));
+    assert_none(&findings_in_crates(|files| files.iter().flat_map(type_names).collect()));
+}
+
+#[test]
+fn no_alias_separates_two_of_our_own_names() {
+    assert_none(&findings_in_crates(|files| files.iter().flat_map(colliding_aliases).collect()));
 }
 
 #[test]
 fn no_parameter_packs_several_arguments() {
-    assert_none(&findings_in_style(|files| files.iter().flat_map(packed_parameters).collect()));
+    assert_none(&findings_in_crates(|files| files.iter().flat_map(packed_parameters).collect()));
 }
 
 #[test]
 fn doc_comments_are_at_least_a_clause() {
-    assert_none(&findings_in_style(|files| files.iter().flat_map(doc_comments).collect()));
+    assert_none(&findings_in_crates(|files| files.iter().flat_map(doc_comments).collect()));
 }
 
 #[test]
 fn modules_form_no_cycles() {
-    assert_none(&findings_in_style(module_cycles));
+    assert_none(&findings_in_crates(module_cycles));
 }

@@ -22,7 +22,7 @@ pub const RESERVED_SERVER_FLAGS: [(&str, &str); 18] = [
     ("--log", "use observability.logLevel"),
     ("--log-format", "the operator sets it"),
     ("--max-model-len", "use engine.maxModelLen"),
-    ("--max-num-batched-tokens", "use engine.maxBatchedTokens"),
+    ("--max-num-batched-tokens", "use engine.maxNumBatchedTokens"),
     ("--max-num-seqs", "use engine.maxNumSeqs"),
     ("--model", "use model.source"),
     ("--model-name", "use model.name and model.aliases"),
@@ -48,8 +48,8 @@ pub struct Engine {
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
-    /// OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is accepted
-    /// but does not work, because OpenVINO has no paged attention for it.
+    /// OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is
+    /// rejected, because OpenVINO has no paged attention for it.
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 
@@ -62,7 +62,7 @@ pub struct Engine {
 
     /// Maximum number of tokens that a replica computes in one step. A longer prompt is computed in chunks.
     #[schemars(range(min = 1, max = 1_048_576))]
-    pub max_batched_tokens: u32,
+    pub max_num_batched_tokens: u32,
 
     /// Maximum number of tokens of a prompt and its answer together. Default: the context length of the model, or the
     /// capacity of the KV cache if that is less.
@@ -88,7 +88,7 @@ impl Default for Engine {
             device: "CPU".to_owned(),
             kv_cache: KvCache::default(),
             max_num_seqs: 256,
-            max_batched_tokens: 512,
+            max_num_batched_tokens: 512,
             max_model_len: None,
             plugin_config: BTreeMap::new(),
             extra_args: Vec::new(),

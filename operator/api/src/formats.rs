@@ -101,11 +101,13 @@ pub(crate) fn model_names() -> Value {
 
 /// The rule for a device of OpenVINO, or for a virtual device with a list of devices.
 pub(crate) fn device() -> Value {
-    const DEVICE: &str = r"(CPU|GPU|NPU)(\.[0-9]+)*";
+    const DEVICE: &str = r"(CPU|GPU)(\.[0-9]+)*";
+    // AUTO may exclude any device.
+    const CANDIDATE: &str = r"(-NPU|-?(CPU|GPU)(\.[0-9]+)*)";
     let pattern =
-        format!(r"^({DEVICE}|AUTO(:-?{DEVICE}(,-?{DEVICE})*)?|(HETERO|MULTI):{DEVICE}(,{DEVICE})*)$");
+        format!(r"^({DEVICE}|AUTO(:{CANDIDATE}(,{CANDIDATE})*)?|(HETERO|MULTI):{DEVICE}(,{DEVICE})*)$");
     matches(
         &pattern,
-        "must be CPU, GPU, NPU, a numbered device such as GPU.1, AUTO, or AUTO:, HETERO: or MULTI: with a list of devices",
+        "must be CPU, GPU, a numbered device such as GPU.1, AUTO, or AUTO:, HETERO: or MULTI: with a list of devices. NPU is not supported, because OpenVINO has no paged attention for it",
     )
 }

@@ -16,14 +16,14 @@ pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--admin-port", "the operator sets it"),
     ("--answer-timeout", "use router.timeouts.answer"),
     ("--api-keys", "use access.apiKeysSecretRef"),
-    ("--attempts", "use router.retry.max"),
+    ("--attempts", "use router.retry.attempts"),
     ("--config", "the operator sets it"),
     ("--connect-timeout", "use router.timeouts.connect"),
     ("--drain-timeout", "use drain.timeout"),
     ("--first-token-timeout", "use router.timeouts.firstToken"),
     ("--grpc-port", "the operator sets it"),
     ("--host", "the operator sets it"),
-    ("--idle-timeout", "use router.timeouts.streamIdle"),
+    ("--idle-timeout", "use router.timeouts.idle"),
     ("--key-isolation", "use router.keyIsolation"),
     ("--key-requests", "use access.requestsPerMinute"),
     ("--key-tokens", "use access.tokensPerMinute"),
@@ -32,9 +32,9 @@ pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--otlp-endpoint", "use observability.tracing"),
     ("--policy", "use router.policy"),
     ("--port", "the operator sets it"),
-    ("--queue-requests", "use router.queue.maxRequests"),
+    ("--queue-requests", "use router.queue.requests"),
     ("--queue-timeout", "use router.queue.timeout"),
-    ("--queue-tokens", "use router.queue.maxTokens"),
+    ("--queue-tokens", "use router.queue.tokens"),
     ("--replica", "the operator sets it"),
     ("--replica-token-file", "use security.replicaTokenSecretRef"),
     ("--replicas-dns", "the operator sets it"),
@@ -193,17 +193,17 @@ impl KeyIsolation {
 pub struct Queue {
     /// Maximum number of waiting requests. Further requests are rejected with 429.
     #[schemars(range(min = 0, max = 1_048_576))]
-    pub max_requests: u32,
+    pub requests: u32,
     /// Maximum number of prompt tokens of waiting requests, as estimated by the router.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
-    pub max_tokens: u64,
+    pub tokens: u64,
     /// Maximum time for which a request waits.
     pub timeout: Period,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { max_requests: 1024, max_tokens: 4_000_000, timeout: Period::seconds(30) }
+        Self { requests: 1024, tokens: 4_000_000, timeout: Period::seconds(30) }
     }
 }
 
@@ -211,9 +211,9 @@ impl Default for Queue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Retry {
-    /// Maximum number of retries of a request.
-    #[schemars(range(min = 0, max = 15))]
-    pub max: u32,
+    /// Maximum number of replicas that a request is sent to before the client receives the first byte.
+    #[schemars(range(min = 1, max = 16))]
+    pub attempts: u32,
     /// Maximum percentage of requests that are retried.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
@@ -221,7 +221,7 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max: 2, budget_percent: 10 }
+        Self { attempts: 4, budget_percent: 20 }
     }
 }
 
@@ -237,16 +237,16 @@ pub struct Timeouts {
     /// Timeout for an answer that is not streamed.
     pub answer: Period,
     /// Maximum time between two bytes of an answer.
-    pub stream_idle: Period,
+    pub idle: Period,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
-            connect: Period::seconds(2),
-            first_token: Period("5m".to_owned()),
+            connect: Period::seconds(1),
+            first_token: Period::seconds(60),
             answer: Period("10m".to_owned()),
-            stream_idle: Period::seconds(60),
+            idle: Period::seconds(60),
         }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
             json!({"replicas": 7}),
             json!({"engine": {"device": "CPU"}}),
             json!({"router": {"keyIsolation": "key"}}),
-            json!({"router": {"queue": {"maxRequests": 7}, "replicas": 3}}),
+            json!({"router": {"queue": {"requests": 7}, "replicas": 3}}),
             json!({"rollout": {"maxSurge": 2}}),
             json!({"upgradePolicy": "Manual"}),
         ] {

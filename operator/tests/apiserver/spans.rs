@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use operator::metrics::Metrics;
-use operator::trace::Tracer;
+use process::trace::Tracer;
 use tokio::task::JoinSet;
 
 use crate::kubelet::Kubelet;
@@ -44,7 +44,7 @@ async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mute
 async fn each_step_of_a_reconcile_has_a_span() {
     let mut tasks = JoinSet::new();
     let (endpoint, received) = collector(&mut tasks).await;
-    let tracer = Tracer::new(&endpoint).unwrap();
+    let tracer = Tracer::new("ovfleet-operator", &endpoint, 1.0).unwrap();
     let client = cluster().await.client().await.unwrap();
     let namespace = tests::cluster::namespace(&client, "spans").await.unwrap();
     let kubelet = Kubelet::start(&client, &namespace);

@@ -371,7 +371,7 @@ fn pods_restart_only_if_their_settings_change() {
     for change in [
         (|object| object.spec.replicas = 5) as fn(&mut LlmDeployment),
         |object| object.spec.router.replicas = 3,
-        |object| object.spec.router.queue.max_requests = 7,
+        |object| object.spec.router.queue.requests = 7,
         |object| object.spec.router.policy = operator_api::Policy::RoundRobin,
         |object| object.spec.rollout.min_ready_seconds = 7,
         |object| object.spec.router.service.port = 81,

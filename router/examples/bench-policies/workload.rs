@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use router::policy::mix;
 use router::prefix::Chain;
 
 use crate::engine::{EngineConfig, Nanos, SECOND, Spec};
@@ -245,10 +246,4 @@ fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
 /// A random number above 0 and up to 1.
 fn unit(rng: &mut StdRng) -> f64 {
     ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
-}
-
-fn mix(mut value: u64) -> u64 {
-    value = (value ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    value ^ (value >> 33)
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use proto::v1alpha1::replica_server::{Replica as Service, ReplicaServer};
+use proto::v1alpha1::replica_server::{self, ReplicaServer};
 use proto::v1alpha1::{
     DispatchRange, Dispatches, DrainProgress, DrainRequest, Load, State, WatchLoadRequest,
 };
@@ -158,7 +158,7 @@ struct Reports(Arc<Replica>);
 type ReportStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Service for Reports {
+impl replica_server::Replica for Reports {
     type WatchLoadStream = ReportStream<Load>;
     type DrainStream = ReportStream<DrainProgress>;
 

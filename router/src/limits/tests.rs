@@ -78,21 +78,21 @@ fn no_key_exceeds_its_rate_and_burst_at_random() {
         let (mut requests, mut tokens) = (0.0, 0.0);
         for _ in 0..2000 {
             now += Duration::from_millis(rng.next_u64() % 1000);
-            let wanted = (rng.next_u64() % 400) as u32;
-            match limits.charge(1, RATES, wanted, now) {
+            let tokens_wanted = (rng.next_u64() % 400) as u32;
+            match limits.charge(1, RATES, tokens_wanted, now) {
                 Ok(()) => {
                     requests += 1.0;
-                    tokens += f64::from(wanted);
+                    tokens += f64::from(tokens_wanted);
                 }
                 Err(RateExceeded { retry_after, .. }) => {
                     // The request is permitted exactly after the reported time.
                     let after = retry_after.expect("it is below the limit");
                     let early = now + after.mul_f64(0.99);
-                    assert!(after.is_zero() || limits.charge(1, RATES, wanted, early).is_err());
+                    assert!(after.is_zero() || limits.charge(1, RATES, tokens_wanted, early).is_err());
                     now += after + Duration::from_micros(1);
-                    assert_eq!(limits.charge(1, RATES, wanted, now), Ok(()), "seed {seed}");
+                    assert_eq!(limits.charge(1, RATES, tokens_wanted, now), Ok(()), "seed {seed}");
                     requests += 1.0;
-                    tokens += f64::from(wanted);
+                    tokens += f64::from(tokens_wanted);
                 }
             }
             let minutes = (now - start).as_secs_f64() / 60.0;

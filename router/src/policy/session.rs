@@ -12,7 +12,8 @@ pub(super) fn score(session: u64, candidates: &[Candidate], terms: &mut Vec<Term
 }
 
 /// The finalizer of MurmurHash3: a bijection in which every bit of the result depends on every bit of `value`.
-fn mix(mut value: u64) -> u64 {
+#[must_use]
+pub fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     value = (value ^ (value >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     value ^ (value >> 33)

@@ -57,7 +57,7 @@ pub(super) enum TokensUsed {
 impl RequestRecord {
     pub(super) fn new(app: &App, endpoint: Endpoint, request_id: &HeaderValue, headers: &HeaderMap) -> Self {
         Self(Some(Inner {
-            span: app.tracer().map(|tracer| tracer.start(endpoint.name(), headers)),
+            span: app.tracer().map(|tracer| Span::start(tracer, endpoint.name(), headers)),
             app: app.clone(),
             endpoint,
             request_id: request_id.clone(),

@@ -162,8 +162,11 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
         queue.push(request(Class::Standard, now), now).unwrap();
     }
     let QueueFull { retry_after } = queue.push(request(Class::Standard, now), now).unwrap_err();
-    let told = retry_after.as_secs_f64();
-    assert!((told - 40.0).abs() < 1.0, "{told} s for ten that leave at one in four seconds");
+    let retry_seconds = retry_after.as_secs_f64();
+    assert!(
+        (retry_seconds - 40.0).abs() < 1.0,
+        "{retry_seconds} s for ten that leave at one in four retry_seconds"
+    );
     // Time with an empty queue does not reduce the drain rate.
     while let Some(ticket) = queue.head() {
         queue.dequeue(ticket, now);

@@ -103,7 +103,7 @@ fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // The replica lists its model once, and accepts no other connection.
-    let asked = std::thread::spawn(move || {
+    let client = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         read_request(&mut stream);
         send_and_close(&mut stream, &whole(r#"{"data":[{"id":"m"}]}"#));
@@ -112,7 +112,7 @@ fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
     let (good, deaf) = (good(), format!("--replica={address}"));
     let router = Router::start(&[&good], &[IN_TURN, "--connect-timeout=100ms", &deaf]);
     router.await_served(address);
-    let listener = asked.join().unwrap();
+    let listener = client.join().unwrap();
     // When the backlog is full, further connections get no response at all.
     let mut waiting = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {

@@ -69,7 +69,7 @@ impl Upstream {
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let models = whole(&format!(r#"{{"object":"list","data":[{{"id":"{model}"}}]}}"#));
-        let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-keeper: {store_id:016x}\r\n"), 1);
+        let models = models.replacen("\r\n", &format!("\r\nx-ovfleet-store-id: {store_id:016x}\r\n"), 1);
         let (answer, recorded) = (Arc::new(answer), Arc::clone(&seen));
         let closed = Arc::new(AtomicUsize::new(0));
         let closing = Arc::clone(&closed);

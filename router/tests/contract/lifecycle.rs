@@ -106,7 +106,7 @@ fn a_client_that_sends_no_head_is_shown_out() {
 }
 
 #[test]
-fn logs_are_json_if_wanted_with_a_line_for_each_request() {
+fn json_logs_have_a_line_for_each_request() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
     let router =
         Router::start(&[&upstream], &["--log-format=json", "--access-log", "--log=info,router=debug"]);

@@ -70,7 +70,7 @@ fn an_event_in_pieces_is_whole_for_the_client() {
 
 #[test]
 fn a_request_ends_at_the_replica_when_its_client_leaves() {
-    let (closed, told) = channel();
+    let (closed, closed_receiver) = channel();
     let closed = Mutex::new(closed);
     let upstream = Upstream::start("m", move |request, stream| {
         if String::from_utf8_lossy(&request.body).contains("\"stream\":true") {
@@ -92,7 +92,7 @@ fn a_request_ends_at_the_replica_when_its_client_leaves() {
             await_condition("the request to arrive", || (upstream.seen().len() == 2).then_some(()));
         }
         stream.shutdown(Shutdown::Both).unwrap();
-        assert!(told.recv_timeout(LIMIT).unwrap());
+        assert!(closed_receiver.recv_timeout(LIMIT).unwrap());
     }
     await_condition("nothing to be in flight", || {
         router.get("/debug/replicas").body.contains("\"in_flight\":0").then_some(())
@@ -165,7 +165,7 @@ fn several_requests_go_over_one_connection_and_large_answers_pass() {
 }
 
 #[tokio::test]
-async fn http_2_without_tls_is_taken_too() {
+async fn http_2_without_tls_is_accepted() {
     use http_body_util::BodyExt as _;
     let upstream = Upstream::start("m", |request, stream| {
         assert!(request.head.starts_with("POST /v3/chat/completions HTTP/1.1"), "{}", request.head);

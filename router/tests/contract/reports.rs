@@ -122,7 +122,7 @@ async fn answer(
 ) -> Result<Response<Reports>, Infallible> {
     sent.streams.fetch_add(1, Ordering::Relaxed);
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let asked = WatchLoadRequest::decode(body.get(5..).unwrap_or_default()).unwrap_or_default();
+    let watch_request = WatchLoadRequest::decode(body.get(5..).unwrap_or_default()).unwrap_or_default();
     let mut rng = StdRng::seed_from_u64(seed);
     let count = rng.random_range(1..400_u64);
     let reports = stream::unfold((rng, 1), move |(mut rng, number)| {
@@ -133,7 +133,7 @@ async fn answer(
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
             sent.reports.fetch_add(1, Ordering::Relaxed);
-            let report = report(&mut rng, asked.router, number);
+            let report = report(&mut rng, watch_request.router, number);
             Some((Ok(Frame::data(framed(&mut rng, &report))), (rng, number + 1)))
         }
     });

@@ -70,9 +70,9 @@ impl World {
             }
             _ if !self.bookings.is_empty() => {
                 let number = self.any_booking();
-                let (booking, _, told) = self.bookings.get_mut(&number).unwrap();
+                let (booking, _, progress) = self.bookings.get_mut(&number).unwrap();
                 booking.record_first_token();
-                told.first_token = true;
+                progress.first_token = true;
             }
             _ => {}
         }
@@ -126,20 +126,20 @@ impl World {
             return;
         }
         self.last = Some((report.epoch, report.report));
-        for (number, (_, _, told)) in &mut self.bookings {
+        for (number, (_, _, progress)) in &mut self.bookings {
             let ranges = &report.dispatches.as_ref().unwrap().ranges;
-            told.reported |= ranges.iter().any(|range| (range.first..=range.last).contains(number));
+            progress.reported |= ranges.iter().any(|range| (range.first..=range.last).contains(number));
         }
     }
 
     fn expected(&self) -> BookedLoad {
         let mut booked = BookedLoad::default();
-        for (_, cost, told) in self.bookings.values() {
-            let uncached = if told.first_token { 0 } else { u64::from(cost.uncached_tokens) };
+        for (_, cost, progress) in self.bookings.values() {
+            let uncached = if progress.first_token { 0 } else { u64::from(cost.uncached_tokens) };
             booked.in_flight += 1;
-            booked.blocks_without_token += if told.first_token { 0 } else { u64::from(cost.blocks) };
+            booked.blocks_without_token += if progress.first_token { 0 } else { u64::from(cost.blocks) };
             booked.uncached_in_flight += uncached;
-            if !told.reported {
+            if !progress.reported {
                 booked.unreported += 1;
                 booked.sequences_unreported += u64::from(cost.sequences);
                 booked.blocks_unreported += u64::from(cost.blocks);

@@ -36,7 +36,7 @@ fn dispatches_of_another_router_are_ignored() {
 }
 
 #[test]
-fn a_replica_that_does_not_tell_is_given_time_before_its_reports_count_as_including() {
+fn without_dispatch_numbers_a_report_includes_a_request_after_a_delay() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _booking = ledger.book(COST, now);
     let untold = |report| Load { dispatches: None, ..load(1, report, &[]) };

@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use futures_util::{Stream, StreamExt as _, stream};
-use proto::v1alpha1::replica_server::{Replica as Service, ReplicaServer};
+use proto::v1alpha1::replica_server::{self, ReplicaServer};
 use proto::v1alpha1::{
     DispatchRange, Dispatches, DrainProgress, DrainRequest, Load, State, WatchLoadRequest,
 };
@@ -224,7 +224,7 @@ struct Reports(Arc<Replica>);
 type ReportStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Service for Reports {
+impl replica_server::Replica for Reports {
     type WatchLoadStream = ReportStream<Load>;
     type DrainStream = ReportStream<DrainProgress>;
 

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::clock::Clock;
 use crate::command::{CONTROL_COMMANDS_MAX, Command};
 use crate::core::{Core, Links};
-use crate::handle::{EngineError, EngineHandle, Limits, SharedState};
+use crate::handle::{EngineError, EngineHandle, EngineLimits, SharedState};
 use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 use crate::spill::{self, Spill, SpillConfig, SpillStats};
@@ -155,7 +155,8 @@ impl Engine {
         let layout = runners.target.layout();
         let scheduler = scheduler_config(&config, layout)?;
         let requests = SchedulerConfig { max_queue: config.max_queue, ..scheduler.clone() }.request_limits();
-        let limits = Limits { requests, vocabulary: layout.vocabulary, adapters: runners.target.adapters() };
+        let limits =
+            EngineLimits { requests, vocabulary: layout.vocabulary, adapters: runners.target.adapters() };
         let (commands, receiver) = mpsc::sync_channel(config.max_queue as usize + CONTROL_COMMANDS_MAX);
         let waker = Waker::new(commands.clone());
         let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));

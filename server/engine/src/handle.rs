@@ -28,7 +28,7 @@ pub struct EngineHandle {
 pub(crate) struct SharedState {
     pub(crate) commands: SyncSender<Command>,
     pub(crate) load: watch::Sender<EngineLoad>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: EngineLimits,
     pub(crate) clock: Clock,
     pub(crate) has_draft_model: bool,
     /// `None` if evicted blocks are not stored.
@@ -46,7 +46,7 @@ pub(crate) struct SharedState {
 
 /// The limits for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct EngineLimits {
     /// The limits for the length and the number of sequences.
     pub requests: RequestLimits,
     /// Number of tokens in the vocabulary.
@@ -164,7 +164,7 @@ impl EngineHandle {
     }
 
     /// The limits that [`Self::submit`] checks.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> EngineLimits {
         self.shared.limits
     }
 
@@ -291,7 +291,7 @@ impl EngineHandle {
     }
 }
 
-impl Limits {
+impl EngineLimits {
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
         let Request { prompt, num_sequences, beam_search, lookup, draft, sampling, stop, adapter, .. } =
             request;

@@ -1,7 +1,8 @@
-//! A hash of integers.
+//! A hash of integers, for numbers that must look random and be reproducible.
 
-/// Returns the SplitMix64 finalizer of `value` plus the golden ratio.
-pub(crate) fn mix(value: u64) -> u64 {
+/// Returns one step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+#[must_use]
+pub fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -36,7 +36,8 @@ pub use engine::{Engine, EngineConfig, EngineOptions, MAX_QUEUE_LIMIT, StartErro
 pub use guide::{
     CommitLock, Guide, GuideError, GuideState, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
 };
-pub use handle::{EngineError, EngineHandle, Limits, SubmitError};
+pub use handle::{EngineError, EngineHandle, EngineLimits, SubmitError};
+pub use hash::mix;
 pub use logprobs::{ScoredToken, TokenLogprob, TokenLogprobs};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};

@@ -188,7 +188,7 @@ impl Sampler {
         let scale = sampling.temperature.max(f32::MIN_POSITIVE).recip();
         let u = uniform(sampling.seed, context.index, context.history.generated());
         if self.filter(logits, peak.value, scale, sampling) {
-            Ok(draw_kept(&self.candidates, u))
+            Ok(draw(&self.candidates, u))
         } else {
             Ok(self.draw_all(logits, peak.value, scale, u))
         }
@@ -320,9 +320,9 @@ fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) {
     }
 }
 
-fn draw_kept(kept: &[Candidate], u: f64) -> TokenId {
-    let total: f64 = kept.iter().map(|kept| f64::from(kept.weight)).sum();
-    walk(kept, u * total)
+fn draw(candidates: &[Candidate], u: f64) -> TokenId {
+    let total: f64 = candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
+    walk(candidates, u * total)
 }
 
 /// The first token at which the weights add up to more than `rest`. If there is none because of rounding, the last token with any

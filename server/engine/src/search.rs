@@ -168,8 +168,14 @@ struct EndedBeam {
 #[derive(Debug)]
 struct Continuation {
     parent: Beam,
-    token: Option<(Candidate, Option<Box<TokenLogprobs>>)>,
+    token: Option<ContinuationToken>,
     score: f64,
+}
+
+#[derive(Debug)]
+struct ContinuationToken {
+    token: TokenId,
+    logprobs: Option<Box<TokenLogprobs>>,
 }
 
 /// The continuations of beams, best first. The candidates of each beam are sorted already, so they are merged lazily.
@@ -185,7 +191,8 @@ fn merge_continuations(candidates: &[(Beam, Candidates)]) -> impl Iterator<Item 
         let token = (!is_complete).then(|| {
             let candidate = tokens[index];
             let chosen = TokenLogprob { token: candidate.token, logprob: candidate.model_logprob };
-            (candidate, top.clone().map(|top| Box::new(TokenLogprobs { chosen, top })))
+            let logprobs = top.clone().map(|top| Box::new(TokenLogprobs { chosen, top }));
+            ContinuationToken { token: candidate.token, logprobs }
         });
         Continuation { parent: *parent, token, score }
     })
@@ -287,8 +294,8 @@ impl Search {
             if children.len() == size {
                 break;
             }
-            match continuation.token {
-                Some((candidate, _)) if !self.ends(&continuation.parent, candidate.token) => {
+            match &continuation.token {
+                Some(next) if !self.ends(&continuation.parent, next.token) => {
                     children.push(continuation);
                 }
                 _ if rank < size => {
@@ -353,7 +360,7 @@ impl Search {
         let mut moves: Vec<Move> = Vec::with_capacity(self.group_size() as usize);
         let mut unassigned = Vec::new();
         for Continuation { parent, token, score } in children {
-            let token_id = token.as_ref().map_or(0, |(candidate, _)| candidate.token);
+            let token_id = token.as_ref().map_or(0, |next| next.token);
             let tail = self.push(parent.tail, token);
             let is_first = moves.iter().all(|other| other.parent != parent.slot);
             if is_first {
@@ -424,12 +431,8 @@ impl Search {
         score / f64::from(length.max(1)).powf(f64::from(self.params.length_penalty))
     }
 
-    fn push(
-        &mut self,
-        parent: Option<u32>,
-        token: Option<(Candidate, Option<Box<TokenLogprobs>>)>,
-    ) -> Option<u32> {
-        let Some((Candidate { token, .. }, logprobs)) = token else { return parent };
+    fn push(&mut self, parent: Option<u32>, token: Option<ContinuationToken>) -> Option<u32> {
+        let Some(ContinuationToken { token, logprobs }) = token else { return parent };
         self.nodes.push(Node { parent, token, logprobs });
         Some(self.nodes.len() as u32 - 1)
     }

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::lane::LexerMemory;
-use crate::limits::{CACHED_BYTES_MAX, CACHED_GUIDES_MAX, CACHED_USES_MAX, Limits};
+use crate::limits::{CACHED_BYTES_MAX, CACHED_GUIDES_MAX, CACHED_USES_MAX, GuideLimits};
 
 /// The compiled forms of a compiler: the cached ones, and the memory of all of them.
 #[derive(Debug)]
 pub(crate) struct CompiledForms<V> {
-    pub(crate) limits: Limits,
+    pub(crate) limits: GuideLimits,
     pub(crate) memory: Arc<LexerMemory>,
     cache: Mutex<Cache<V>>,
 }
 
 impl<V: CacheValue> CompiledForms<V> {
-    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(limits: GuideLimits) -> Arc<Self> {
         Arc::new(Self { limits, memory: Arc::default(), cache: Mutex::default() })
     }
 

@@ -10,7 +10,7 @@ use llguidance::panic_utils::catch_unwind;
 use crate::cache::CompiledForms;
 use crate::error::readable;
 use crate::guide::is_too_complex;
-use crate::limits::{COMPILE_FUEL, Limits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX};
+use crate::limits::{COMPILE_FUEL, GuideLimits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX};
 use crate::locate::locate;
 use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, grammar};
 
@@ -35,14 +35,14 @@ impl Compiler {
     /// # Errors
     /// llguidance cannot use the vocabulary.
     pub fn new(vocabulary: Vocabulary, lanes: usize) -> Result<Self, VocabularyError> {
-        Self::with_limits(vocabulary, Limits { lanes, ..Limits::default() })
+        Self::with_limits(vocabulary, GuideLimits { lanes, ..GuideLimits::default() })
     }
 
     /// Creates a compiler with custom limits.
     ///
     /// # Errors
     /// llguidance cannot use the vocabulary.
-    pub fn with_limits(vocabulary: Vocabulary, limits: Limits) -> Result<Self, VocabularyError> {
+    pub fn with_limits(vocabulary: Vocabulary, limits: GuideLimits) -> Result<Self, VocabularyError> {
         let build = || {
             let (environment, end) = vocabulary.trie();
             let mut factory = ParserFactory::new_simple(&environment).map_err(|error| error.to_string())?;
@@ -60,7 +60,7 @@ impl Compiler {
         let built = std::panic::catch_unwind(AssertUnwindSafe(build));
         let built = built.unwrap_or_else(|_| Err("the trie of its tokens cannot be built".to_owned()));
         let (factory, end) = built.map_err(VocabularyError)?;
-        let forms = CompiledForms::new(Limits { lanes: limits.lanes.max(1), ..limits });
+        let forms = CompiledForms::new(GuideLimits { lanes: limits.lanes.max(1), ..limits });
         Ok(Self { vocabulary: Arc::new(vocabulary), factory, end, forms })
     }
 

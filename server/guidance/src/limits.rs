@@ -81,7 +81,7 @@ pub const LANE_STARTS_MAX: usize = 512;
 /// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one
 /// lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GuideLimits {
     /// The number of threads that can compute masks of one guide without waiting for each other.
     pub lanes: usize,
     /// The limit [`STEP_FUEL`], in work units.
@@ -96,7 +96,7 @@ pub struct Limits {
     pub cached_lexer_bytes_max: usize,
 }
 
-impl Default for Limits {
+impl Default for GuideLimits {
     fn default() -> Self {
         Self {
             lanes: 1,

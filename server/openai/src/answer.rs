@@ -7,7 +7,7 @@ use crate::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 /// The reason why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FinishReason {
+pub enum ChoiceFinishReason {
     /// The model ended the choice, or a stop string or stop token did.
     Stop,
     /// The choice reached its token limit.
@@ -90,7 +90,7 @@ pub struct ChatChoice {
     /// The log probabilities of its tokens, if requested.
     pub logprobs: Option<ChatLogprobs>,
     /// The reason why the choice ended.
-    pub finish_reason: FinishReason,
+    pub finish_reason: ChoiceFinishReason,
     /// The tokens of the choice; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
@@ -173,7 +173,7 @@ pub struct ChatChunkChoice {
     /// The log probabilities of the tokens of this chunk, if requested.
     pub logprobs: Option<ChatLogprobs>,
     /// The reason why the choice ended; `null` until it has.
-    pub finish_reason: Option<FinishReason>,
+    pub finish_reason: Option<ChoiceFinishReason>,
     /// The tokens of this chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
@@ -261,7 +261,7 @@ pub struct CompletionChoice {
     /// The log probabilities of its tokens, if requested.
     pub logprobs: Option<CompletionLogprobs>,
     /// The reason why the choice ended; `null` in a chunk until it has.
-    pub finish_reason: Option<FinishReason>,
+    pub finish_reason: Option<ChoiceFinishReason>,
     /// The tokens of the choice, or those of the chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,

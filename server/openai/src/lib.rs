@@ -16,9 +16,9 @@ mod text_or_list;
 mod tokens;
 
 pub use answer::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, Completion,
-    CompletionChoice, CompletionTokensDetails, FinishReason, FunctionCall, FunctionDelta,
-    PromptTokensDetails, ToolCall, ToolCallDelta, Usage,
+    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChoiceFinishReason,
+    Completion, CompletionChoice, CompletionTokensDetails, FunctionCall, FunctionDelta, PromptTokensDetails,
+    ToolCall, ToolCallDelta, Usage,
 };
 pub use error::{ErrorBody, ErrorObject};
 pub use logprobs::{

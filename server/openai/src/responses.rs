@@ -21,7 +21,7 @@ pub use request::{
 };
 pub use response::{
     ConversationName, IncompleteDetails, InputTokensDetails, Object, OutputTokensDetails, Response,
-    ResponseError, Status, Usage, Warning,
+    ResponseError, ResponseUsage, Status, Warning,
 };
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::limits::Limits;
+use crate::limits::HttpLimits;
 use process::units::{ByteSize, duration};
 
 /// The flags of the server's limits.
@@ -112,8 +112,8 @@ pub struct LimitArgs {
 
 impl LimitArgs {
     /// Returns the limits of the HTTP listeners.
-    pub(crate) fn http(&self) -> Limits {
-        Limits {
+    pub(crate) fn http(&self) -> HttpLimits {
+        HttpLimits {
             max_body_bytes: self.max_body_bytes.to_usize(),
             max_buffered_body_bytes: self.max_buffered_body_bytes.to_usize(),
             max_concurrent_requests: self.max_concurrent_requests as usize,

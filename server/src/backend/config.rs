@@ -9,7 +9,6 @@ use server_parsers::{ReasoningFormat, ToolFormat};
 
 use crate::api_rules::ApiRules;
 use crate::args::{Backend, NamedAdapter, Properties, SimArgs};
-use crate::model::name_of;
 
 /// The model, the backend that computes it, and the limits of the engine.
 #[derive(Clone, Debug)]
@@ -91,7 +90,7 @@ impl BackendConfig {
     /// Returns the names of the model.
     pub(crate) fn names(&self) -> Vec<String> {
         match (&self.model_names[..], &self.model) {
-            ([], Some(path)) => vec![name_of(path)],
+            ([], Some(path)) => vec![server_text::model_name(path)],
             ([], None) => vec!["sim".to_owned()],
             (names, _) => names.to_vec(),
         }

@@ -4,7 +4,7 @@ use reqwest::{Client, Url};
 use serde::Deserialize;
 
 use super::error::Error;
-use super::source::{Credentials, File, Location, Login, Source, checked_path};
+use super::source::{File, Location, Login, Source, SourceCredentials, checked_path};
 
 /// Size of the file list of a Hugging Face repository.
 ///
@@ -48,7 +48,7 @@ impl Hub<'_> {
     pub(crate) async fn files(
         &self,
         client: &Client,
-        credentials: &Credentials,
+        credentials: &SourceCredentials,
         patterns: &[String],
     ) -> Result<Source, Error> {
         let listing = self.listing(client, credentials).await?;
@@ -89,7 +89,7 @@ impl Hub<'_> {
         Ok(Source { files, revision: Some(listing.sha) })
     }
 
-    async fn listing(&self, client: &Client, credentials: &Credentials) -> Result<Listing, Error> {
+    async fn listing(&self, client: &Client, credentials: &SourceCredentials) -> Result<Listing, Error> {
         let login = credentials.login();
         let mut url = self.base()?;
         url.path_segments_mut().map_err(|()| self.invalid_url())?.extend(["api", "models"]);

@@ -2,10 +2,10 @@
 
 use reqwest::{Client, Url};
 use rusty_s3::actions::{ListObjectsV2, S3Action as _};
-use rusty_s3::{Bucket, Credentials as Keys, UrlStyle};
+use rusty_s3::{Bucket, Credentials, UrlStyle};
 
 use super::error::Error;
-use super::source::{Credentials, File, Location, S3Object, SIGNED_FOR, checked_path};
+use super::source::{File, Location, S3Object, SIGNED_FOR, SourceCredentials, checked_path};
 
 /// Number of S3 objects that begin with a prefix.
 ///
@@ -26,7 +26,7 @@ pub(crate) struct S3Endpoint<'a> {
 /// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/.
 pub(crate) async fn files(
     client: &Client,
-    credentials: &Credentials,
+    credentials: &SourceCredentials,
     server: S3Endpoint<'_>,
     object: &str,
 ) -> Result<Vec<File>, Error> {
@@ -43,8 +43,8 @@ pub(crate) async fn files(
     let bucket = Bucket::new(url, style, bucket.to_owned(), server.region.to_owned())
         .map_err(|error| wrong(format!("{bucket:?} is not a valid bucket: {error}")))?;
     let keys = match (&credentials.access_key, &credentials.secret_key, &credentials.session_token) {
-        (Some(key), Some(secret), Some(token)) => Some(Keys::new_with_token(key, secret, token)),
-        (Some(key), Some(secret), None) => Some(Keys::new(key, secret)),
+        (Some(key), Some(secret), Some(token)) => Some(Credentials::new_with_token(key, secret, token)),
+        (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
         (None, None, None) => None,
         _ => return Err(wrong("credentials need both accessKeyId and secretAccessKey".to_owned())),
     };
@@ -73,7 +73,7 @@ pub(crate) async fn files(
 async fn list(
     client: &Client,
     bucket: &Bucket,
-    keys: Option<&Keys>,
+    keys: Option<&Credentials>,
     prefix: &str,
 ) -> Result<Vec<(String, Option<u64>)>, Error> {
     let mut found = Vec::new();

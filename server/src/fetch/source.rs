@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::{Client, RequestBuilder, Url};
 use rusty_s3::actions::S3Action as _;
-use rusty_s3::{Bucket, Credentials as S3Keys};
+use rusty_s3::{Bucket, Credentials};
 
 use super::error::Error;
 
@@ -57,7 +57,7 @@ pub(crate) enum Location {
 #[derive(Clone)]
 pub(crate) struct S3Object {
     pub(super) bucket: Bucket,
-    pub(super) keys: Option<S3Keys>,
+    pub(super) keys: Option<Credentials>,
     pub(super) key: String,
 }
 
@@ -130,7 +130,7 @@ impl Login {
 
 /// The content of a folder with credentials.
 #[derive(Clone, Default)]
-pub(crate) struct Credentials {
+pub(crate) struct SourceCredentials {
     pub(crate) token: Option<String>,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<String>,
@@ -139,7 +139,7 @@ pub(crate) struct Credentials {
     pub(crate) session_token: Option<String>,
 }
 
-impl Credentials {
+impl SourceCredentials {
     /// Reads the credentials.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Credentials {
 ///
 /// # Errors
 /// `url` is invalid.
-pub(crate) fn web(url: &str, credentials: &Credentials) -> Result<File, Error> {
+pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<File, Error> {
     let url =
         Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;
     let name = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();

@@ -29,8 +29,8 @@ enum Trouble {
 struct Web {
     files: BTreeMap<&'static str, Vec<u8>>,
     troubles: Mutex<Vec<Trouble>>,
-    /// The requested ranges.
-    asked: Mutex<Vec<Option<String>>>,
+    /// The `Range` headers of the requests.
+    requested_ranges: Mutex<Vec<Option<String>>>,
     token: Option<&'static str>,
 }
 
@@ -39,7 +39,7 @@ impl Web {
         Arc::new(Self {
             files: BTreeMap::from([("model.gguf", content.to_vec())]),
             troubles: Mutex::new(troubles.to_vec()),
-            asked: Mutex::default(),
+            requested_ranges: Mutex::default(),
             token: None,
         })
     }
@@ -52,8 +52,8 @@ impl Web {
         format!("http://{address}")
     }
 
-    fn asked(&self) -> Vec<Option<String>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn requested_ranges(&self) -> Vec<Option<String>> {
+        self.requested_ranges.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -64,7 +64,7 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
     }
     let Some(content) = web.files.get(file.as_str()) else { return StatusCode::NOT_FOUND.into_response() };
     let range = header(header::RANGE);
-    web.asked.lock().unwrap().push(range.clone());
+    web.requested_ranges.lock().unwrap().push(range.clone());
     let etag = format!("\"{}\"", hex(content));
     let from = range
         .filter(|_| header(header::IF_RANGE).is_none_or(|mark| mark == etag))
@@ -142,12 +142,12 @@ async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     assert_eq!((&report["reason"], &report["bytes"]), (&"Fetched".into(), &content.len().into()));
-    let asked = web.asked();
-    assert_eq!(asked[..2], [None, None]);
-    assert!(asked[2..].iter().all(Option::is_some), "{asked:?}");
+    let requested_ranges = web.requested_ranges();
+    assert_eq!(requested_ranges[..2], [None, None]);
+    assert!(requested_ranges[2..].iter().all(Option::is_some), "{requested_ranges:?}");
     // The files are complete, so no request is sent.
     arguments(folder.path(), &more).run().await.unwrap();
-    assert_eq!(web.asked().len(), asked.len());
+    assert_eq!(web.requested_ranges().len(), requested_ranges.len());
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn a_killed_fetch_is_resumed() {
     assert!(!folder.path().join("current").exists(), "a half file is not served");
     args.run().await.unwrap();
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
-    let last = web.asked().last().unwrap().clone();
+    let last = web.requested_ranges().last().unwrap().clone();
     assert_eq!(last.as_deref(), Some("bytes=600000-"));
 }
 
@@ -188,7 +188,7 @@ async fn each_error_has_its_own_reason_and_leaves_no_model() {
     let private = Arc::new(Web {
         files: BTreeMap::from([("model.gguf", b"model".to_vec())]),
         troubles: Mutex::default(),
-        asked: Mutex::default(),
+        requested_ranges: Mutex::default(),
         token: Some("secret"),
     });
     let private = format!("{}/model.gguf", private.start(&mut tasks).await);

@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
-use server_engine::TokenId;
+use server_engine::{TokenId, mix};
 use server_parsers::{Formats, Tools};
 
 use super::conversation::Conversation;
-use crate::mix::mix;
 use crate::model::Model;
 
 /// How the text of a choice is parsed.

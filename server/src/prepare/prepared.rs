@@ -12,7 +12,7 @@ use crate::model::Model;
 pub(crate) struct Target<'a> {
     pub(crate) model: &'a Model,
     /// The limits of the engine.
-    pub(crate) limits: server_engine::Limits,
+    pub(crate) limits: server_engine::EngineLimits,
     /// The seed for a request without one.
     pub(crate) seed: u64,
 }

@@ -12,7 +12,7 @@ use server_text::Tokenizer;
 
 use super::best::best;
 use super::choice::{self, Choice};
-use super::delta::Delta;
+use super::delta::ChoiceDelta;
 use crate::error::Error;
 use crate::prepare::TextRule;
 use crate::request_record::RequestRecord;
@@ -21,7 +21,7 @@ use crate::request_record::RequestRecord;
 #[derive(Clone, Debug)]
 pub(crate) enum AnswerEvent {
     /// The new deltas, at least one.
-    Deltas(Vec<Delta>),
+    Deltas(Vec<ChoiceDelta>),
     /// All choices have ended.
     Finished(Usage),
     /// The answer failed.
@@ -37,7 +37,7 @@ pub(crate) struct Answer {
     /// If more choices are generated than returned: their numbers for each prompt.
     best_of: Option<BestOf>,
     /// Deltas that wait for the log probabilities of all prompts.
-    held: Vec<Delta>,
+    held: Vec<ChoiceDelta>,
     /// The first event, if [`Answer::start`] has received it.
     first: Option<AnswerEvent>,
     /// The last event, once it is known.
@@ -154,7 +154,7 @@ impl Answer {
     ///
     /// # Errors
     /// The answer failed.
-    pub(crate) async fn fold(&mut self, mut add: impl FnMut(Delta)) -> Result<Usage, Error> {
+    pub(crate) async fn fold(&mut self, mut add: impl FnMut(ChoiceDelta)) -> Result<Usage, Error> {
         loop {
             match self.next().await {
                 AnswerEvent::Deltas(deltas) => deltas.into_iter().for_each(&mut add),
@@ -226,7 +226,7 @@ impl PromptAnswer {
         context: &mut Context<'_>,
         usage: &mut Usage,
         record: &mut RequestRecord,
-        deltas: &mut Vec<Delta>,
+        deltas: &mut Vec<ChoiceDelta>,
     ) -> Result<(), Error> {
         while let Some(stream) = &mut self.stream {
             let Poll::Ready(event) = stream.poll_next(context) else { return Ok(()) };

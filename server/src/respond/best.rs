@@ -1,16 +1,16 @@
 //! Selects the best choices of each prompt (`best_of`).
 
-use super::delta::Delta;
+use super::delta::ChoiceDelta;
 
 /// Returns, of `candidates` choices of each prompt, the deltas of the `returned` choices with the greatest mean log
 /// probability per token, renumbered from the best on.
-pub(super) fn best(deltas: Vec<Delta>, candidates: u32, returned: u32) -> Vec<Delta> {
+pub(super) fn best(deltas: Vec<ChoiceDelta>, candidates: u32, returned: u32) -> Vec<ChoiceDelta> {
     let choices = deltas.iter().map(|delta| delta.choice() + 1).max().unwrap_or(0);
     let mut scores = vec![(0.0, 0_usize); choices as usize];
     for delta in &deltas {
-        let (Delta::Text { choice, tokens, .. }
-        | Delta::Reasoning { choice, tokens, .. }
-        | Delta::CallArguments { choice, tokens, .. }) = delta
+        let (ChoiceDelta::Text { choice, tokens, .. }
+        | ChoiceDelta::Reasoning { choice, tokens, .. }
+        | ChoiceDelta::CallArguments { choice, tokens, .. }) = delta
         else {
             continue;
         };
@@ -30,24 +30,24 @@ pub(super) fn best(deltas: Vec<Delta>, candidates: u32, returned: u32) -> Vec<De
         let (prompt, rank) = (place / candidates, place % candidates);
         numbers[choice as usize] = (rank < returned).then_some(prompt * returned + rank);
     }
-    let mut best: Vec<Delta> = deltas
+    let mut best: Vec<ChoiceDelta> = deltas
         .into_iter()
         .filter_map(|delta| numbers[delta.choice() as usize].map(|number| delta.with_choice(number)))
         .collect();
-    best.sort_by_key(Delta::choice);
+    best.sort_by_key(ChoiceDelta::choice);
     best
 }
 
 #[cfg(test)]
 mod tests {
-    use server_openai::FinishReason;
+    use server_openai::ChoiceFinishReason;
 
     use super::*;
     use crate::respond::TokenText;
 
     #[test]
     fn the_most_probable_choices_per_token_are_returned_in_order() {
-        let text = |choice, text: &str, logprobs: &[f32]| Delta::Text {
+        let text = |choice, text: &str, logprobs: &[f32]| ChoiceDelta::Text {
             choice,
             text: text.to_owned(),
             tokens: logprobs
@@ -55,7 +55,7 @@ mod tests {
                 .map(|&logprob| TokenText { token: 0, start: 0, logprob, top: Vec::new() })
                 .collect(),
         };
-        let end = |choice| Delta::End { choice, reason: FinishReason::Stop };
+        let end = |choice| ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop };
         let deltas = vec![
             text(0, "a", &[-1.0]),
             text(1, "b", &[-0.5, -0.5]),
@@ -66,7 +66,7 @@ mod tests {
             end(0),
             end(1),
         ];
-        let kept = best(deltas, 3, 2);
+        let chosen = best(deltas, 3, 2);
         let expected = vec![
             text(0, "b", &[-0.5, -0.5]),
             text(0, "e", &[-0.2]),
@@ -75,12 +75,12 @@ mod tests {
             text(1, "d", &[-0.0]),
             end(1),
         ];
-        assert_eq!(kept, expected);
+        assert_eq!(chosen, expected);
     }
 
     #[test]
     fn each_prompt_has_its_own_best() {
-        let delta = |choice, text: &str, logprob| Delta::Text {
+        let delta = |choice, text: &str, logprob| ChoiceDelta::Text {
             choice,
             text: text.to_owned(),
             tokens: vec![TokenText { token: 0, start: 0, logprob, top: Vec::new() }],

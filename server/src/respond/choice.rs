@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use server_engine::{FinishReason as EngineReason, TokenId, TokenLogprobs};
-use server_openai::FinishReason;
+use server_engine::{FinishReason, TokenId, TokenLogprobs};
+use server_openai::ChoiceFinishReason;
 use server_text::{DetokenizeOptions, Detokenizer, StopFilter, StopFilterOutput, Tokenizer};
 
-use super::delta::{Delta, TokenText, push};
+use super::delta::{ChoiceDelta, TokenText, push};
 use super::parsed::ParsedText;
 use crate::prepare::TextRule;
 
@@ -93,7 +93,7 @@ impl Choice {
         choice: u32,
         token: TokenId,
         logprobs: Option<Box<TokenLogprobs>>,
-        deltas: &mut Vec<Delta>,
+        deltas: &mut Vec<ChoiceDelta>,
     ) -> u64 {
         let Some((detokenizer, filter)) = &mut self.text else { return 0 };
         match self.tokens_until_stops.checked_sub(1) {
@@ -114,7 +114,7 @@ impl Choice {
                 let reasoning_tokens = parsed.reasoning_tokens - before;
                 if let Some(reason) = ended {
                     self.text = None;
-                    deltas.push(Delta::End { choice, reason });
+                    deltas.push(ChoiceDelta::End { choice, reason });
                 }
                 return reasoning_tokens;
             }
@@ -129,7 +129,7 @@ impl Choice {
         0
     }
 
-    fn push_plain(&mut self, choice: u32, text: &str, deltas: &mut Vec<Delta>) {
+    fn push_plain(&mut self, choice: u32, text: &str, deltas: &mut Vec<ChoiceDelta>) {
         let Some((_, TextFilter::Plain(filter))) = &mut self.text else { return };
         self.bytes += text.len();
         self.characters += text.chars().count();
@@ -139,12 +139,12 @@ impl Choice {
                 // A token is returned with the end of its text.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
                 let tokens = self.release(certain);
-                push(Delta::Text { choice, text, tokens }, deltas);
+                push(ChoiceDelta::Text { choice, text, tokens }, deltas);
             }
             // A token without text is returned at once, unless text before it is held.
             StopFilterOutput::Held if self.bytes_out == self.bytes && !self.held.is_empty() => {
                 let tokens = self.release(usize::MAX);
-                push(Delta::Text { choice, text: String::new(), tokens }, deltas);
+                push(ChoiceDelta::Text { choice, text: String::new(), tokens }, deltas);
             }
             StopFilterOutput::Held => {}
             StopFilterOutput::Stopped { text, .. } => {
@@ -152,32 +152,32 @@ impl Choice {
                 self.bytes_out += text.len();
                 let tokens = self.release(self.bytes_out);
                 self.held.clear();
-                push(Delta::Text { choice, text, tokens }, deltas);
-                deltas.push(Delta::End { choice, reason: FinishReason::Stop });
+                push(ChoiceDelta::Text { choice, text, tokens }, deltas);
+                deltas.push(ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop });
             }
         }
     }
 
     /// Ends the choice, because the engine has ended the sequence.
-    pub(super) fn finish(&mut self, choice: u32, reason: EngineReason, deltas: &mut Vec<Delta>) {
+    pub(super) fn finish(&mut self, choice: u32, reason: FinishReason, deltas: &mut Vec<ChoiceDelta>) {
         let Some((detokenizer, filter)) = self.text.take() else { return };
         let rest = detokenizer.finish();
         let mut filter = match filter {
             TextFilter::Plain(filter) => filter,
             TextFilter::Parsed(mut parsed) => {
                 let reason = parsed.finish(choice, &rest, reason, deltas);
-                deltas.push(Delta::End { choice, reason });
+                deltas.push(ChoiceDelta::End { choice, reason });
                 return;
             }
         };
         let (text, reason) = match filter.push(&rest) {
-            StopFilterOutput::Stopped { text, .. } => (text, FinishReason::Stop),
+            StopFilterOutput::Stopped { text, .. } => (text, ChoiceFinishReason::Stop),
             StopFilterOutput::Text(text) => (text + &filter.finish(), finish_reason(reason)),
             StopFilterOutput::Held => (filter.finish(), finish_reason(reason)),
         };
         let tokens = self.release(usize::MAX);
-        push(Delta::Text { choice, text, tokens }, deltas);
-        deltas.push(Delta::End { choice, reason });
+        push(ChoiceDelta::Text { choice, text, tokens }, deltas);
+        deltas.push(ChoiceDelta::End { choice, reason });
     }
 
     /// Releases the held tokens whose text begins before the byte `end`.
@@ -187,10 +187,10 @@ impl Choice {
     }
 }
 
-fn finish_reason(reason: EngineReason) -> FinishReason {
+fn finish_reason(reason: FinishReason) -> ChoiceFinishReason {
     match reason {
-        EngineReason::Stop => FinishReason::Stop,
-        EngineReason::Length => FinishReason::Length,
+        FinishReason::Stop => ChoiceFinishReason::Stop,
+        FinishReason::Length => ChoiceFinishReason::Length,
     }
 }
 

@@ -3,11 +3,11 @@
 use std::mem::discriminant;
 
 use server_engine::{TokenId, TokenLogprob};
-use server_openai::FinishReason;
+use server_openai::ChoiceFinishReason;
 
 /// A change of a choice.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Delta {
+pub(crate) enum ChoiceDelta {
     /// Text, and its tokens if log probabilities are requested. Either may be empty, but not both.
     Text { choice: u32, text: String, tokens: Vec<TokenText> },
     /// Reasoning, and its tokens. Either may be empty, but not both.
@@ -19,10 +19,10 @@ pub(crate) enum Delta {
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
     /// The end of the choice.
-    End { choice: u32, reason: FinishReason },
+    End { choice: u32, reason: ChoiceFinishReason },
 }
 
-impl Delta {
+impl ChoiceDelta {
     /// Returns the number of the choice.
     pub(crate) fn choice(&self) -> u32 {
         match self {
@@ -73,10 +73,10 @@ impl Delta {
 }
 
 /// Adds a delta and merges it with the last one if that has the same kind and choice. Empty deltas are ignored.
-pub(super) fn push(delta: Delta, deltas: &mut Vec<Delta>) {
-    if let Delta::Text { text, tokens, .. }
-    | Delta::Reasoning { text, tokens, .. }
-    | Delta::CallArguments { text, tokens, .. } = &delta
+pub(super) fn push(delta: ChoiceDelta, deltas: &mut Vec<ChoiceDelta>) {
+    if let ChoiceDelta::Text { text, tokens, .. }
+    | ChoiceDelta::Reasoning { text, tokens, .. }
+    | ChoiceDelta::CallArguments { text, tokens, .. } = &delta
         && text.is_empty()
         && tokens.is_empty()
     {

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use server_engine::{FinishReason as EngineReason, TokenId};
-use server_openai::FinishReason;
-use server_parsers::{Delta as ParserDelta, Parser};
+use server_engine::{FinishReason, TokenId};
+use server_openai::ChoiceFinishReason;
+use server_parsers::{Delta, Parser};
 use server_text::{StopFilter, StopFilterOutput};
 
-use super::delta::{Delta, TokenText, push};
+use super::delta::{ChoiceDelta, TokenText, push};
 use crate::prepare::ParserSettings;
 
 #[derive(Debug)]
@@ -53,8 +53,8 @@ impl ParsedText {
         choice: u32,
         text: &str,
         token: Option<TokenText>,
-        deltas: &mut Vec<Delta>,
-    ) -> Option<FinishReason> {
+        deltas: &mut Vec<ChoiceDelta>,
+    ) -> Option<ChoiceFinishReason> {
         self.pending.extend(token.map(|token| (text.len(), token)));
         let parser = self.parser.as_mut()?;
         let was_reasoning = parser.is_reasoning();
@@ -68,24 +68,24 @@ impl ParsedText {
         &mut self,
         choice: u32,
         rest: &str,
-        reason: EngineReason,
-        deltas: &mut Vec<Delta>,
-    ) -> FinishReason {
-        let Some(mut parser) = self.parser.take() else { return FinishReason::Stop };
+        reason: FinishReason,
+        deltas: &mut Vec<ChoiceDelta>,
+    ) -> ChoiceFinishReason {
+        let Some(mut parser) = self.parser.take() else { return ChoiceFinishReason::Stop };
         let mut parsed = parser.push(rest);
         parsed.extend(match reason {
-            EngineReason::Stop => parser.finish(),
-            EngineReason::Length => parser.finish_cut(),
+            FinishReason::Stop => parser.finish(),
+            FinishReason::Length => parser.finish_cut(),
         });
         if let Some(reason) = self.convert(choice, parsed, deltas) {
             return reason;
         }
         self.interrupt(choice, deltas);
         let tokens = self.tokens();
-        push(Delta::Text { choice, text: String::new(), tokens }, deltas);
+        push(ChoiceDelta::Text { choice, text: String::new(), tokens }, deltas);
         match reason {
-            EngineReason::Stop => self.stopped(),
-            EngineReason::Length => FinishReason::Length,
+            FinishReason::Stop => self.stopped(),
+            FinishReason::Length => ChoiceFinishReason::Length,
         }
     }
 
@@ -93,61 +93,61 @@ impl ParsedText {
     fn convert(
         &mut self,
         choice: u32,
-        parsed: Vec<ParserDelta>,
-        deltas: &mut Vec<Delta>,
-    ) -> Option<FinishReason> {
+        parsed: Vec<Delta>,
+        deltas: &mut Vec<ChoiceDelta>,
+    ) -> Option<ChoiceFinishReason> {
         for delta in parsed {
             match delta {
-                ParserDelta::Content(text) => match self.stops.push(&text) {
+                Delta::Content(text) => match self.stops.push(&text) {
                     StopFilterOutput::Text(text) => {
                         let tokens = self.tokens();
-                        push(Delta::Text { choice, text, tokens }, deltas);
+                        push(ChoiceDelta::Text { choice, text, tokens }, deltas);
                     }
                     StopFilterOutput::Held => {}
                     StopFilterOutput::Stopped { text, .. } => {
                         let tokens = self.tokens_within(text.len());
-                        push(Delta::Text { choice, text, tokens }, deltas);
+                        push(ChoiceDelta::Text { choice, text, tokens }, deltas);
                         return Some(self.stopped());
                     }
                 },
-                ParserDelta::Reasoning(text) => {
+                Delta::Reasoning(text) => {
                     self.interrupt(choice, deltas);
                     let tokens = self.tokens();
                     if self.settings.shows_reasoning {
-                        push(Delta::Reasoning { choice, text, tokens }, deltas);
+                        push(ChoiceDelta::Reasoning { choice, text, tokens }, deltas);
                     }
                 }
-                ParserDelta::ToolCallBegin { index: call, name } => {
+                Delta::ToolCallBegin { index: call, name } => {
                     self.interrupt(choice, deltas);
                     if call >= self.settings.calls_max {
-                        return Some(FinishReason::ToolCalls);
+                        return Some(ChoiceFinishReason::ToolCalls);
                     }
                     self.calls += 1;
                     let id = self.settings.call_id(choice, call);
-                    deltas.push(Delta::CallBegin { choice, call, id, name });
+                    deltas.push(ChoiceDelta::CallBegin { choice, call, id, name });
                 }
-                ParserDelta::ToolCallArguments { index: call, text } => {
+                Delta::ToolCallArguments { index: call, text } => {
                     let tokens = self.tokens();
-                    push(Delta::CallArguments { choice, call, text, tokens }, deltas);
+                    push(ChoiceDelta::CallArguments { choice, call, text, tokens }, deltas);
                 }
-                ParserDelta::ToolCallEnd { index: call } => deltas.push(Delta::CallEnd { choice, call }),
+                Delta::ToolCallEnd { index: call } => deltas.push(ChoiceDelta::CallEnd { choice, call }),
             }
         }
         None
     }
 
     /// Returns held text: no stop string continues after it.
-    fn interrupt(&mut self, choice: u32, deltas: &mut Vec<Delta>) {
+    fn interrupt(&mut self, choice: u32, deltas: &mut Vec<ChoiceDelta>) {
         let text = self.stops.interrupt();
         if !text.is_empty() {
             let tokens = self.tokens();
-            push(Delta::Text { choice, text, tokens }, deltas);
+            push(ChoiceDelta::Text { choice, text, tokens }, deltas);
         }
     }
 
     /// Returns why a choice ended that was not cut off.
-    fn stopped(&self) -> FinishReason {
-        if self.calls > 0 { FinishReason::ToolCalls } else { FinishReason::Stop }
+    fn stopped(&self) -> ChoiceFinishReason {
+        if self.calls > 0 { ChoiceFinishReason::ToolCalls } else { ChoiceFinishReason::Stop }
     }
 
     fn tokens(&mut self) -> Vec<TokenText> {

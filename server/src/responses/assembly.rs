@@ -7,13 +7,13 @@
 
 use server_openai::responses::{
     Call, CustomCall, Event, EventData, IncompleteDetails, Item, ItemStatus, Message, Part, Reasoning,
-    Response, ResponseError, Status, SummaryText, Usage, kind,
+    Response, ResponseError, ResponseUsage, Status, SummaryText, kind,
 };
-use server_openai::{ChatTokenLogprob, FinishReason};
+use server_openai::{ChatTokenLogprob, ChoiceFinishReason};
 
 use crate::error::Error;
 use crate::prepare::responses::{CallName, CallNames, ToolKind, custom_input};
-use crate::respond::{Delta, TokenText};
+use crate::respond::{ChoiceDelta, TokenText};
 use crate::store::ItemIds;
 
 /// Converts tokens to the log probabilities of the API.
@@ -97,19 +97,19 @@ impl Assembly {
     }
 
     /// Adds a delta.
-    pub(crate) fn push(&mut self, delta: Delta, sink: Sink<'_>) {
+    pub(crate) fn push(&mut self, delta: ChoiceDelta, sink: Sink<'_>) {
         match delta {
-            Delta::Text { choice, text, tokens } => self.text(choice as usize, &text, tokens, sink),
-            Delta::Reasoning { choice, text, .. } => self.reasoning(choice as usize, &text, sink),
-            Delta::CallBegin { choice, id, name, .. } => self.call(choice as usize, id, name, sink),
-            Delta::CallArguments { choice, text, .. } => self.arguments(choice as usize, &text, sink),
-            Delta::CallEnd { choice, .. } => self.close(choice as usize, ItemStatus::Completed, sink),
-            Delta::End { choice, reason } => self.end(choice as usize, reason, sink),
+            ChoiceDelta::Text { choice, text, tokens } => self.text(choice as usize, &text, tokens, sink),
+            ChoiceDelta::Reasoning { choice, text, .. } => self.reasoning(choice as usize, &text, sink),
+            ChoiceDelta::CallBegin { choice, id, name, .. } => self.call(choice as usize, id, name, sink),
+            ChoiceDelta::CallArguments { choice, text, .. } => self.arguments(choice as usize, &text, sink),
+            ChoiceDelta::CallEnd { choice, .. } => self.close(choice as usize, ItemStatus::Completed, sink),
+            ChoiceDelta::End { choice, reason } => self.end(choice as usize, reason, sink),
         }
     }
 
     /// Completes the response after all choices have ended. [`Assembly::conclude`] reports it.
-    pub(crate) fn complete(&mut self, usage: Usage, now: u64) {
+    pub(crate) fn complete(&mut self, usage: ResponseUsage, now: u64) {
         let response = &mut self.response;
         response.usage = Some(usage);
         if response.incomplete_details.is_some() {
@@ -292,7 +292,7 @@ impl Assembly {
         arguments.push_str(new);
     }
 
-    fn end(&mut self, choice: usize, reason: FinishReason, sink: Sink<'_>) {
+    fn end(&mut self, choice: usize, reason: ChoiceFinishReason, sink: Sink<'_>) {
         if !self.choices[choice].has_items {
             // An empty answer, or one of whitespace, is a message too.
             let at = self.open_message(choice, sink);
@@ -300,7 +300,7 @@ impl Assembly {
             self.choices[choice].open = OpenItem::Message(at);
             self.append_text(at, &blank, tokens, sink);
         }
-        let is_cut_off = reason == FinishReason::Length;
+        let is_cut_off = reason == ChoiceFinishReason::Length;
         if is_cut_off {
             let reason = "max_output_tokens".to_owned();
             self.response.incomplete_details = Some(IncompleteDetails { reason });

@@ -4,7 +4,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use server_openai::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, ChatRequest,
-    FinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta, Usage,
+    ChoiceFinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta, Usage,
 };
 
 use super::generate::{Head, TextEndpoint, WholeCall, WholeChoice, generate};
@@ -12,7 +12,7 @@ use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
 use crate::prepare::{self, PreparedRequest, Target};
-use crate::respond::{Delta, TokenText};
+use crate::respond::{ChoiceDelta, TokenText};
 use crate::sse::Events;
 
 pub(super) async fn chat(State(app): State<App>, request: Request) -> Response {
@@ -44,30 +44,30 @@ impl TextEndpoint for Chat {
         });
     }
 
-    fn delta(head: &Head, delta: Delta, events: &mut Events) {
+    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events) {
         let index = delta.choice();
         let (delta, tokens) = match delta {
-            Delta::Text { text, tokens, .. } => {
+            ChoiceDelta::Text { text, tokens, .. } => {
                 let content = (!text.is_empty()).then_some(text);
                 (ChatDelta { content, ..ChatDelta::default() }, tokens)
             }
-            Delta::Reasoning { text, tokens, .. } => {
+            ChoiceDelta::Reasoning { text, tokens, .. } => {
                 let text = (!text.is_empty()).then_some(text);
                 let delta =
                     ChatDelta { reasoning_content: text.clone(), reasoning: text, ..ChatDelta::default() };
                 (delta, tokens)
             }
-            Delta::CallBegin { call, id, name, .. } => {
+            ChoiceDelta::CallBegin { call, id, name, .. } => {
                 let function = FunctionDelta { name: Some(name), arguments: String::new() };
                 (call_delta(head, call, Some(id), function), Vec::new())
             }
-            Delta::CallArguments { call, text, tokens, .. } => {
+            ChoiceDelta::CallArguments { call, text, tokens, .. } => {
                 let function = FunctionDelta { name: None, arguments: text };
                 (call_delta(head, call, None, function), tokens)
             }
             // The next chunk shows that the call is complete.
-            Delta::CallEnd { .. } => return,
-            Delta::End { reason, .. } => {
+            ChoiceDelta::CallEnd { .. } => return,
+            ChoiceDelta::End { reason, .. } => {
                 let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(head, reason)));
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None };
                 events.push(&ChatChunk { choices: vec![choice], ..empty_chunk(head) });
@@ -90,7 +90,7 @@ impl TextEndpoint for Chat {
                 index,
                 token_ids: probabilities::token_ids(&head, &choice.tokens),
                 logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
-                finish_reason: finish_reason(&head, choice.reason.unwrap_or(FinishReason::Stop)),
+                finish_reason: finish_reason(&head, choice.reason.unwrap_or(ChoiceFinishReason::Stop)),
                 message: message(choice, head.reply.calls_functions),
             })
             .collect();
@@ -109,9 +109,9 @@ impl TextEndpoint for Chat {
 }
 
 /// Returns the reason in the form of the request: `function_call` if it has functions instead of tools.
-fn finish_reason(head: &Head, reason: FinishReason) -> FinishReason {
+fn finish_reason(head: &Head, reason: ChoiceFinishReason) -> ChoiceFinishReason {
     match reason {
-        FinishReason::ToolCalls if head.reply.calls_functions => FinishReason::FunctionCall,
+        ChoiceFinishReason::ToolCalls if head.reply.calls_functions => ChoiceFinishReason::FunctionCall,
         reason => reason,
     }
 }

@@ -9,7 +9,7 @@ use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
 use crate::prepare::{self, Endpoint, PreparedRequest, Target};
-use crate::respond::Delta;
+use crate::respond::ChoiceDelta;
 use crate::sse::Events;
 
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Response {
@@ -39,22 +39,22 @@ impl TextEndpoint for Completions {
         }
     }
 
-    fn delta(head: &Head, delta: Delta, events: &mut Events) {
+    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events) {
         let index = delta.choice();
         let choice = match delta {
-            Delta::Text { text, tokens, .. } => {
+            ChoiceDelta::Text { text, tokens, .. } => {
                 let token_ids = probabilities::token_ids(head, &tokens);
                 let logprobs = probabilities::completion(head, index, tokens);
                 CompletionChoice { text, logprobs, token_ids, ..empty_choice(index) }
             }
-            Delta::End { reason, .. } => {
+            ChoiceDelta::End { reason, .. } => {
                 CompletionChoice { finish_reason: Some(reason), ..empty_choice(index) }
             }
             // The text of completions is not parsed.
-            Delta::Reasoning { .. }
-            | Delta::CallBegin { .. }
-            | Delta::CallArguments { .. }
-            | Delta::CallEnd { .. } => return,
+            ChoiceDelta::Reasoning { .. }
+            | ChoiceDelta::CallBegin { .. }
+            | ChoiceDelta::CallArguments { .. }
+            | ChoiceDelta::CallEnd { .. } => return,
         };
         events.push(&completion(head, vec![choice], head.chunk_usage()));
     }

@@ -20,7 +20,7 @@ use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::prepare::responses::{check_metadata, item_references, read_items, with_referenced};
-use crate::store::{ConversationRecord, Id, ItemIds, Kind, NewItems, StoredRecord};
+use crate::store::{self, ConversationRecord, Id, ItemIds, Kind, NewItems, StoredRecord};
 use crate::tenant::Tenant;
 
 /// The name of the endpoint in metrics and logs.
@@ -192,20 +192,19 @@ pub(super) async fn remove(
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
-    Store(#[from] crate::store::Error),
+    Store(#[from] store::Error),
     #[error(transparent)]
     Request(#[from] Error),
 }
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        use crate::store::Error as Store;
         match failure {
             Failure::Request(error) => error,
-            Failure::Store(error @ Store::Full { .. }) => {
+            Failure::Store(error @ store::Error::Full { .. }) => {
                 Self::coded("array_above_max_length", "items", error)
             }
-            Failure::Store(error @ (Store::TooLarge { .. } | Store::TooDeep)) => {
+            Failure::Store(error @ (store::Error::TooLarge { .. } | store::Error::TooDeep)) => {
                 Self::invalid("items", error)
             }
             Failure::Store(error) => unreadable(&error),

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use server_engine::ScoredToken;
-use server_openai::{FinishReason, Usage};
+use server_openai::{ChoiceFinishReason, Usage};
 use server_text::Tokenizer;
 
 use super::stream::{Encoder, stream};
@@ -21,7 +21,7 @@ use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::prepare::{PreparedRequest, Reply, Target, UsageRule};
-use crate::respond::{Answer, Delta, TokenText};
+use crate::respond::{Answer, ChoiceDelta, TokenText};
 use crate::sse::Events;
 use crate::tenant::Tenant;
 
@@ -39,7 +39,7 @@ pub(super) trait TextEndpoint: Send + 'static {
     /// Encodes the first chunk of a choice, if there is one before its first delta.
     fn start(head: &Head, choice: u32, events: &mut Events);
     /// Encodes a delta as a chunk.
-    fn delta(head: &Head, delta: Delta, events: &mut Events);
+    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events);
     /// Encodes the chunk with the usage.
     fn usage(head: &Head, usage: Usage, events: &mut Events);
     /// Returns the whole answer.
@@ -96,7 +96,7 @@ pub(super) struct WholeChoice {
     pub(super) calls: Vec<WholeCall>,
     /// The tokens of all deltas, in order.
     pub(super) tokens: Vec<TokenText>,
-    pub(super) reason: Option<FinishReason>,
+    pub(super) reason: Option<ChoiceFinishReason>,
 }
 
 /// A complete tool call.
@@ -107,27 +107,27 @@ pub(super) struct WholeCall {
 }
 
 impl WholeChoice {
-    fn add(&mut self, delta: Delta) {
+    fn add(&mut self, delta: ChoiceDelta) {
         match delta {
-            Delta::Text { text, tokens, .. } => {
+            ChoiceDelta::Text { text, tokens, .. } => {
                 self.text.push_str(&text);
                 self.tokens.extend(tokens);
             }
-            Delta::Reasoning { text, tokens, .. } => {
+            ChoiceDelta::Reasoning { text, tokens, .. } => {
                 self.reasoning.push_str(&text);
                 self.tokens.extend(tokens);
             }
-            Delta::CallBegin { id, name, .. } => {
+            ChoiceDelta::CallBegin { id, name, .. } => {
                 self.calls.push(WholeCall { id, name, arguments: String::new() });
             }
-            Delta::CallArguments { text, tokens, .. } => {
+            ChoiceDelta::CallArguments { text, tokens, .. } => {
                 if let Some(call) = self.calls.last_mut() {
                     call.arguments.push_str(&text);
                 }
                 self.tokens.extend(tokens);
             }
-            Delta::CallEnd { .. } => {}
-            Delta::End { reason, .. } => self.reason = Some(reason),
+            ChoiceDelta::CallEnd { .. } => {}
+            ChoiceDelta::End { reason, .. } => self.reason = Some(reason),
         }
     }
 }
@@ -225,7 +225,7 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         (0..self.head.choices()).for_each(|choice| E::start(&self.head, choice, events));
     }
 
-    fn deltas(&mut self, deltas: Vec<Delta>, usage: Usage, events: &mut Events) {
+    fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events) {
         self.head.usage = usage;
         deltas.into_iter().for_each(|delta| E::delta(&self.head, delta, events));
     }

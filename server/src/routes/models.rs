@@ -9,7 +9,7 @@ use crate::app::{App, ServedModel};
 use crate::error::Error;
 
 /// The header with the ID of the store, for routers that get no load reports.
-const STORE_ID: &str = "x-ovfleet-keeper";
+const STORE_ID: &str = "x-ovfleet-store-id";
 
 pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Error> {
     let served = app.served()?;

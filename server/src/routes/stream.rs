@@ -5,7 +5,7 @@ use futures_util::stream;
 use server_openai::Usage;
 
 use crate::error::Error;
-use crate::respond::{Answer, AnswerEvent, Delta};
+use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
 use crate::sse::{self, Events};
 
 /// Encodes the events of an answer as server-sent events.
@@ -13,7 +13,7 @@ pub(super) trait Encoder: Send + 'static {
     /// Encodes the beginning of the answer, before its first delta.
     fn start(&mut self, answer: &Answer, events: &mut Events);
     /// Encodes new deltas; `usage` is the usage so far.
-    fn deltas(&mut self, deltas: Vec<Delta>, usage: Usage, events: &mut Events);
+    fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
     /// Encodes the end of the answer.
     fn finish(&mut self, usage: Usage, events: &mut Events) -> impl Future<Output = ()> + Send;
     /// Encodes an error that ends the answer.

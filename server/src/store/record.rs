@@ -320,6 +320,8 @@ fn item(line: &[u8]) -> Result<StoredItem<'_>, serde_json::Error> {
 
 #[cfg(test)]
 mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
     use serde_json::{Value, json};
 
     use super::*;
@@ -402,11 +404,8 @@ mod tests {
         let record =
             ConversationRecord { conversation: conversation(&json!({"k": "v"})), items, generated_ids: 1 };
         let whole = Lines::of_conversation(&record).unwrap().into_bytes();
-        let mut state = 7_u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % below
-        };
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut random = |below: usize| rng.random_range(0..below);
         for _ in 0..2000 {
             let mut bytes = whole.clone();
             for _ in 0..=random(4) {

@@ -27,7 +27,7 @@ fn adapted() -> Server {
 }
 
 /// A request that generates all of these tokens.
-fn asked(model: &str, more: Value) -> String {
+fn adapter_request(model: &str, more: Value) -> String {
     let mut parameters = json!({
         "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
     });
@@ -43,7 +43,7 @@ fn expected(adapter: u32) -> Value {
 #[tokio::test]
 async fn a_request_has_the_adapter_that_it_names_as_its_model() {
     let server = adapted();
-    let ask = async |model: &str, more: Value| server.post(PATH, asked(model, more)).await.json();
+    let ask = async |model: &str, more: Value| server.post(PATH, adapter_request(model, more)).await.json();
     let none = json!({});
     let all = tokio::join!(
         ask("parrot", none.clone()),
@@ -74,7 +74,7 @@ async fn beams_and_guides_follow_the_adapter() {
     for more in [json!({"use_beam_search": true, "n": 3}), json!({"guided_regex": "[a-z]{20}"})] {
         let mut texts = Vec::new();
         for model in ["parrot", "sql", "group/tone", "sql"] {
-            let answer = server.post(PATH, asked(model, more.clone())).await.json();
+            let answer = server.post(PATH, adapter_request(model, more.clone())).await.json();
             texts.push(answer["choices"][0]["token_ids"].clone());
         }
         assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
@@ -103,7 +103,7 @@ async fn chat_streams_and_responses_accept_adapters_too() {
 async fn cached_prompts_are_not_shared_between_adapters() {
     let server = adapted();
     let cached = async |model: &str| {
-        let answer = server.post(PATH, asked(model, json!({}))).await.json();
+        let answer = server.post(PATH, adapter_request(model, json!({}))).await.json();
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
     for model in ["parrot", "sql", "group/tone"] {
@@ -116,7 +116,7 @@ async fn adapters_are_listed_with_the_model_that_they_change() {
     let server = adapted();
     for version in ["/v1", "/v3"] {
         let list = server.get(&format!("{version}/models")).await.json();
-        let told: Vec<_> = list["data"]
+        let models: Vec<_> = list["data"]
             .as_array()
             .unwrap()
             .iter()
@@ -125,11 +125,11 @@ async fn adapters_are_listed_with_the_model_that_they_change() {
         let parent = json!("parrot");
         let (sql, tone) = (json!("/adapters/sql"), json!("/adapters/tone"));
         let adapter = |name, root| (name, Some(&parent), Some(root));
-        assert_eq!(told, [("parrot", None, None), adapter("sql", &sql), adapter("group/tone", &tone)]);
+        assert_eq!(models, [("parrot", None, None), adapter("sql", &sql), adapter("group/tone", &tone)]);
         let one = server.get(&format!("{version}/models/group/tone")).await.json();
         assert_eq!((&one["id"], &one["parent"]), (&json!("group/tone"), &parent));
     }
-    let unknown = server.post(PATH, asked("tone", json!({}))).await;
+    let unknown = server.post(PATH, adapter_request("tone", json!({}))).await;
     assert_eq!(unknown.status, 404);
     assert_eq!(unknown.json()["error"]["code"], "model_not_found");
 }
@@ -138,9 +138,9 @@ async fn adapters_are_listed_with_the_model_that_they_change() {
 async fn requests_are_counted_by_their_adapters() {
     let server = adapted();
     for model in ["parrot", "sql", "group/tone", "sql"] {
-        server.post(PATH, asked(model, json!({}))).await;
+        server.post(PATH, adapter_request(model, json!({}))).await;
     }
-    server.post(PATH, asked("sql", json!({"temperature": 9}))).await;
+    server.post(PATH, adapter_request("sql", json!({"temperature": 9}))).await;
     let metrics = server.get("/metrics").await.body;
     for line in [r#"{adapter="sql"} 2"#, r#"{adapter="group/tone"} 1"#] {
         assert!(metrics.contains(&format!("ovfleet_server_adapter_requests_total{line}\n")), "{metrics}");

@@ -122,8 +122,8 @@ async fn best_of_returns_the_best_choices() {
     means.sort_by(|a, b| b.total_cmp(a));
     assert!(means[0] > means[5], "they differ");
     let best = answer(&server, parameters(2, 6)).await;
-    let kept: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
-    assert_eq!(kept, means[..2]);
+    let best_scores: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
+    assert_eq!(best_scores, means[..2]);
     assert_eq!(best["choices"][1]["index"], 1);
     assert_eq!(best["usage"]["completion_tokens"], 48, "all that were generated count");
     // Each prompt has its own best choice.
@@ -293,15 +293,15 @@ async fn no_stop_string_ends_a_choice_before_min_tokens() {
         let choice = answer(&server, parameters).await["choices"][0].clone();
         (choice["text"].as_str().unwrap().to_owned(), choice["finish_reason"].as_str().unwrap().to_owned())
     };
-    let told = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
-    assert_eq!(with(json!({"stop": "e"})).await, told("cd", "stop"));
-    assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, told("cd", "stop"));
+    let text_and_reason = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
+    assert_eq!(with(json!({"stop": "e"})).await, text_and_reason("cd", "stop"));
+    assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, text_and_reason("cd", "stop"));
     // The third token completes the stop string but is text; the next occurrence counts.
     let later = json!({"stop": "e", "min_tokens": 3, "max_tokens": 20});
-    assert_eq!(with(later).await, told("cdefghabcd", "stop"));
-    assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, told("cdefghab", "length"));
+    assert_eq!(with(later).await, text_and_reason("cdefghabcd", "stop"));
+    assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, text_and_reason("cdefghab", "length"));
     // The stop string may begin before `min_tokens`.
-    assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, told("c", "stop"));
+    assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, text_and_reason("c", "stop"));
     let streamed =
         server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
     let texts = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
@@ -377,6 +377,6 @@ async fn errors_are_strings_with_ovms_rules() {
         let server = Server { router: server::ovms_api(server.router, server.app.clone()), ..server };
         let answer = server.post(path, body).await;
         let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
-        assert!(last["error"].as_str().is_some_and(|told| !told.is_empty()), "{}", answer.body);
+        assert!(last["error"].as_str().is_some_and(|message| !message.is_empty()), "{}", answer.body);
     }
 }

@@ -17,15 +17,15 @@ fn function() -> Value {
 #[tokio::test]
 async fn a_call_has_the_deprecated_form_streamed_or_not() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
-    let asked = json!({"max_tokens": 400, "functions": [function()]});
-    let answer = server.post(PATH, chat(asked.clone())).await.json();
+    let parameters = json!({"max_tokens": 400, "functions": [function()]});
+    let answer = server.post(PATH, chat(parameters.clone())).await.json();
     let choice = &answer["choices"][0];
     assert_eq!(choice["finish_reason"], "function_call", "{answer}");
     let message = &choice["message"];
     assert_eq!(message["function_call"], json!({"name": "weather", "arguments": "{\"city\": \"Paris\"}"}));
     assert!(message["content"].is_null() && message.get("tool_calls").is_none(), "{message}");
 
-    let mut streamed = asked;
+    let mut streamed = parameters;
     streamed["stream"] = json!(true);
     let answer = server.post(PATH, chat(streamed)).await;
     let (mut names, mut arguments, mut reason) = (Vec::new(), String::new(), Value::Null);
@@ -45,8 +45,8 @@ async fn a_required_function_is_called_and_none_disables_calls() {
     let server = Setup::scripted(HERMES, &[], &["I do not like functions."]).start();
     let ask = async |choice: Value| {
         let now = json!({"name": "now"});
-        let asked = json!({"max_tokens": 400, "functions": [function(), now], "function_call": choice});
-        server.post(PATH, chat(asked)).await.json()["choices"][0]["message"].clone()
+        let parameters = json!({"max_tokens": 400, "functions": [function(), now], "function_call": choice});
+        server.post(PATH, chat(parameters)).await.json()["choices"][0]["message"].clone()
     };
     assert_eq!(ask(json!({"name": "now"})).await["function_call"], json!({"name": "now", "arguments": "{}"}));
     assert_eq!(ask(json!("none")).await["content"], "I do not like functions.");
@@ -57,8 +57,8 @@ async fn a_history_of_functions_is_the_history_of_tools() {
     let server = Setup::scripted(HERMES, &[], &["Fine."]).start();
     let call = json!({"name": "weather", "arguments": "{\"city\": \"Paris\"}"});
     let tokens = async |messages: Value| {
-        let asked = json!({"model": "parrot", "messages": messages, "max_tokens": 9});
-        let answer = server.post(PATH, asked.to_string()).await;
+        let parameters = json!({"model": "parrot", "messages": messages, "max_tokens": 9});
+        let answer = server.post(PATH, parameters.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.json()["usage"]["prompt_tokens"].clone()
     };

@@ -9,7 +9,7 @@ use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{
-    App, Limits, Metrics, Model, ServedModel, StoreConfig, built_in_text, built_in_text_with, router,
+    App, HttpLimits, Metrics, Model, ServedModel, StoreConfig, built_in_text, built_in_text_with, router,
 };
 use server_engine::{
     CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, Logits, ModelRunner, RunError,
@@ -36,7 +36,7 @@ pub(crate) struct Server {
 pub(crate) struct Setup {
     pub(crate) runner: Box<dyn ModelRunner>,
     pub(crate) draft: Option<Box<dyn ModelRunner>>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: HttpLimits,
     pub(crate) max_queue: u32,
     pub(crate) max_model_len: u32,
     /// The model, or `None` for the built-in one.
@@ -49,12 +49,12 @@ impl Setup {
         Self {
             runner: Box::new(runner),
             draft: None,
-            limits: Limits {
+            limits: HttpLimits {
                 max_body_bytes: 64 * 1024,
                 max_concurrent_requests: 64,
                 max_connections: 64,
                 read_timeout: Duration::from_secs(60),
-                ..Limits::default()
+                ..HttpLimits::default()
             },
             max_queue: 256,
             max_model_len: 512,

@@ -19,16 +19,16 @@ async fn prompt_lookup_changes_only_the_usage() {
     let server = Server::parrot("abcdefgh");
     for more in [json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2}), json!({"stop": "b"})]
     {
-        let asked = |lookup: Value| {
+        let body_with = |lookup: Value| {
             let mut all = json!({"max_tokens": 60});
             for parameters in [&more, &lookup] {
                 all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
             }
             completion(all)
         };
-        let plain = server.post(PATH, asked(json!({}))).await.json();
+        let plain = server.post(PATH, body_with(json!({}))).await.json();
         assert!(plain["usage"].get("completion_tokens_details").is_none(), "{plain}");
-        let guessed = server.post(PATH, asked(json!({"max_ngram_size": 3}))).await.json();
+        let guessed = server.post(PATH, body_with(json!({"max_ngram_size": 3}))).await.json();
         assert_eq!(guessed["choices"], plain["choices"]);
         if more.get("stop").is_none() {
             assert!(details(&guessed).0 > 20, "{guessed}");
@@ -41,18 +41,19 @@ async fn prompt_lookup_changes_only_the_usage() {
 async fn a_prediction_provides_draft_tokens() {
     let server = Server::parrot("abcdefgh");
     // The prompt has no part of the answer, which ends before it repeats itself.
-    let asked =
+    let body_with =
         |prediction: Value| chat(json!({"max_tokens": 8, "prediction": prediction, "stream_options": null}));
     let plain = server.post("/v3/chat/completions", chat(json!({"max_tokens": 8}))).await;
     let text = plain.text();
     for content in [json!(text), json!([{"type": "text", "text": text}])] {
-        let body = asked(json!({"type": "content", "content": content}));
+        let body = body_with(json!({"type": "content", "content": content}));
         let guessed = server.post("/v3/chat/completions", body).await;
         assert_eq!(guessed.text(), text);
         assert!(details(&guessed.json()).0 > 0, "{}", guessed.body);
     }
-    let wrong =
-        server.post("/v3/chat/completions", asked(json!({"type": "content", "content": "zyxwvut"}))).await;
+    let wrong = server
+        .post("/v3/chat/completions", body_with(json!({"type": "content", "content": "zyxwvut"})))
+        .await;
     assert_eq!(wrong.text(), text);
 }
 

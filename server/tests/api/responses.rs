@@ -220,14 +220,14 @@ async fn a_whole_response() {
 #[tokio::test]
 async fn a_response_repeats_its_request() {
     let server = Server::parrot(TEXT);
-    let told = json!({
+    let settings = json!({
         "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25, "user": "u",
         "safety_identifier": "s", "prompt_cache_key": "k", "truncation": "auto", "max_output_tokens": 3,
         "max_tool_calls": 2, "parallel_tool_calls": false, "top_logprobs": 1, "store": false,
         "tools": [weather()], "tool_choice": "none",
     });
-    let response = server.post(PATH, request(told.clone())).await.json();
-    for (name, value) in told.as_object().unwrap() {
+    let response = server.post(PATH, request(settings.clone())).await.json();
+    for (name, value) in settings.as_object().unwrap() {
         assert_eq!(response[name], *value, "{name}");
     }
     let more = json!({
@@ -408,6 +408,6 @@ async fn the_effort_reaches_the_template_and_system_texts_reach_the_prompt() {
     let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();
     let none = server.post(PATH, long(json!({"reasoning": {"effort": "none"}}))).await.json();
     assert!(tokens(&none) > tokens(&plain), "the template has closed the reasoning: {none}");
-    let told = server.post(PATH, long(json!({"instructions": "Be brief."}))).await.json();
-    assert!(tokens(&told) > tokens(&plain));
+    let with_instructions = server.post(PATH, long(json!({"instructions": "Be brief."}))).await.json();
+    assert!(tokens(&with_instructions) > tokens(&plain));
 }

@@ -99,8 +99,8 @@ async fn stored_responses_are_retrieved_listed_and_deleted() {
     )
     .await;
     for response in [&first, &second] {
-        let kept = server.get(&format!("/v1/responses/{}", id(response))).await;
-        assert_eq!((kept.status.as_u16(), &kept.json()), (200, response));
+        let stored = server.get(&format!("/v1/responses/{}", id(response))).await;
+        assert_eq!((stored.status.as_u16(), &stored.json()), (200, response));
     }
     let path = format!("{PATH}/{}", id(&second));
     let all = server.get(&format!("{path}/input_items?order=asc")).await.json();
@@ -445,7 +445,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
 
 /// Polls a response until it has its final status.
 async fn until_final(server: &Server, path: &str) -> Value {
-    let asked = tokio::time::timeout(Duration::from_secs(30), async {
+    let asked_in_time = tokio::time::timeout(Duration::from_secs(30), async {
         loop {
             let response = server.get(path).await.json();
             if !["queued", "in_progress"].contains(&response["status"].as_str().unwrap()) {
@@ -454,7 +454,7 @@ async fn until_final(server: &Server, path: &str) -> Value {
             tokio::task::yield_now().await;
         }
     });
-    asked.await.unwrap()
+    asked_in_time.await.unwrap()
 }
 
 impl Server {

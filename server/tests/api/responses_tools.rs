@@ -65,12 +65,12 @@ async fn a_call_of_a_member_of_a_namespace_names_the_namespace() {
     );
     // Stored items and items that the client repeats give the same prompt.
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "text"});
-    let kept = asks(json!({"previous_response_id": first["id"], "input": [output]}));
-    let kept = server.post(PATH, kept).await.json();
+    let continued = asks(json!({"previous_response_id": first["id"], "input": [output]}));
+    let continued = server.post(PATH, continued).await.json();
     let again = asks(json!({"input": [{"role": "user", "content": "Hi"}, call, output]}));
     let again = server.post(PATH, again).await.json();
-    assert_eq!(kept["usage"]["input_tokens"], again["usage"]["input_tokens"], "{kept} {again}");
-    assert_eq!(kept["output"][0]["content"][0]["text"], "Read.");
+    assert_eq!(continued["usage"]["input_tokens"], again["usage"]["input_tokens"], "{continued} {again}");
+    assert_eq!(continued["output"][0]["content"][0]["text"], "Read.");
 }
 
 #[tokio::test]
@@ -83,13 +83,13 @@ async fn a_call_of_a_custom_tool_has_text_for_its_input() {
         (&json!("custom_tool_call"), &json!("apply_patch"), &json!("*** Begin\n+a\n"), &json!("completed"))
     );
     let output = json!({"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"});
-    let kept = asks(json!({"previous_response_id": first["id"], "input": [output]}));
-    let kept = server.post(PATH, kept).await.json();
-    assert_eq!(kept["output"][0]["content"][0]["text"], "Done.", "{kept}");
+    let continued = asks(json!({"previous_response_id": first["id"], "input": [output]}));
+    let continued = server.post(PATH, continued).await.json();
+    assert_eq!(continued["output"][0]["content"][0]["text"], "Done.", "{continued}");
     let again = asks(json!({"input": [{"role": "user", "content": "Hi"}, call, output]}));
     let again = server.post(PATH, again).await.json();
-    assert_eq!(kept["usage"]["input_tokens"], again["usage"]["input_tokens"], "{kept} {again}");
-    let items = server.get(&format!("{PATH}/{}/input_items", kept["id"].as_str().unwrap())).await.json();
+    assert_eq!(continued["usage"]["input_tokens"], again["usage"]["input_tokens"], "{continued} {again}");
+    let items = server.get(&format!("{PATH}/{}/input_items", continued["id"].as_str().unwrap())).await.json();
     let kinds: Vec<&Value> = items["data"].as_array().unwrap().iter().map(|item| &item["type"]).collect();
     assert!(kinds.contains(&&json!("custom_tool_call_output")), "{items}");
 }

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::Request;
 use expect_test::expect;
 use serde_json::json;
-use server::{App, Limits, Metrics, Phase, router};
+use server::{App, HttpLimits, Metrics, Phase, router};
 use std::time::Duration;
 use tower::ServiceExt as _;
 
@@ -94,12 +94,12 @@ async fn unknown_paths_and_methods_are_errors_in_the_same_form() {
 
 #[tokio::test]
 async fn only_the_liveness_probe_succeeds_until_the_model_is_loaded() {
-    let limits = Limits {
+    let limits = HttpLimits {
         max_body_bytes: 1024,
         max_concurrent_requests: 1,
         max_connections: 1,
         read_timeout: Duration::from_secs(60),
-        ..Limits::default()
+        ..HttpLimits::default()
     };
     let app = App::new(limits, Metrics::new("m", "test"));
     let ask = async |request: Request<Body>| {

@@ -281,7 +281,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
                 name => entry(schema, name),
             };
             let server = models.get(model);
-            let without = TOLD_AGAIN.iter().all(|told| *told != name).then_some(name.as_str());
+            let without = TOLD_AGAIN.iter().all(|repeated| *repeated != name).then_some(name.as_str());
             // The second request finds the prompt in the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;

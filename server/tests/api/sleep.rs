@@ -126,11 +126,11 @@ async fn a_busy_engine_does_not_sleep() {
     server.router = router_with(server.app.clone(), SleepApi::Enabled);
     permits.send(()).unwrap();
     let response = server.open(PATH, chat(json!({"stream": true, "max_tokens": 100}))).await;
-    let mut asked = Box::pin(server.post("/sleep", Body::empty()));
+    let mut pending_request = Box::pin(server.post("/sleep", Body::empty()));
     // The engine reads the command after the step that the gate holds.
-    assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(pending_request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(permits);
-    let answer = asked.await;
+    let answer = pending_request.await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (409, &json!("requests_in_work")));
     assert!(Answer::read(response).await.body.ends_with("data: [DONE]\n\n"));
 }

@@ -46,16 +46,16 @@ fn asking(parameters: Value) -> Value {
 async fn chat_completions_and_responses_follow_a_schema_streamed_or_not() {
     let server = random();
     for seed in 0..6 {
-        let asked = asking(json!({"seed": seed, "response_format": json_schema()}));
-        let whole = server.post(CHAT, chat(asked.clone())).await;
+        let parameters = asking(json!({"seed": seed, "response_format": json_schema()}));
+        let whole = server.post(CHAT, chat(parameters.clone())).await;
         assert_eq!(whole.status, 200, "{}", whole.body);
         assert_eq!(whole.json()["choices"][0]["finish_reason"], "stop", "{}", whole.body);
         check(&whole.text());
-        let mut streamed = asked.clone();
+        let mut streamed = parameters.clone();
         streamed["stream"] = json!(true);
         assert_eq!(server.post(CHAT, chat(streamed)).await.text(), whole.text());
 
-        let plain = server.post("/v3/completions", completion(asked)).await.json();
+        let plain = server.post("/v3/completions", completion(parameters)).await.json();
         assert_eq!(plain["choices"][0]["finish_reason"], "stop", "{plain}");
         check(plain["choices"][0]["text"].as_str().unwrap());
 
@@ -73,9 +73,9 @@ async fn chat_completions_and_responses_follow_a_schema_streamed_or_not() {
 #[tokio::test]
 async fn each_choice_follows_a_schema_and_log_probabilities_are_those_of_the_model() {
     let server = random();
-    let asked =
+    let parameters =
         json!({"n": 3, "seed": 5, "logprobs": true, "top_logprobs": 2, "response_format": json_schema()});
-    let answer = server.post(CHAT, chat(asking(asked))).await.json();
+    let answer = server.post(CHAT, chat(asking(parameters))).await.json();
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 3);
     for choice in choices {
@@ -97,7 +97,7 @@ async fn each_choice_follows_a_schema_and_log_probabilities_are_those_of_the_mod
 #[tokio::test]
 async fn every_parameter_with_a_form_is_followed() {
     let server = random();
-    for (asked, fits) in [
+    for (parameters, fits) in [
         (json!({"structured_outputs": {"choice": ["yes", "no"]}}), "^(yes|no)$"),
         (json!({"guided_choice": ["one"]}), "^one$"),
         (json!({"guided_regex": "[a-c]{3}\\d"}), "^[a-c]{3}\\d$"),
@@ -107,15 +107,16 @@ async fn every_parameter_with_a_form_is_followed() {
         (json!({"guided_json": {"type": "integer", "minimum": 100, "maximum": 999}}), "^[0-9]{3}$"),
         (json!({"guided_json": {"enum": [true]}, "min_tokens": 50, "ignore_eos": true}), "^true$"),
     ] {
-        for (path, body) in
-            [(CHAT, chat(asking(asked.clone()))), ("/v3/completions", completion(asking(asked.clone())))]
-        {
+        for (path, body) in [
+            (CHAT, chat(asking(parameters.clone()))),
+            ("/v3/completions", completion(asking(parameters.clone()))),
+        ] {
             let answer = server.post(path, body).await;
             assert_eq!(answer.status, 200, "{}", answer.body);
             let choice = answer.json()["choices"][0].clone();
             let text = choice["message"]["content"].as_str().or(choice["text"].as_str()).unwrap();
             let pattern = json!({"type": "string", "pattern": fits});
-            assert!(jsonschema::is_valid(&pattern, &json!(text)), "{text:?} of {asked} at {path}");
+            assert!(jsonschema::is_valid(&pattern, &json!(text)), "{text:?} of {parameters} at {path}");
             assert_eq!(choice["finish_reason"], "stop", "{answer:?}");
         }
     }
@@ -124,12 +125,12 @@ async fn every_parameter_with_a_form_is_followed() {
 #[tokio::test]
 async fn json_object_is_followed_and_plain_text_is_unconstrained() {
     let server = random();
-    let asked = json!({"response_format": {"type": "json_object"}, "max_tokens": 30});
-    let answer = server.post(CHAT, chat(asking(asked))).await;
+    let parameters = json!({"response_format": {"type": "json_object"}, "max_tokens": 30});
+    let answer = server.post(CHAT, chat(asking(parameters))).await;
     assert!(answer.text().starts_with('{'), "{}", answer.body);
     let plain = server.post(CHAT, chat(json!({}))).await.text();
-    let asked = json!({"response_format": {"type": "text"}});
-    assert_eq!(server.post(CHAT, chat(asked)).await.text(), plain);
+    let parameters = json!({"response_format": {"type": "text"}});
+    assert_eq!(server.post(CHAT, chat(parameters)).await.text(), plain);
 }
 
 #[tokio::test]
@@ -140,12 +141,12 @@ async fn required_calls_are_made() {
     let model = server::Model::new(vec!["parrot".to_owned()], text, "test");
     let server = Setup { model: Some(model), max_model_len: 1000, ..Setup::new(faulty(Vec::new())) }.start();
     let tool = json!({"type": "function", "function": {"name": "set", "parameters": schema()}});
-    let asked =
+    let parameters =
         json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300});
     for seed in 0..4 {
-        let mut asked = asking(asked.clone());
-        asked["seed"] = json!(seed);
-        let answer = server.post(CHAT, chat(asked)).await;
+        let mut parameters = asking(parameters.clone());
+        parameters["seed"] = json!(seed);
+        let answer = server.post(CHAT, chat(parameters)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         let choice = &answer.json()["choices"][0];
         assert_eq!(choice["finish_reason"], "tool_calls", "{}", answer.body);
@@ -160,7 +161,7 @@ async fn unsupported_forms_are_rejected_with_their_path() {
     let server = random();
     let nested =
         |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
-    for (asked, param) in [
+    for (parameters, param) in [
         (json!({"response_format": {"type": "yaml"}}), "response_format.type"),
         (
             json!({"response_format": nested(json!({"type": "strin"}))}),
@@ -180,11 +181,11 @@ async fn unsupported_forms_are_rejected_with_their_path() {
         ),
     ] {
         for stream in [false, true] {
-            let mut asked = asking(asked.clone());
-            asked["stream"] = json!(stream);
-            let answer = server.post(CHAT, chat(asked.clone())).await;
-            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{asked}: {}", answer.body);
-            assert_eq!(answer.json()["error"]["param"], param, "{asked}: {}", answer.body);
+            let mut parameters = asking(parameters.clone());
+            parameters["stream"] = json!(stream);
+            let answer = server.post(CHAT, chat(parameters.clone())).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{parameters}: {}", answer.body);
+            assert_eq!(answer.json()["error"]["param"], param, "{parameters}: {}", answer.body);
         }
     }
     let format = json!({"type": "json_schema", "name": "x", "schema": {"type": "strin"}});
@@ -199,8 +200,8 @@ async fn unsupported_forms_are_rejected_with_their_path() {
 #[tokio::test]
 async fn an_answer_that_is_cut_off_is_the_beginning_of_a_valid_one() {
     let server = random();
-    let asked = json!({"max_tokens": 9, "response_format": json_schema()});
-    let answer = server.post(CHAT, chat(asking(asked))).await;
+    let parameters = json!({"max_tokens": 9, "response_format": json_schema()});
+    let answer = server.post(CHAT, chat(asking(parameters))).await;
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "length", "{}", answer.body);
     assert!(
         "{\"name\": \"".starts_with(&answer.text().replace([' ', '\n', '\t', '\r'], "")[..1]),
@@ -212,12 +213,12 @@ async fn an_answer_that_is_cut_off_is_the_beginning_of_a_valid_one() {
 #[tokio::test]
 async fn a_form_and_excluded_tokens_that_leave_no_token_are_a_client_error() {
     let server = random();
-    let asked = json!({"structured_outputs": {"choice": ["ab", "ac"]}, "bad_words": ["b", "c"]});
-    let answer = server.post(CHAT, chat(asking(asked.clone()))).await;
+    let parameters = json!({"structured_outputs": {"choice": ["ab", "ac"]}, "bad_words": ["b", "c"]});
+    let answer = server.post(CHAT, chat(asking(parameters.clone()))).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.body);
     let error = &answer.json()["error"];
     assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!("no_token_left")));
-    let mut streamed = asking(asked);
+    let mut streamed = asking(parameters);
     streamed["stream"] = json!(true);
     let answer = server.post(CHAT, chat(streamed)).await;
     assert!(answer.body.contains("no_token_left"), "{}", answer.body);
@@ -229,12 +230,12 @@ async fn a_choice_with_as_many_parts_as_allowed_is_followed_and_one_more_is_reje
     let server = random();
     let words: Vec<String> = (0..8193).map(|index| format!("w{index}")).collect();
     for count in [2001, 8192] {
-        let asked = asking(json!({"structured_outputs": {"choice": words[..count]}, "seed": count}));
-        let answer = server.post(CHAT, chat(asked)).await;
+        let parameters = asking(json!({"structured_outputs": {"choice": words[..count]}, "seed": count}));
+        let answer = server.post(CHAT, chat(parameters)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(words[..count].contains(&answer.text()), "{}", answer.body);
     }
-    let asked = asking(json!({"structured_outputs": {"choice": words}}));
-    assert_eq!(server.post(CHAT, chat(asked)).await.status, 400);
+    let parameters = asking(json!({"structured_outputs": {"choice": words}}));
+    assert_eq!(server.post(CHAT, chat(parameters)).await.status, 400);
     server.idle().await;
 }

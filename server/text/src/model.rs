@@ -119,7 +119,7 @@ impl ModelText {
             vocabulary_size: tokenizer.vocabulary_size(),
             name: text("general.name")
                 .filter(|name| !name.is_empty())
-                .map_or_else(|| name_of(file.path()), str::to_owned),
+                .map_or_else(|| model_name(file.path()), str::to_owned),
             tokenizer,
         })
     }
@@ -135,7 +135,7 @@ impl ModelText {
             defaults: GenerationDefaults::from_folder(&generation, &config, &tokenizer)?,
             context_tokens_max: folder_context(&config),
             vocabulary_size,
-            name: name_of(folder),
+            name: model_name(folder),
             tokenizer,
         })
     }
@@ -152,7 +152,9 @@ fn field(config: &JsonFile, name: &str) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-fn name_of(path: &Path) -> String {
+/// Returns the default name of a model: that of its file or folder.
+#[must_use]
+pub fn model_name(path: &Path) -> String {
     let path: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
@@ -228,7 +230,7 @@ fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadErro
         if path.extension().is_some_and(|extension| extension == "jinja")
             && let Some(source) = json_file::read_text(&path)?
         {
-            sources.push((name_of(&path), source));
+            sources.push((model_name(&path), source));
         }
     }
     sources.sort();

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn fallback_tokens_are_told_from_others() {
+    fn only_fallback_tokens_have_a_byte() {
         assert_eq!(fallback_byte("<0x0A>"), Some(10));
         assert_eq!(fallback_byte("<0xff>"), Some(255));
         for text in ["<0x0>", "<0x0AB>", "<0xG0>", "0x0A", "<0x+A>", ""] {

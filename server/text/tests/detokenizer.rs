@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use server_gguf::{GgufFile, write::GgufWriter};
 use server_text::{DetokenizeOptions, Detokenizer, LoadOptions, ModelText, Tokenizer};
 use tempfile::TempDir;
@@ -40,24 +42,21 @@ fn byte(byte: u8) -> u32 {
 
 #[test]
 fn joined_pieces_equal_the_whole_text_for_any_tokens() {
-    let mut state = 8u64;
-    let mut dice = |limit: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % limit
-    };
+    let mut rng = StdRng::seed_from_u64(8);
+    let mut below = |limit: usize| rng.random_range(0..limit);
     // First bytes and continuation bytes of characters, and invalid bytes.
     let bytes =
         [0x20, 0x61, 0x80, 0xbf, 0xc3, 0xa9, 0xe2, 0x96, 0x81, 0xed, 0xa0, 0xf0, 0x9f, 0x98, 0xf4, 0xff];
     for prefix in [true, false] {
         let tokenizer = tokenizer(prefix);
         for _ in 0..20_000 {
-            let tokens: Vec<u32> = (0..dice(12))
-                .map(|_| match dice(3) {
-                    0 => dice(tokenizer.vocabulary_size() as usize + 3) as u32,
-                    _ => byte(bytes[dice(bytes.len())]),
+            let tokens: Vec<u32> = (0..below(12))
+                .map(|_| match below(3) {
+                    0 => below(tokenizer.vocabulary_size() as usize + 3) as u32,
+                    _ => byte(bytes[below(bytes.len())]),
                 })
                 .collect();
-            let skip = dice(2) == 1;
+            let skip = below(2) == 1;
             let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options(skip));
             let mut text: String = tokens.iter().map(|token| detokenizer.push(*token)).collect();
             text.push_str(&detokenizer.finish());
@@ -67,7 +66,7 @@ fn joined_pieces_equal_the_whole_text_for_any_tokens() {
 }
 
 #[test]
-fn no_half_character_is_given_out() {
+fn no_partial_character_is_returned() {
     let mut detokenizer = Detokenizer::new(tokenizer(false), options(true));
     assert_eq!([0xf0, 0x9f, 0x98].map(|b| detokenizer.push(byte(b))), ["", "", ""]);
     assert_eq!(detokenizer.push(byte(0x80)), "😀");
@@ -79,7 +78,7 @@ fn no_half_character_is_given_out() {
 }
 
 #[test]
-fn a_leading_space_is_kept_where_text_goes_on() {
+fn a_leading_space_is_preserved_if_the_text_continues() {
     let tokenizer = tokenizer(true);
     let b = tokenizer.token_id("▁b").unwrap();
     let first = |continues_text| {
@@ -92,7 +91,7 @@ fn a_leading_space_is_kept_where_text_goes_on() {
 }
 
 #[test]
-fn special_tokens_are_left_out_when_asked() {
+fn special_tokens_are_skipped_on_request() {
     let tokenizer = tokenizer(false);
     let text = |skip| {
         let mut detokenizer = Detokenizer::new(Arc::clone(&tokenizer), options(skip));

@@ -8,6 +8,8 @@
 
 use std::{fs, path::PathBuf};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use serde_json::Value as Json;
 use server_gguf::{GgufFile, write::GgufWriter};
 use server_text::{LoadError, LoadOptions, ModelText, TEXT_BYTES_MAX, Tokenizer};
@@ -90,7 +92,7 @@ fn every_named_pre_tokenizer_cuts_text_as_it_should() {
 }
 
 #[test]
-fn special_tokens_are_parsed_when_asked_for() {
+fn special_tokens_are_parsed_on_request() {
     compare(&golden("byte_level.json"), "parsed", true);
 }
 
@@ -270,14 +272,9 @@ fn random_text(seed: u64) -> String {
         "'s",
         "\u{fb01}",
     ];
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as usize
-    };
-    (0..next() % 40).map(|_| PIECES[next() % PIECES.len()].repeat(1 + next() % 9)).collect()
+    let mut rng = StdRng::seed_from_u64(seed);
+    let pieces = rng.random_range(0..40);
+    (0..pieces).map(|_| PIECES[rng.random_range(0..PIECES.len())].repeat(rng.random_range(1..10))).collect()
 }
 
 #[test]

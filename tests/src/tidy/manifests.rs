@@ -58,15 +58,25 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("tower", &["router", "server"]),
 ];
 
+/// The folders of the crates of the workspace; empty if there is no valid `Cargo.toml`.
+#[must_use]
+pub fn members(tree: &Tree) -> Vec<String> {
+    let root = tree.file("Cargo.toml").and_then(|file| file.text.parse::<Table>().ok()).unwrap_or_default();
+    let members = at(&root, &["workspace", "members"]).and_then(Value::as_array).into_iter().flatten();
+    members.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Whether the workspace has a crate with this name.
+pub(super) fn is_crate(name: &str) -> bool {
+    EDGES.iter().any(|(known, _)| *known == name)
+}
+
 /// Checks the manifests of the workspace.
 #[must_use]
 pub fn manifests(tree: &Tree) -> Vec<Finding> {
     let Some(root) = tree.file("Cargo.toml") else { return vec![Finding::new("Cargo.toml", "missing")] };
     let Ok(root) = root.text.parse::<Table>() else { return vec![Finding::new("Cargo.toml", "no TOML")] };
-    let members: Vec<&str> = at(&root, &["workspace", "members"])
-        .and_then(Value::as_array)
-        .map(|members| members.iter().filter_map(Value::as_str).collect())
-        .unwrap_or_default();
+    let members = members(tree);
 
     let mut findings = workspace(&root);
     for file in tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml")) {
@@ -76,7 +86,7 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
             findings.extend(stale_lock(tree, folder));
             continue;
         }
-        if !members.contains(&folder) {
+        if !members.iter().any(|member| member == folder) {
             findings.push(Finding::new(&file.path, "not a member of the workspace"));
         }
         match manifest {
@@ -169,7 +179,7 @@ fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
     let outside = OUTSIDE.iter().find(|(from, _)| *from == name).map(|(_, outside)| *outside);
     let mut findings = Vec::new();
     for (dependency, development) in dependencies(manifest) {
-        let ours = EDGES.iter().any(|(ours, _)| *ours == dependency);
+        let ours = is_crate(&dependency);
         if ours && !allowed.contains(&dependency.as_str()) {
             findings.push(Finding::new(path, format!("{name} may not depend on {dependency}")));
         }

@@ -56,9 +56,16 @@ impl<'ast> Visit<'ast> for Parameters<'_> {
     }
 }
 
-/// Whether a type is a tuple of at least two types, perhaps behind references.
+/// Whether a type is a tuple of at least two types, perhaps behind references or in an `Option`.
 fn is_tuple(kind: &syn::Type) -> bool {
     match kind {
+        syn::Type::Path(path) => path.path.segments.last().is_some_and(|segment| {
+            segment.ident == "Option"
+                && matches!(&segment.arguments, syn::PathArguments::AngleBracketed(arguments)
+                if arguments.args.iter().any(|argument| {
+                    matches!(argument, syn::GenericArgument::Type(inner) if is_tuple(inner))
+                }))
+        }),
         syn::Type::Tuple(tuple) => tuple.elems.len() > 1,
         syn::Type::Reference(reference) => is_tuple(&reference.elem),
         syn::Type::Paren(inner) => is_tuple(&inner.elem),
@@ -84,6 +91,7 @@ mod tests {
         assert_eq!(messages("fn f([a, b]: [u8; 2]) {}"), [message]);
         assert_eq!(messages("impl S { fn f(&self, pair: (u8, u8)) {} }"), [message]);
         assert_eq!(messages("trait T { fn f(&self, pair: (u8, u8)); }"), [message]);
+        assert_eq!(messages("fn f(pair: Option<&(u8, u8)>) {}"), [message]);
         assert_eq!(messages("fn outer() { fn f(pair: (u8, u8)) {} }"), [message]);
     }
 

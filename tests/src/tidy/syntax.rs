@@ -1,28 +1,8 @@
-//! Parses the Rust files of a crate for the rules about its style. It decides which crates these rules apply to.
+//! Parses the Rust files of a crate for the rules about its style.
 
 use anyhow::Context as _;
 
 use super::{File, Tree};
-
-/// The crates whose names, comments and modules follow the style. The rules below apply to these crates only, until
-/// the list holds every crate of the workspace.
-pub const CRATES_IN_STYLE: [&str; 15] = [
-    "operator",
-    "operator/api",
-    "process",
-    "proto",
-    "router",
-    "server",
-    "server/engine",
-    "server/gguf",
-    "server/guidance",
-    "server/openai",
-    "server/openvino",
-    "server/parsers",
-    "server/scheduler",
-    "server/text",
-    "tests",
-];
 
 /// The folders of a crate that hold Rust code.
 const CODE_FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];

@@ -40,8 +40,13 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// A request to the writer. The removals come first.
 pub(super) struct WriteRequest {
     pub(super) remove: Vec<BlockKey>,
-    /// The key and the content of a block to write.
-    pub(super) block: Option<(BlockKey, Vec<u8>)>,
+    pub(super) block: Option<EvictedBlock>,
+}
+
+/// A block to write.
+pub(super) struct EvictedBlock {
+    pub(super) key: BlockKey,
+    pub(super) content: Vec<u8>,
 }
 
 /// A result of the writer.
@@ -241,7 +246,7 @@ impl Writer {
             // A file that could not be removed is found at the next start.
             let _ = fs::remove_file(file(folder, key));
         }
-        let Some((key, content)) = block else { return };
+        let Some(EvictedBlock { key, content }) = block else { return };
         let written = write(folder, key, &content);
         if std::mem::replace(&mut self.has_failed, written.is_err()) != written.is_err() {
             match &written {

@@ -13,7 +13,7 @@ use server_engine::{
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
 
-use crate::drafts::{costs, events, of_few_words, told};
+use crate::drafts::{costs, events, of_few_words, output_events};
 use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
@@ -107,7 +107,7 @@ async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool
             let together = events(stream).await;
             let plain = Request { lookup: None, draft: None, ..request };
             let alone = events(alone.submit(plain).unwrap()).await;
-            assert_eq!(told(&together), told(&alone), "request {which}");
+            assert_eq!(output_events(&together), output_events(&alone), "request {which}");
             counts(&together)
         });
     }
@@ -348,8 +348,8 @@ async fn expected(base: &Request, words: &[u32], temperature: f32) -> Vec<f64> {
         for (said, probability) in probabilities {
             let prompt = [&base.prompt[..], &said].concat();
             let sampling = Sampling { logprobs: Some(VOCABULARY), ..Sampling::greedy() };
-            let asked = Request { sampling, ..request(&prompt, 1) };
-            let events = events(engine.handle().submit(asked).unwrap()).await;
+            let draft_request = Request { sampling, ..request(&prompt, 1) };
+            let events = events(engine.handle().submit(draft_request).unwrap()).await;
             let Some(Event::Token { logprobs: Some(all), .. }) = events.get(1) else { panic!("{events:?}") };
             let weight = |word: &u32| {
                 let found = all.top.iter().find(|top| top.token == *word).unwrap();

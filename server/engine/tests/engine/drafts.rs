@@ -51,9 +51,9 @@ pub(crate) async fn events(mut stream: server_engine::TokenStream) -> Vec<Event>
     events
 }
 
-/// Returns the events of each sequence.
-pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
-    let mut told: Vec<Vec<Event>> = Vec::new();
+/// The events of generated tokens and ends by sequence, without the numbers of draft tokens.
+pub(crate) fn output_events(events: &[Event]) -> Vec<Vec<Event>> {
+    let mut outputs: Vec<Vec<Event>> = Vec::new();
     for event in events {
         let (index, event) = match event {
             Event::Token { index, .. } => (*index, event.clone()),
@@ -63,10 +63,10 @@ pub(crate) fn told(events: &[Event]) -> Vec<Vec<Event>> {
             Event::Failed(failure) => panic!("{failure}"),
             _ => continue,
         };
-        told.resize(told.len().max(index as usize + 1), Vec::new());
-        told[index as usize].push(event);
+        outputs.resize(outputs.len().max(index as usize + 1), Vec::new());
+        outputs[index as usize].push(event);
     }
-    told
+    outputs
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,7 +91,11 @@ async fn lookup_drafts_change_no_output() {
                 let together = events(stream).await;
                 let plain = Request { lookup: None, ..request };
                 let alone = events(alone_handle.submit(plain).unwrap()).await;
-                assert_eq!(told(&together), told(&alone), "request {which} with seed {seed}");
+                assert_eq!(
+                    output_events(&together),
+                    output_events(&alone),
+                    "request {which} with seed {seed}"
+                );
                 let mut counts = DraftCounts::default();
                 for event in together {
                     if let Event::Finished { drafts, .. } = event {

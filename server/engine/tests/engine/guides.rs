@@ -308,7 +308,7 @@ async fn a_failing_guide_fails_only_its_request() {
 async fn allowed_tokens_are_computed_while_the_model_runs() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
-    let (told, seen) = mpsc::channel();
+    let (observed, seen) = mpsc::channel();
     #[derive(Debug)]
     struct RecordingGuide(Form, mpsc::Sender<()>);
     #[derive(Debug)]
@@ -330,7 +330,7 @@ async fn allowed_tokens_are_computed_while_the_model_runs() {
             Box::new(Self(self.0.fork(), self.1.clone()))
         }
     }
-    let guide: Arc<dyn Guide> = Arc::new(RecordingGuide(Form::new(2, 9), told));
+    let guide: Arc<dyn Guide> = Arc::new(RecordingGuide(Form::new(2, 9), observed));
     let mut stream = handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..9 {
         gate.arrive();

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use crate::support::{Setup, prompt, request, settled};
 
 /// Returns the log probabilities of the prompt and of the tokens of a stream.
-async fn told(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
+async fn logprobs(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
     let (mut scores, mut tokens) = (None, Vec::new());
     while let Some(event) = stream.next().await {
         match event {
@@ -36,18 +36,18 @@ async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let begin = prompt(7, 30);
     let mut first = request(&begin, 150);
     first.sampling = Sampling { logprobs: Some(3), temperature: 1.0, ..first.sampling };
-    let (scores, generated) = told(handle.submit(first).unwrap()).await;
+    let (scores, generated) = logprobs(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
     // Now the generated text is part of the prompt, which is computed in several chunks, and then cached.
     let tokens: Vec<_> =
-        begin.iter().copied().chain(generated.iter().map(|told| told.chosen.token)).collect();
-    let (scores, _) = told(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
+        begin.iter().copied().chain(generated.iter().map(|generated| generated.chosen.token)).collect();
+    let (scores, _) = logprobs(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
     let scores = scores.unwrap();
     assert_eq!(scores.len(), tokens.len() - 1);
-    for (score, told) in scores[begin.len() - 1..].iter().zip(&generated) {
-        assert_eq!(score.logprobs, *told);
-        let place = told.top.iter().position(|top| top.token == told.chosen.token);
+    for (score, token) in scores[begin.len() - 1..].iter().zip(&generated) {
+        assert_eq!(score.logprobs, *token);
+        let place = token.top.iter().position(|top| top.token == token.chosen.token);
         match place {
             Some(place) => assert_eq!(score.rank as usize, place + 1),
             None => assert!(score.rank > 3),
@@ -69,7 +69,7 @@ async fn scores_are_complete_after_preemptions() {
         let plain = Request { num_sequences: 1 + which % 2, ..request(&tokens, rng.random_range(1..60)) };
         let stream = handle.submit(if asks { scored(plain, 1) } else { plain }).unwrap();
         tasks.spawn(async move {
-            let (scores, _) = told(stream).await;
+            let (scores, _) = logprobs(stream).await;
             assert_eq!(scores.is_some(), asks);
             for (score, token) in scores.iter().flatten().zip(&tokens[1..]) {
                 assert_eq!(score.logprobs.chosen.token, *token);

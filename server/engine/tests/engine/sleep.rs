@@ -159,11 +159,11 @@ async fn a_busy_engine_does_not_sleep_and_a_sleeping_one_stops_immediately() {
     let stream = handle.submit(request(&prompt(1, 9), 5)).unwrap();
     gate.arrive();
     // The command is in the channel; the engine reads it after the step.
-    let mut asked = Box::pin(handle.sleep(SleepLevel::Cache));
-    assert!(poll_once(&mut asked).is_pending());
+    let mut pending_sleep = Box::pin(handle.sleep(SleepLevel::Cache));
+    assert!(poll_once(&mut pending_sleep).is_pending());
     gate.pass();
     gate.arrive();
-    assert_eq!(asked.await, Err(SleepError::Busy));
+    assert_eq!(pending_sleep.await, Err(SleepError::Busy));
     drop(gate);
     assert_eq!(tokens(stream).await, expected_tokens(&prompt(1, 9), 5, VOCABULARY));
     settled(&handle).await;

@@ -127,13 +127,13 @@ async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     let engine = start(&config(folder.path(), "a"));
     fill(&engine.handle()).await;
     engine.shutdown().unwrap();
-    let kept = files(folder.path()).len();
-    assert!(kept >= 5 * 13, "{kept}");
+    let num_files = files(folder.path()).len();
+    assert!(num_files >= 5 * 13, "{num_files}");
 
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    assert_eq!(handle.spill_stats().unwrap().blocks() as usize, kept);
+    assert_eq!(handle.spill_stats().unwrap().blocks() as usize, num_files);
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96));
     engine.shutdown().unwrap();
 

@@ -83,7 +83,7 @@ async fn streams_dropped_at_any_step_release_their_blocks() {
 async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
     let (engine, gate) = Setup::new(100).start_gated();
     let handle = engine.handle();
-    let kept = handle.submit(request(&prompt(1, 20), 30)).unwrap();
+    let running = handle.submit(request(&prompt(1, 20), 30)).unwrap();
     gate.arrive();
     let dropped = handle.submit(Request { num_sequences: 3, ..request(&prompt(2, 20), 30) }).unwrap();
     gate.pass();
@@ -101,7 +101,7 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
     assert_eq!((load.running, load.waiting), (1, 0));
     gate.pass();
     drop(gate);
-    assert_eq!(tokens(kept).await, expected_tokens(&prompt(1, 20), 30, VOCABULARY));
+    assert_eq!(tokens(running).await, expected_tokens(&prompt(1, 20), 30, VOCABULARY));
     settled(&handle).await;
 }
 
@@ -339,9 +339,9 @@ async fn each_token_has_the_requested_number_of_logprobs() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
     for count in [0, 5] {
-        let mut asked = request(&prompt(5, 10), 8);
-        asked.sampling = Sampling { logprobs: Some(count), ..asked.sampling };
-        let mut stream = handle.submit(asked).unwrap();
+        let mut logprobs_request = request(&prompt(5, 10), 8);
+        logprobs_request.sampling = Sampling { logprobs: Some(count), ..logprobs_request.sampling };
+        let mut stream = handle.submit(logprobs_request).unwrap();
         let mut seen = 0;
         while let Some(event) = stream.next().await {
             if let Event::Token { token, logprobs, .. } = event {

@@ -4,12 +4,12 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{Guide as _, GuideError, GuideState, Progress, TokenSet};
-use server_guidance::limits::Limits;
+use server_guidance::limits::GuideLimits;
 use server_guidance::{Compiler, Form, Guide};
 
 use crate::support::vocabulary;
 
-fn compiler(limits: Limits) -> Compiler {
+fn compiler(limits: GuideLimits) -> Compiler {
     Compiler::with_limits(vocabulary(), limits).unwrap()
 }
 
@@ -36,7 +36,7 @@ fn letters(seed: u64, count: usize) -> Vec<u8> {
 
 #[test]
 fn a_sequence_that_exhausts_its_lexer_fails_alone() {
-    let compiler = compiler(Limits { lexer_states_max: 300, ..Limits::default() });
+    let compiler = compiler(GuideLimits { lexer_states_max: 300, ..GuideLimits::default() });
     let form = growing("", 12);
     let guide = compiler.compile(&form).unwrap();
     let mut beside = guide.start().unwrap();
@@ -61,11 +61,11 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
 
 #[test]
 fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
-    let limits = Limits {
+    let limits = GuideLimits {
         lexer_bytes_max: 8 << 20,
         cached_lexer_bytes_max: 4 << 20,
         lane_bytes_max: 1 << 20,
-        ..Limits::default()
+        ..GuideLimits::default()
     };
     let compiler = compiler(limits);
     let mut most = 0;
@@ -84,7 +84,8 @@ fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
 
 #[test]
 fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
-    let limits = Limits { lexer_bytes_max: 6 << 20, cached_lexer_bytes_max: 3 << 20, ..Limits::default() };
+    let limits =
+        GuideLimits { lexer_bytes_max: 6 << 20, cached_lexer_bytes_max: 3 << 20, ..GuideLimits::default() };
     let compiler = compiler(limits);
     let small: Vec<Guide> =
         (0..4).map(|number| compiler.compile(&growing(&format!("x{number}"), 2)).unwrap()).collect();
@@ -115,7 +116,7 @@ fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
 
 #[test]
 fn a_form_that_exhausts_its_lexer_at_the_start_is_rejected_when_compiled() {
-    let compiler = compiler(Limits { step_fuel: 400, ..Limits::default() });
+    let compiler = compiler(GuideLimits { step_fuel: 400, ..GuideLimits::default() });
     let words = |count: u64| -> Vec<String> {
         (1..=count).map(|number| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
     };

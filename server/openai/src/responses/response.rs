@@ -87,7 +87,7 @@ pub struct Response {
     /// What happens if the conversation is too long: `auto` or `disabled`.
     pub truncation: String,
     /// The numbers of tokens used; `null` until generation ends.
-    pub usage: Option<Usage>,
+    pub usage: Option<ResponseUsage>,
     /// The user of the request.
     pub user: Option<String>,
     /// The metadata of the request.
@@ -159,7 +159,7 @@ pub struct ConversationName {
 
 /// The numbers of tokens that a response used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct ResponseUsage {
     /// The number of tokens of the prompt.
     pub input_tokens: u64,
     /// Details about the tokens of the prompt.

@@ -76,7 +76,7 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
     SchedulerConfig {
         block_tokens: layout.block_tokens,
         blocks_total: layout.blocks_total,
-        max_num_batched_tokens: args.max_batched_tokens,
+        max_num_batched_tokens: args.max_num_batched_tokens,
         max_chunk_tokens: args.max_chunk_tokens,
         // The batches must not depend on time.
         max_itl: None,

@@ -32,7 +32,7 @@ struct Args {
     kv_cache_mib: u64,
     /// Number of tokens computed in one step at most.
     #[arg(long, default_value_t = 512)]
-    max_batched_tokens: u32,
+    max_num_batched_tokens: u32,
     /// Number of tokens computed in a step with both decodes and prompts at most.
     #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
@@ -141,9 +141,9 @@ impl Args {
                 "inference_precision": loaded.inference_precision,
                 "kv_cache_precision": loaded.kv_cache_precision,
                 "threads": threads,
-                "batch_tokens_max": self.max_batched_tokens,
-                "chunk_tokens_max": self.max_chunk_tokens,
-                "step_ms_max": self.max_itl_ms,
+                "max_num_batched_tokens": self.max_num_batched_tokens,
+                "max_chunk_tokens": self.max_chunk_tokens,
+                "max_itl_ms": self.max_itl_ms,
                 "sparse_attention": self.sparse_attention,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,
@@ -155,7 +155,7 @@ impl Args {
     /// The configuration of the engine.
     fn engine_config(&self) -> server_engine::EngineConfig {
         server_engine::EngineConfig {
-            max_num_batched_tokens: self.max_batched_tokens,
+            max_num_batched_tokens: self.max_num_batched_tokens,
             max_chunk_tokens: self.max_chunk_tokens,
             max_itl: self.max_itl_ms.map(std::time::Duration::from_millis),
             max_num_seqs: self.max_num_seqs,

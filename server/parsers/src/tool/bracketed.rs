@@ -114,7 +114,7 @@ impl Calls for BracketedCalls {
             State::Close(literal) => match literal.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => Step::Done,
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             _ if is_space(letter) => Step::More,
             State::Lead if letter == '{' => self.json("{", out),
@@ -137,7 +137,7 @@ impl Calls for BracketedCalls {
                     literal.step(letter);
                     self.go(State::Close(literal))
                 }
-                None => Step::look_again(out, letter),
+                None => Step::reprocess(out, letter),
             },
         }
     }

@@ -176,7 +176,7 @@ impl DeepSeek {
                 token.step(letter);
                 self.go(State::Token(token))
             }
-            _ => Step::look_again(out, letter),
+            _ => Step::reprocess(out, letter),
         }
     }
 
@@ -189,7 +189,7 @@ impl DeepSeek {
             }
             ChoiceStep::Whole(1) => Step::Done,
             ChoiceStep::Whole(_) => self.head(),
-            ChoiceStep::Not => Step::look_again(out, letter),
+            ChoiceStep::Not => Step::reprocess(out, letter),
         }
     }
 }
@@ -217,7 +217,7 @@ impl Calls for DeepSeek {
             State::CallBegin(begin) => match begin.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => self.head(),
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             State::Head if is_of_name(letter) => {
                 self.head.push(letter);
@@ -261,7 +261,7 @@ impl Calls for DeepSeek {
             State::TailFence(fence) => match fence.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => self.go(State::Tail),
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             State::Token(token) => {
                 let chosen = token.step(letter);

@@ -118,7 +118,7 @@ impl Gemma4 {
         }
         let mut close = Literal::new(self.close);
         if close.step(letter) == LiteralStep::Not {
-            return Step::look_again(out, letter);
+            return Step::reprocess(out, letter);
         }
         self.go(State::Close(close))
     }
@@ -177,14 +177,14 @@ impl Calls for Gemma4 {
             State::Call(call) => match call.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => self.go(State::Name),
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             State::Name => self.name(letter, out),
             State::Tail => self.tail(letter, out),
             State::Close(close) => match close.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => Step::Done,
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             State::TurnEnd => Step::TEXT,
         }

@@ -199,7 +199,7 @@ impl JsonCalls {
             literal.step(letter);
             return self.go(State::Close(literal));
         }
-        Step::look_again(out, letter)
+        Step::reprocess(out, letter)
     }
 }
 
@@ -225,7 +225,7 @@ impl Calls for JsonCalls {
             State::Close(literal) => match literal.step(letter) {
                 LiteralStep::More => Step::More,
                 LiteralStep::Whole => Step::Done,
-                LiteralStep::Not => Step::look_again(out, letter),
+                LiteralStep::Not => Step::reprocess(out, letter),
             },
             State::Tail => self.in_tail(letter, out),
             _ if is_space(letter) => Step::More,
@@ -252,7 +252,7 @@ impl Calls for JsonCalls {
                 out.commit();
                 self.tail()
             }
-            State::Next | State::Item => Step::look_again(out, letter),
+            State::Next | State::Item => Step::reprocess(out, letter),
         }
     }
 

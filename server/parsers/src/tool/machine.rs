@@ -51,7 +51,7 @@ impl Step {
     pub(crate) const TEXT: Self = Self::Stop { again: 0 };
 
     /// The open text, without the character that did not match, is processed again.
-    pub(crate) fn look_again(out: &Out, letter: char) -> Self {
+    pub(crate) fn reprocess(out: &Out, letter: char) -> Self {
         Self::Stop { again: out.open_bytes() - letter.len_utf8() }
     }
 }

@@ -96,7 +96,7 @@ impl PythonCalls {
     /// Reads the next character. [`Step::Done`] is the closing bracket.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         if self.ahead.is_some() {
-            return self.look_ahead(letter, out);
+            return self.resolve_quote(letter, out);
         }
         match self.call_step(letter, out) {
             stop @ Step::Stop { .. } => self.skipped(out).unwrap_or(stop),
@@ -205,8 +205,8 @@ impl PythonCalls {
         Some(Step::More)
     }
 
-    /// Reads a character after a quote.
-    fn look_ahead(&mut self, letter: char, out: &mut Out) -> Step {
+    /// Reads a character after a quote, until it is known whether the quote closes the string.
+    fn resolve_quote(&mut self, letter: char, out: &mut Out) -> Step {
         let Some(mut ahead) = self.ahead.take() else { return Step::TEXT };
         let verdict = ahead.step(letter);
         if verdict == QuoteVerdict::More {
@@ -350,7 +350,7 @@ impl PythonCalls {
                 self.state = State::Call;
                 self.step(letter, out)
             }
-            _ => Step::look_again(out, letter),
+            _ => Step::reprocess(out, letter),
         }
     }
 }

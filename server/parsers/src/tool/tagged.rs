@@ -256,7 +256,7 @@ impl Calls for TaggedCalls {
             State::Function(tag) => match tag.step(letter) {
                 ChoiceStep::More => Step::More,
                 ChoiceStep::Whole(_) => self.go(State::FunctionName(Name::default())),
-                ChoiceStep::Not => Step::look_again(out, letter),
+                ChoiceStep::Not => Step::reprocess(out, letter),
             },
             State::Part(tag) => match tag.step(letter) {
                 ChoiceStep::More => Step::More,
@@ -266,7 +266,7 @@ impl Calls for TaggedCalls {
             State::Close(tag) => match tag.step(letter) {
                 ChoiceStep::More => Step::More,
                 ChoiceStep::Whole(_) => Step::Done,
-                ChoiceStep::Not => Step::look_again(out, letter),
+                ChoiceStep::Not => Step::reprocess(out, letter),
             },
         }
     }

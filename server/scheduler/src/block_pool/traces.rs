@@ -9,35 +9,24 @@ use std::collections::VecDeque;
 use super::*;
 use crate::block::block_hash;
 
+#[path = "../../tests/random/random.rs"]
+mod random;
+
+use random::Random;
+
 const START: BlockParent = BlockParent::Start { prefix_seed: BlockHash::NONE, adapter: 0 };
 const BLOCKS: u32 = 1000;
 /// Number of requests that hold their blocks at the same time.
 const CONCURRENT_REQUESTS: usize = 4;
 
-/// SplitMix64.
-struct Random(u64);
+/// A number from 0 to 1, which is never 1.
+fn fraction(random: &mut Random) -> f64 {
+    (random.next() >> 11) as f64 / (1u64 << 53) as f64
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u32) -> u32 {
-        (self.next() % u64::from(end)) as u32
-    }
-
-    fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// A number in `0..count`, distributed approximately by Zipf's law.
-    fn zipf(&mut self, count: u32) -> u32 {
-        (f64::from(count).powf(self.fraction()) as u32).saturating_sub(1).min(count - 1)
-    }
+/// A number in `0..count`, distributed approximately by Zipf's law.
+fn zipf(random: &mut Random, count: u32) -> u32 {
+    (f64::from(count).powf(fraction(random)) as u32).saturating_sub(1).min(count - 1)
 }
 
 /// Generates blocks that never occurred before.
@@ -169,7 +158,7 @@ impl Users {
         let (text, turn) = &mut conversations[user as usize];
         let has_ended = match *turns {
             Turns::Exactly(turns) => *turn >= turns,
-            Turns::OnAverage(turns) => random.below(turns) == 0,
+            Turns::OnAverage(turns) => random.once_in(turns),
         };
         if has_ended {
             (*text, *turn) = (Self::system_prompt(), 0);
@@ -185,7 +174,7 @@ impl Users {
 fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64) {
     let mut users = Users::new(conversations);
     for number in 0..12_000 {
-        if users.random.fraction() < one_off {
+        if fraction(&mut users.random) < one_off {
             let prompt = users.fresh.next(30 + users.random.below(40)).collect();
             replay.serve(Request { prompt, answer: 2, is_measured: false });
         }
@@ -217,7 +206,7 @@ fn conversations_and_applications(replay: &mut Replay, users: u32, applications:
     let (mut random, mut fresh) = (Random(5), NewBlocks(1 << 28));
     for number in 0..12_000 {
         if number % 4 == 0 {
-            let which = 1000 + 48 * random.zipf(applications);
+            let which = 1000 + 48 * zipf(&mut random, applications);
             let prompt = (which..which + 48).chain(fresh.next(1 + random.below(3)));
             replay.serve(Request { prompt: prompt.collect(), answer: 3, is_measured: number > 2_000 });
         }
@@ -230,12 +219,12 @@ fn conversations_and_applications(replay: &mut Replay, users: u32, applications:
 fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     let (mut random, mut fresh) = (Random(2), NewBlocks(1 << 20));
     for number in 0..20_000 {
-        if random.fraction() < one_off {
+        if fraction(&mut random) < one_off {
             let prompt = fresh.next(40 + random.below(60)).collect();
             replay.serve(Request { prompt, answer: 4, is_measured: false });
             continue;
         }
-        let which = (random.zipf(count) + number / period * 7) % count;
+        let which = (zipf(&mut random, count) + number / period * 7) % count;
         let prompt = (which * 48..(which + 1) * 48).chain(fresh.next(1 + random.below(3)));
         replay.serve(Request { prompt: prompt.collect(), answer: 3, is_measured: number > 3_000 });
     }

@@ -3,6 +3,8 @@
 
 use std::sync::{Arc, LazyLock};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use server_engine::{Guide as _, Progress, TokenSet};
 use server_guidance::{Guide, Vocabulary};
@@ -42,15 +44,6 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// Samples a random text; `None` if it is not complete within the maximum number of tokens. Tokens that end something
 /// are sampled more often.
 fn draw(guide: &Guide, seed: u64) -> Option<String> {
@@ -62,7 +55,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     const TOKENS_MAX: usize = 700;
 
     let vocabulary = COMPILER.vocabulary();
-    let mut random = Random(seed * 7919 + 13);
+    let mut random = StdRng::seed_from_u64(seed);
     let mut state = guide.start().unwrap();
     let mut allowed = TokenSet::new(vocabulary.len() as u32);
     let mut text = Vec::new();
@@ -76,7 +69,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     for _ in 0..TOKENS_MAX {
         allowed.clear();
         let progress = state.allow(&mut allowed).unwrap();
-        if progress == Progress::Ended || (progress == Progress::MayEnd && random.below(3) == 0) {
+        if progress == Progress::Ended || (progress == Progress::MayEnd && random.random_range(0..3) == 0) {
             return Some(String::from_utf8_lossy(&text).into_owned());
         }
         let ends = |token: &u32| {
@@ -89,9 +82,9 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
         };
         let ending: Vec<u32> = allowed.iter().filter(ends).collect();
         let tokens =
-            if !ending.is_empty() && random.below(2) == 0 { ending } else { allowed.iter().collect() };
+            if !ending.is_empty() && random.random_bool(0.5) { ending } else { allowed.iter().collect() };
         assert!(!tokens.is_empty(), "nothing may follow {:?}", String::from_utf8_lossy(&text));
-        let token = tokens[random.below(tokens.len() as u64) as usize];
+        let token = tokens[random.random_range(0..tokens.len())];
         text.extend_from_slice(vocabulary.bytes(token));
         if state.commit(token).unwrap() == Progress::Ended {
             return Some(String::from_utf8_lossy(&text).into_owned());
@@ -199,9 +192,9 @@ fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
 }
 
 fn guide(conversation: &Conversation, formats: Formats, content: Option<&Form>) -> Guide {
-    let asked = FormRequest { conversation, formats, content };
-    assert!(!asked.is_unconstrained());
-    asked.compiled(&COMPILER, "response_format").unwrap()
+    let request = FormRequest { conversation, formats, content };
+    assert!(!request.is_unconstrained());
+    request.compiled(&COMPILER, "response_format").unwrap()
 }
 
 fn conversation(tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
@@ -343,8 +336,8 @@ fn an_unsupported_schema_is_rejected_if_its_tool_is_strict_and_otherwise_ignored
             conversation(tools, ToolChoice::Required)
         };
         let strict = with(true);
-        let asked = FormRequest { conversation: &strict, formats, content: None };
-        let error = asked.compiled(&COMPILER, "tools").unwrap_err();
+        let request = FormRequest { conversation: &strict, formats, content: None };
+        let error = request.compiled(&COMPILER, "tools").unwrap_err();
         let Error::Invalid { param, message, .. } = &error else { panic!("{error:?}") };
         assert!(param.starts_with("tools[3].function.parameters"), "{formats:?}: {message}");
         let loose = with(false);
@@ -364,7 +357,7 @@ fn each_unsupported_schema_is_tried_once() {
         let tools =
             (0..count).map(|index| tool(&format!("odd{index}"), Some(unique.clone()), false)).collect();
         let conversation = conversation(tools, ToolChoice::Required);
-        let asked = FormRequest { conversation: &conversation, formats, content: None };
+        let request = FormRequest { conversation: &conversation, formats, content: None };
         let (compiled, tried) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let attempts = Attempts {
             vocabulary: COMPILER.vocabulary(),
@@ -378,7 +371,7 @@ fn each_unsupported_schema_is_tried_once() {
             },
             param: "tools",
         };
-        asked.compiled_by(&attempts).unwrap();
+        request.compiled_by(&attempts).unwrap();
         assert_eq!((compiled.get(), tried.get()), (2, count), "{formats:?}");
     }
 }
@@ -386,8 +379,8 @@ fn each_unsupported_schema_is_tried_once() {
 #[test]
 fn a_model_without_a_format_of_calls_cannot_be_required_to_call() {
     let required = conversation(three_tools(false), ToolChoice::Required);
-    let asked = FormRequest { conversation: &required, formats: Formats::default(), content: None };
-    let error = asked.compiled(&COMPILER, "tools").unwrap_err();
+    let request = FormRequest { conversation: &required, formats: Formats::default(), content: None };
+    let error = request.compiled(&COMPILER, "tools").unwrap_err();
     assert!(matches!(&error, Error::Invalid { param, .. } if param == "tool_choice"), "{error:?}");
 }
 
@@ -449,8 +442,8 @@ fn every_parameter_with_a_form_is_read() {
         (json!({"guided_json_object": false}), None),
     ];
     for (request, expected) in cases {
-        let wanted = format::requested(&generation(request.clone())).unwrap();
-        assert_eq!(wanted.map(|wanted| wanted.form), expected, "{request}");
+        let format = format::requested(&generation(request.clone())).unwrap();
+        assert_eq!(format.map(|format| format.form), expected, "{request}");
     }
 }
 

@@ -165,16 +165,16 @@ fn a_template_that_renders_no_tools_gets_them_as_text() {
     );
     // The tools are appended to its system message.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
-    let told = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
-    assert!(told.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{told}");
+    let rendered = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
+    assert!(rendered.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{rendered}");
 }
 
 #[test]
 fn a_template_that_rejects_system_messages_gets_tools_in_the_users_message() {
     let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.content }}]{% endfor %}";
-    let told =
+    let rendered =
         prompt(template, json!({"tools": tools(), "messages": [{"role": "user", "content": "q"}]})).unwrap();
-    assert!(told.starts_with("[# Tools\n\n") && told.ends_with("</tool_call>\n\nq]"), "{told}");
+    assert!(rendered.starts_with("[# Tools\n\n") && rendered.ends_with("</tool_call>\n\nq]"), "{rendered}");
 }
 
 #[test]
@@ -219,12 +219,12 @@ fn arguments_that_are_not_an_object_stay_unchanged() {
         ("{\"a\": ", "{\"a\": "),
         ("[1]", "[1]"),
     ] {
-        let told = prompt(&golden("qwen3"), call(arguments)).unwrap();
+        let rendered = prompt(&golden("qwen3"), call(arguments)).unwrap();
         assert!(
-            told.contains(&format!(
+            rendered.contains(&format!(
                 "t\n<tool_call>\n{{\"name\": \"f\", \"arguments\": {shown}}}\n</tool_call>"
             )),
-            "{told}"
+            "{rendered}"
         );
     }
 }
@@ -239,15 +239,15 @@ fn reasoning_gets_the_name_that_the_template_reads() {
         ]})
     };
     for field in ["reasoning", "reasoning_content"] {
-        let told = prompt(&golden("qwen3"), messages(field)).unwrap();
-        assert!(told.contains("<think>\nhm\n</think>"), "{told}");
+        let rendered = prompt(&golden("qwen3"), messages(field)).unwrap();
+        assert!(rendered.contains("<think>\nhm\n</think>"), "{rendered}");
     }
     let harmony = "{% for m in messages %}<|start|>{{ m.role }}<|channel|>{% if m.thinking %}analysis<|message|>{{ m.thinking }}{% endif %}final<|message|>{{ m.content }}<|end|>{% endfor %}{{ reasoning_effort }}";
     let mut request = messages("reasoning");
     request["reasoning_effort"] = json!("xhigh");
-    let told = prompt(harmony, request).unwrap();
-    assert!(told.contains("analysis<|message|>hm") && told.ends_with("high"), "{told}");
-    assert!(!told.ends_with("xhigh"), "gpt-oss knows three: {told}");
+    let rendered = prompt(harmony, request).unwrap();
+    assert!(rendered.contains("analysis<|message|>hm") && rendered.ends_with("high"), "{rendered}");
+    assert!(!rendered.ends_with("xhigh"), "gpt-oss knows three: {rendered}");
 }
 
 #[test]

@@ -4,9 +4,7 @@
 use std::collections::HashMap;
 
 use serde_json::{Map, json};
-use server_openai::responses::{
-    Call, CallOutput, CustomCall, Item, Message as MessageItem, Output, Part, Reasoning,
-};
+use server_openai::responses::{self, Call, CallOutput, CustomCall, Item, Output, Part, Reasoning};
 use server_openai::{Content, Message};
 
 use super::tools::INPUT;
@@ -44,7 +42,7 @@ struct Turns {
 }
 
 impl Turns {
-    fn message(&mut self, item: &MessageItem) {
+    fn message(&mut self, item: &responses::Message) {
         let text = joined(&item.content);
         if item.role != "assistant" {
             self.close();

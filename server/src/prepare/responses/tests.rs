@@ -187,12 +187,12 @@ fn a_reference_is_replaced_by_its_item() {
 fn a_schema_is_flat_here_and_nested_in_chat_completions() {
     let flat_one = json!({"type": "json_schema", "name": "n", "strict": true, "schema": {"type": "object"}});
     let nested = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": {"type": "object"}}});
-    let asked = format(&request(&json!({"text": {"format": flat_one}})));
-    assert_eq!(Value::Object(asked.clone()), flat_one);
-    assert_eq!(Value::Object(chat_format(&asked)), nested);
+    let parsed_format = format(&request(&json!({"text": {"format": flat_one}})));
+    assert_eq!(Value::Object(parsed_format.clone()), flat_one);
+    assert_eq!(Value::Object(chat_format(&parsed_format)), nested);
     // The form that OVMS's clients send.
-    let asked = format(&request(&json!({"response_format": nested})));
-    assert_eq!(Value::Object(asked), flat_one);
+    let parsed_format = format(&request(&json!({"response_format": nested})));
+    assert_eq!(Value::Object(parsed_format), flat_one);
     assert_eq!(Value::Object(format(&request(&json!({})))), json!({"type": "text"}));
     let other = json!({"type": "regex", "pattern": "a+"});
     assert_eq!(Value::Object(chat_format(other.as_object().unwrap())), other);

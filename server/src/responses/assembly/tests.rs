@@ -53,33 +53,33 @@ fn new_response(status: Status, choices: u32) -> NewResponse {
     NewResponse { response, ids: id.items(), logprobs: Some(show), choices, call_names: CallNames::default() }
 }
 
-fn text(choice: u32, text: &str) -> Delta {
-    Delta::Text { choice, text: text.to_owned(), tokens: Vec::new() }
+fn text(choice: u32, text: &str) -> ChoiceDelta {
+    ChoiceDelta::Text { choice, text: text.to_owned(), tokens: Vec::new() }
 }
 
-fn reasoning(text: &str) -> Delta {
-    Delta::Reasoning { choice: 0, text: text.to_owned(), tokens: Vec::new() }
+fn reasoning(text: &str) -> ChoiceDelta {
+    ChoiceDelta::Reasoning { choice: 0, text: text.to_owned(), tokens: Vec::new() }
 }
 
-fn call(call: u32, name: &str, arguments: &[&str], is_whole: bool) -> Vec<Delta> {
+fn call(call: u32, name: &str, arguments: &[&str], is_whole: bool) -> Vec<ChoiceDelta> {
     let (choice, id) = (0, format!("call_{call}"));
-    let mut deltas = vec![Delta::CallBegin { choice, call, id, name: name.to_owned() }];
-    deltas.extend(arguments.iter().map(|text| Delta::CallArguments {
+    let mut deltas = vec![ChoiceDelta::CallBegin { choice, call, id, name: name.to_owned() }];
+    deltas.extend(arguments.iter().map(|text| ChoiceDelta::CallArguments {
         choice,
         call,
         text: (*text).to_owned(),
         tokens: Vec::new(),
     }));
-    deltas.extend(is_whole.then_some(Delta::CallEnd { choice, call }));
+    deltas.extend(is_whole.then_some(ChoiceDelta::CallEnd { choice, call }));
     deltas
 }
 
-fn end(choice: u32, reason: FinishReason) -> Delta {
-    Delta::End { choice, reason }
+fn end(choice: u32, reason: ChoiceFinishReason) -> ChoiceDelta {
+    ChoiceDelta::End { choice, reason }
 }
 
 /// Returns the events for the deltas, one per line, and the response.
-fn run(new_response: NewResponse, deltas: Vec<Delta>) -> (String, Response) {
+fn run(new_response: NewResponse, deltas: Vec<ChoiceDelta>) -> (String, Response) {
     let mut assembly = Assembly::new(new_response);
     let mut lines = String::new();
     let mut number = 0;
@@ -94,7 +94,7 @@ fn run(new_response: NewResponse, deltas: Vec<Delta>) -> (String, Response) {
     for delta in deltas {
         assembly.push(delta, &mut sink);
     }
-    assembly.complete(Usage::default(), 9);
+    assembly.complete(ResponseUsage::default(), 9);
     assembly.conclude(&mut sink);
     (lines, assembly.response().clone())
 }
@@ -134,7 +134,7 @@ fn shorten(value: &mut Value) {
     }
 }
 
-fn check(deltas: Vec<Delta>, expected: &Expect) -> Response {
+fn check(deltas: Vec<ChoiceDelta>, expected: &Expect) -> Response {
     let (lines, response) = run(new_response(Status::InProgress, 1), deltas);
     expected.assert_eq(&lines);
     response
@@ -143,7 +143,7 @@ fn check(deltas: Vec<Delta>, expected: &Expect) -> Response {
 #[test]
 fn a_text() {
     let response = check(
-        vec![text(0, "Hel"), text(0, "lo"), end(0, FinishReason::Stop)],
+        vec![text(0, "Hel"), text(0, "lo"), end(0, ChoiceFinishReason::Stop)],
         &expect![[r#"
             response.created {"response":"in_progress with 0 items"}
             response.in_progress {"response":"in_progress with 0 items"}
@@ -165,7 +165,7 @@ fn reasoning_calls_and_text_become_items() {
     let mut deltas = vec![reasoning("Hm"), reasoning("m"), text(0, "\n\n")];
     deltas.extend(call(0, "now", &["{", "}"], true));
     deltas.extend(call(1, "then", &["{\"a\":1}"], true));
-    deltas.extend([text(0, "\n"), text(0, " done"), end(0, FinishReason::ToolCalls)]);
+    deltas.extend([text(0, "\n"), text(0, " done"), end(0, ChoiceFinishReason::ToolCalls)]);
     check(
         deltas,
         &expect![[r#"
@@ -201,7 +201,7 @@ fn reasoning_calls_and_text_become_items() {
 #[test]
 fn a_text_that_is_cut_off() {
     let response = check(
-        vec![text(0, "Hel"), end(0, FinishReason::Length)],
+        vec![text(0, "Hel"), end(0, ChoiceFinishReason::Length)],
         &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
@@ -222,7 +222,7 @@ fn a_text_that_is_cut_off() {
 fn a_call_that_is_cut_off_retains_its_arguments() {
     let mut deltas = vec![text(0, "Let me see.")];
     deltas.extend(call(0, "now", &["{\"a"], false));
-    deltas.push(end(0, FinishReason::Length));
+    deltas.push(end(0, ChoiceFinishReason::Length));
     let response = check(
         deltas,
         &expect![[r#"
@@ -248,7 +248,7 @@ fn a_call_that_is_cut_off_retains_its_arguments() {
 #[test]
 fn reasoning_that_is_cut_off_has_no_message() {
     let response = check(
-        vec![reasoning("Hm"), end(0, FinishReason::Length)],
+        vec![reasoning("Hm"), end(0, ChoiceFinishReason::Length)],
         &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
@@ -267,7 +267,7 @@ fn reasoning_that_is_cut_off_has_no_message() {
 #[test]
 fn an_empty_answer_and_one_of_whitespace_are_messages() {
     check(
-        vec![end(0, FinishReason::Stop)],
+        vec![end(0, ChoiceFinishReason::Stop)],
         &expect![[r#"
         response.created {"response":"in_progress with 0 items"}
         response.in_progress {"response":"in_progress with 0 items"}
@@ -280,7 +280,7 @@ fn an_empty_answer_and_one_of_whitespace_are_messages() {
     "#]],
     );
     let (_, response) =
-        run(new_response(Status::InProgress, 1), vec![text(0, " \n"), end(0, FinishReason::Stop)]);
+        run(new_response(Status::InProgress, 1), vec![text(0, " \n"), end(0, ChoiceFinishReason::Stop)]);
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     assert_eq!(message.content[0].text(), " \n");
 }
@@ -291,8 +291,8 @@ fn each_choice_has_its_own_items() {
         text(0, "a"),
         text(1, "b"),
         text(0, "c"),
-        end(1, FinishReason::Stop),
-        end(0, FinishReason::Stop),
+        end(1, ChoiceFinishReason::Stop),
+        end(0, ChoiceFinishReason::Stop),
     ];
     let (lines, response) = run(new_response(Status::InProgress, 2), deltas);
     expect![[r#"
@@ -327,12 +327,13 @@ fn each_choice_has_its_own_items() {
 #[test]
 fn log_probabilities_of_deltas_are_concatenated() {
     let token = |token| TokenText { token, start: 0, logprob: -0.5, top: Vec::new() };
-    let tokens = |text: &str, numbers: &[u32]| Delta::Text {
+    let tokens = |text: &str, numbers: &[u32]| ChoiceDelta::Text {
         choice: 0,
         text: text.to_owned(),
         tokens: numbers.iter().map(|&number| token(number)).collect(),
     };
-    let deltas = vec![tokens("\n", &[1]), tokens("a", &[2]), tokens("", &[3]), end(0, FinishReason::Stop)];
+    let deltas =
+        vec![tokens("\n", &[1]), tokens("a", &[2]), tokens("", &[3]), end(0, ChoiceFinishReason::Stop)];
     let response = check(
         deltas,
         &expect![[r#"

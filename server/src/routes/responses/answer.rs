@@ -7,14 +7,14 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use server_openai::Usage;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as WireResponse, Status,
-    Usage as ResponseUsage, kind,
+    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as WireResponse, ResponseUsage,
+    Status, kind,
 };
 
 use crate::app::App;
 use crate::error::Error;
 use crate::model::unix_time;
-use crate::respond::{Answer, AnswerEvent, Delta};
+use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
 use crate::responses::{
     Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, RetainedInput, encode,
 };
@@ -90,7 +90,7 @@ impl Encoder for ResponseEncoder {
         self.assembly.begin(sink);
     }
 
-    fn deltas(&mut self, deltas: Vec<Delta>, _: Usage, events: &mut Events) {
+    fn deltas(&mut self, deltas: Vec<ChoiceDelta>, _: Usage, events: &mut Events) {
         let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
         deltas.into_iter().for_each(|delta| self.assembly.push(delta, sink));
     }

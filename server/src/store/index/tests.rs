@@ -1,5 +1,8 @@
 use std::collections::BTreeSet;
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
 use super::super::id::{Id, Kind};
 use super::*;
 
@@ -136,12 +139,10 @@ fn a_store_without_room_stores_nothing() {
 
 #[test]
 fn the_limits_hold_and_no_record_is_evicted_before_its_followers() {
-    let mut state = 11_u64;
-    println!("seed {state}");
-    let mut random = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let seed = 11;
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut random = |below: u64| rng.random_range(0..below);
     let mut index = index(20, 300);
     for number in 1..5000_u128 {
         let recent = key(number - u128::from(random(20)).min(number));

@@ -1,3 +1,6 @@
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
 use super::*;
 
 /// The expected result, found by searching every prefix of the whole text.
@@ -39,40 +42,32 @@ fn filtered(pieces: &[&str], stops: &[&str], include_stop: bool) -> (String, Opt
     (text + &filter.finish(), None)
 }
 
-/// A small deterministic generator of random numbers.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % limit
-    }
-}
-
 #[test]
 fn any_splitting_gives_the_same_result_as_a_search_of_the_whole_text() {
     const ALPHABET: [&str; 5] = ["a", "b", "é", "\n", "😀"];
-    let mut dice = Dice(8);
+    let mut rng = StdRng::seed_from_u64(8);
     for _ in 0..20_000 {
-        let word = |dice: &mut Dice, length: usize| -> String {
-            (0..length).map(|_| ALPHABET[dice.below(if length.is_multiple_of(2) { 2 } else { 5 })]).collect()
+        let word = |rng: &mut StdRng, length: usize| -> String {
+            (0..length)
+                .map(|_| ALPHABET[rng.random_range(0..(if length.is_multiple_of(2) { 2 } else { 5 }))])
+                .collect()
         };
-        let length = dice.below(4) + 1;
+        let length = rng.random_range(1..5);
         let stops: Vec<String> = (0..length)
             .map(|_| {
-                let n = dice.below(5);
-                word(&mut dice, n)
+                let n = rng.random_range(0..5);
+                word(&mut rng, n)
             })
             .collect();
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
-        let pieces: Vec<String> = (0..dice.below(8))
+        let pieces: Vec<String> = (0..rng.random_range(0..8))
             .map(|_| {
-                let n = dice.below(6);
-                word(&mut dice, n)
+                let n = rng.random_range(0..6);
+                word(&mut rng, n)
             })
             .collect();
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-        let include = dice.below(2) == 1;
+        let include = rng.random_bool(0.5);
         let expected = naive(&pieces.concat(), &stops, include);
         assert_eq!(filtered(&pieces, &stops, include), expected, "{pieces:?} {stops:?}");
     }

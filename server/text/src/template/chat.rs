@@ -67,7 +67,7 @@ pub enum TemplateError {
     TooLong,
     /// The source is not valid Jinja.
     #[error("cannot be parsed: {0}")]
-    Syntax(String),
+    Syntax(Box<minijinja::Error>),
 }
 
 /// The name of the template that is used by default.
@@ -99,7 +99,7 @@ impl ChatTemplate {
             let source = environment::without_generation_tags(&source);
             environment
                 .add_template_owned(name.clone(), source)
-                .map_err(|error| TemplateError::Syntax(chain(&error)))?;
+                .map_err(|error| TemplateError::Syntax(Box::new(error)))?;
             names.push(name);
         }
         Ok(Self { environment, names, bos_token, eos_token })
@@ -184,17 +184,6 @@ fn classify(error: minijinja::Error, output: &LimitedOutput) -> RenderError {
         return RenderError::TooLong;
     }
     RenderError::Render(Box::new(error))
-}
-
-/// Formats an error and its causes in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// A text that cannot exceed the output limit.

@@ -58,7 +58,7 @@ fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<To
         Kind::Byte => fallback_byte(text).map_or_else(|| text.as_bytes().to_vec(), |byte| vec![byte]),
         Kind::Unknown | Kind::Control | Kind::UserDefined => text.as_bytes().to_vec(),
     };
-    let special = metadata.special_tokens(tokens, None)?;
+    let special = metadata.special_tokens(tokens, &SpecialTokens::default())?;
     let vocabulary = vocabulary(tokens, &kinds, &special, bytes);
     Ok(Tokenizer {
         encoder: Encoder::Pipeline(Box::new(pipeline)),
@@ -82,7 +82,7 @@ fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &Pre) -> Result<(), tokenizer
 fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;
-    let special = metadata.special_tokens(tokens, None)?;
+    let special = metadata.special_tokens(tokens, &SpecialTokens::default())?;
     let mut builder = metadata.merges(tokens)?.byte_fallback(true).fuse_unk(true);
     if let Some(unknown) = special.unknown {
         builder = builder.unk_token(tokens[unknown as usize].clone());
@@ -115,7 +115,8 @@ fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
     if scores.iter().any(|score| score.is_nan()) {
         return Err(metadata.fault(SCORES, "has an element that is not a number".to_owned()));
     }
-    let special = metadata.special_tokens(tokens, Some((1, 2, 0)))?;
+    let defaults = SpecialTokens { bos: Some(1), eos: Some(2), pad: None, unknown: Some(0) };
+    let special = metadata.special_tokens(tokens, &defaults)?;
     let flag = |key: &str, default: bool| -> Result<bool, LoadError> {
         Ok(metadata.optional(key, Value::bool, "is not a boolean")?.unwrap_or(default))
     };
@@ -162,7 +163,7 @@ fn vocabulary(
     vocabulary
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SpecialTokens {
     bos: Option<u32>,
     eos: Option<u32>,
@@ -262,11 +263,11 @@ impl<'a> Metadata<'a> {
         build().map_err(|error: tokenizers::Error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
 
-    /// The special tokens in the file, or else `defaults`: beginning, end and unknown.
+    /// The special tokens in the file, or else `defaults`.
     fn special_tokens(
         &self,
         tokens: &[String],
-        defaults: Option<(u32, u32, u32)>,
+        defaults: &SpecialTokens,
     ) -> Result<SpecialTokens, LoadError> {
         let find = |key: &str, default: Option<u32>| -> Result<Option<u32>, LoadError> {
             let id = self.optional(key, Value::u32, "is not a token id")?;
@@ -279,10 +280,10 @@ impl<'a> Metadata<'a> {
             }
         };
         Ok(SpecialTokens {
-            bos: find("tokenizer.ggml.bos_token_id", defaults.map(|ids| ids.0))?,
-            eos: find("tokenizer.ggml.eos_token_id", defaults.map(|ids| ids.1))?,
-            pad: find("tokenizer.ggml.padding_token_id", None)?,
-            unknown: find("tokenizer.ggml.unknown_token_id", defaults.map(|ids| ids.2))?,
+            bos: find("tokenizer.ggml.bos_token_id", defaults.bos)?,
+            eos: find("tokenizer.ggml.eos_token_id", defaults.eos)?,
+            pad: find("tokenizer.ggml.padding_token_id", defaults.pad)?,
+            unknown: find("tokenizer.ggml.unknown_token_id", defaults.unknown)?,
         })
     }
 

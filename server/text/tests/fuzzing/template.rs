@@ -33,8 +33,8 @@ pub(crate) fn check(input: &[u8]) {
         // A message that the template itself raises may be empty.
         Err(error) => assert!(matches!(error, RenderError::Refused(_)) || !error.to_string().is_empty()),
     }
-    let told = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
-    assert_eq!(told(template.render(&input)), told(rendered), "the second time");
+    let with_message = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
+    assert_eq!(with_message(template.render(&input)), with_message(rendered), "the second time");
     template.abilities();
 }
 

@@ -56,11 +56,11 @@ fn the_template_of_each_family_has_its_formats_and_renders_a_conversation_with_t
         assert_eq!((formats.tool.name(), formats.reasoning.name()), (tool, reasoning), "{name}");
         // The template of gpt-oss renders the current date, which cannot be set.
         let prompt = prompt(&template, conversation()).unwrap();
-        let told = prompt.split_inclusive('\n').map(|line| match line.split_once("Current date: ") {
+        let rendered = prompt.split_inclusive('\n').map(|line| match line.split_once("Current date: ") {
             Some((before, _)) => format!("{before}Current date: 2026-01-01\n"),
             None => line.to_owned(),
         });
-        expect_file![format!("families/{name}.txt")].assert_eq(&told.collect::<String>());
+        expect_file![format!("families/{name}.txt")].assert_eq(&rendered.collect::<String>());
     }
 }
 
@@ -69,6 +69,6 @@ fn gpt_oss_gets_the_text_before_a_call_as_reasoning() {
     let mut request = conversation();
     let messages = request["messages"].as_array_mut().unwrap();
     messages.truncate(4);
-    let told = prompt(&template("gpt-oss"), request).unwrap();
-    assert!(told.contains("<|channel|>analysis<|message|>think\n\nsay<|end|>"), "{told}");
+    let rendered = prompt(&template("gpt-oss"), request).unwrap();
+    assert!(rendered.contains("<|channel|>analysis<|message|>think\n\nsay<|end|>"), "{rendered}");
 }

@@ -1,0 +1,51 @@
+//! Exports spans to an OpenTelemetry collector.
+
+use anyhow::Context as _;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::WithExportConfig as _;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+
+/// Creates spans and exports them. Clones share the exporter.
+#[derive(Clone, Debug)]
+pub struct Tracer {
+    provider: SdkTracerProvider,
+    tracer: SdkTracer,
+}
+
+impl Tracer {
+    /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. A trace that a
+    /// client has started continues, and `trace_share` is the fraction of the other operations that start a trace. It
+    /// must be called within a Tokio runtime.
+    ///
+    /// # Errors
+    /// `endpoint` is not a URL.
+    pub fn new(service: &'static str, endpoint: &str, trace_share: f32) -> anyhow::Result<Self> {
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(endpoint)
+            .build()
+            .with_context(|| format!("failed to create an exporter of spans to {endpoint:?}"))?;
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(trace_share))));
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_sampler(sampler)
+            .with_resource(Resource::builder().with_service_name(service).build())
+            .build();
+        let tracer = provider.tracer(service);
+        Ok(Self { provider, tracer })
+    }
+
+    /// The tracer of OpenTelemetry, which creates spans.
+    #[must_use]
+    pub fn sdk(&self) -> &SdkTracer {
+        &self.tracer
+    }
+
+    /// Sends the remaining spans. It blocks the thread, and sends through the runtime in which the exporter was created.
+    pub fn flush(&self) {
+        if let Err(error) = self.provider.shutdown() {
+            tracing::warn!(%error, "failed to send the remaining spans");
+        }
+    }
+}
