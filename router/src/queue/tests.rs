@@ -165,7 +165,7 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
     let retry_seconds = retry_after.as_secs_f64();
     assert!(
         (retry_seconds - 40.0).abs() < 1.0,
-        "{retry_seconds} s for ten that leave at one in four retry_seconds"
+        "{retry_seconds} s for ten that leave at one in four seconds"
     );
     // Time with an empty queue does not reduce the drain rate.
     while let Some(ticket) = queue.head() {

@@ -306,7 +306,7 @@ impl Search {
                 _ => {}
             }
         }
-        used.extend(children.iter().filter_map(|child| child.token.as_ref()).map(|(token, _)| token.token));
+        used.extend(children.iter().filter_map(|child| child.token.as_ref()).map(|next| next.token));
         self.groups[index].has_ended = children.is_empty() || self.is_done(index, best);
         if !self.groups[index].has_ended {
             self.assign_slots(index, children);

@@ -19,7 +19,7 @@ use server_scheduler::{BlockKey, EvictedBlock, RestoreId, RestoreTarget, Schedul
 
 use crate::runner::ModelRunner;
 use crate::waker::Waker;
-use disk::{EvictedBlock, ReadBlock, ReadRequest, ResultSender, WriteRequest, WriteResult};
+use disk::{ReadBlock, ReadRequest, ResultSender, WriteBlock, WriteRequest, WriteResult};
 use index::StoredBlocks;
 
 pub(crate) use config::key_scheme;
@@ -187,7 +187,7 @@ impl Spill {
             return;
         }
         self.add(scheduler, key, bytes);
-        self.send_write(Some(EvictedBlock { key, content }));
+        self.send_write(Some(WriteBlock { key, content }));
     }
 
     /// Requests the blocks of the restores that the scheduler has begun. `rate` is the number of prompt tokens computed per second.
@@ -341,7 +341,7 @@ impl Spill {
         }
     }
 
-    fn send_write(&mut self, block: Option<EvictedBlock>) {
+    fn send_write(&mut self, block: Option<WriteBlock>) {
         let Some(writes) = &self.writes else { return };
         let has_block = block.is_some();
         let write = WriteRequest { remove: std::mem::take(&mut self.removed), block };
@@ -349,7 +349,7 @@ impl Spill {
             Ok(()) => self.queued += usize::from(has_block),
             Err(TrySendError::Full(write) | TrySendError::Disconnected(write)) => {
                 self.removed = write.remove;
-                if let Some(EvictedBlock { key, .. }) = write.block {
+                if let Some(WriteBlock { key, .. }) = write.block {
                     self.stored.remove(key);
                     self.stats.dropped.fetch_add(1, Ordering::Relaxed);
                 }

@@ -40,11 +40,11 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// A request to the writer. The removals come first.
 pub(super) struct WriteRequest {
     pub(super) remove: Vec<BlockKey>,
-    pub(super) block: Option<EvictedBlock>,
+    pub(super) block: Option<WriteBlock>,
 }
 
 /// A block to write.
-pub(super) struct EvictedBlock {
+pub(super) struct WriteBlock {
     pub(super) key: BlockKey,
     pub(super) content: Vec<u8>,
 }
@@ -246,7 +246,7 @@ impl Writer {
             // A file that could not be removed is found at the next start.
             let _ = fs::remove_file(file(folder, key));
         }
-        let Some(EvictedBlock { key, content }) = block else { return };
+        let Some(WriteBlock { key, content }) = block else { return };
         let written = write(folder, key, &content);
         if std::mem::replace(&mut self.has_failed, written.is_err()) != written.is_err() {
             match &written {
