@@ -1,7 +1,5 @@
 //! The code blocks of the pages that are marked as tested, run as a reader runs them.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use tests::cluster::ControlPlane;
 use tests::pages::{Example, api_command, examples, folder};
 use tests::process::{ExitReport, Process};

@@ -1,5 +1,5 @@
 //! Whether a request is safe to retry after a replica may have received it:
-//! `docs/decisions/0069-what-is-sent-again.md`.
+//! `docs/decisions/0069-retries.md`.
 
 use http::Method;
 
