@@ -67,7 +67,7 @@ pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible>
                 let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::error!(
                     error,
-                    "failed to reload the replica token; the previous token stays in effect"
+                    "failed to reload the replica token: the previous one stays in effect"
                 );
             }
         }

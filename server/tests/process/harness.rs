@@ -5,6 +5,10 @@ use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The time limit for a message in the log, far more than any takes.
+const LOG_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running server. Dropping it kills it.
 pub(crate) struct Server {
@@ -88,7 +92,9 @@ impl Server {
 
     /// Waits for this message in the log.
     pub(crate) fn await_log(&self, message: &str) {
+        let end = Instant::now() + LOG_DEADLINE;
         while !self.log.lock().unwrap().contains(message) {
+            assert!(Instant::now() < end, "no {message:?} in {}", self.log.lock().unwrap());
             std::thread::yield_now();
         }
     }
