@@ -158,6 +158,16 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_UNPACK_WEIGHTS", value_enum, default_value = "auto", help_heading = "Engine")]
     pub unpack_weights: Unpack,
 
+    /// The precision in which the native kernels multiply activations by quantized weights.
+    #[arg(
+        long,
+        env = "OVFLEET_ACTIVATION_PRECISION",
+        value_enum,
+        default_value = "auto",
+        help_heading = "Engine"
+    )]
+    pub activation_precision: Activations,
+
     /// Directory in which rewritten and compiled models are stored, so that the next start is faster.
     #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
@@ -371,6 +381,15 @@ pub enum Unpack {
     Never,
     /// They use f32 weights if the model has integer weights.
     Always,
+}
+
+/// The precision in which the native kernels multiply activations by quantized weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Activations {
+    /// The fastest precision whose rounding errors do not exceed those of bf16 inference.
+    Auto,
+    /// Not exact: activations are rounded to 8 bits, with a scale for each 32 of them. It is faster for prompts and large batches.
+    Int8,
 }
 
 /// The form of the quantized weights of a GGUF file in memory.

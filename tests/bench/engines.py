@@ -44,8 +44,12 @@ class Setup:
     weights: str = "auto"
     chunk_tokens_max: int | None = None
     step_ms_max: int | None = None
+    # Only for our engine: the precision in which native projections multiply activations.
+    activation_precision: str = "auto"
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
+    # The same, only for the peer.
+    peer_properties: tuple[str, ...] = ()
     # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
@@ -71,6 +75,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         engine,
         f"--model={setup.model}",
         f"--weights={setup.weights}",
+        f"--activation-precision={setup.activation_precision}",
         f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
         f"--max-batched-tokens={setup.batch_tokens_max}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
@@ -100,7 +105,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
         f"--threads={setup.threads}",
         f"--batch-tokens-max={setup.batch_tokens_max}",
         f"--kv-cache-gib={setup.kv_cache_gib}",
-        *(f"--property={one}" for one in setup.properties),
+        *(f"--property={one}" for one in (*setup.properties, *setup.peer_properties)),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *(["--prefix-caching"] if setup.prefix_caching else []),
     ]

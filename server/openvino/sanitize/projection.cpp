@@ -1,5 +1,5 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// with various bits, groups, sizes, numbers of rows and epilogues, with norms and adapters.
+// with one and two terms, various bits, groups, sizes, numbers of rows and epilogues, with norms and adapters.
 #include "check.hpp"
 
 #include <algorithm>
@@ -53,10 +53,13 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
     if (K % group != 0) group = 32;
     const size_t M = 1 + (i * 37 + i / M_MAX) % M_MAX;
     const auto epilogue = Epilogue(i / 2 % 3);
+    const size_t terms = 1 + i / 3 % 2;
+    const float most_quant = terms == 1 ? 127 : 127 << TERM_BITS;
     const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
     const RandomWeight weight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
     describe(weight.weight, matmul);
+    matmul.terms = terms;
     matmul.epilogue = epilogue;
     matmul.epsilon = 1e-5f;
     if (const char* fault = unsupported(matmul)) FAIL("%s", fault);
@@ -88,8 +91,10 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
         residual(epilogue == Epilogue::residual ? M * columns * 4 : 0);
     std::vector<double> numbers(M * K);
     for (size_t k = 0; k < numbers.size(); ++k) {
-        // One number of 32 is the largest, so that quantization to 8 bits is exact.
-        const float value = k % 32 == 7 ? 127.0f : float(random.below(255)) - 127.0f;
+        // One number of 32 is the largest, so that quantization is exact. In bf16, only the first term is not 0.
+        const size_t range = is_bf16 ? 127 : size_t(most_quant);
+        const float step = most_quant / float(range);
+        const float value = step * (k % 32 == 7 ? float(range) : float(random.below(2 * range + 1)) - float(range));
         numbers[k] = double(value);
         if (is_bf16) reinterpret_cast<uint16_t*>(src.data())[k] = to_bf16(value);
         else reinterpret_cast<float*>(src.data())[k] = value;
@@ -114,7 +119,8 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
                 sum += x[k] * weight_at;
                 double most = 0;
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one) most = std::max(most, std::abs(x[one]));
-                off += std::abs(x[k] * weight_at) * 1e-5 + (has_norm ? std::abs(weight_at) * most / 254 : 0.0);
+                off +=
+                    std::abs(x[k] * weight_at) * 1e-5 + (has_norm ? std::abs(weight_at) * most / double(2 * most_quant) : 0.0);
             }
             for (const auto& part : parts) {
                 if (part->adapter != row_adapters[row] || n < part->first || n >= part->first + part->rows) continue;
@@ -148,8 +154,61 @@ void check_case(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
             const float found = is_bf16 ? from_bf16(reinterpret_cast<const uint16_t*>(dst.data())[at])
                                         : reinterpret_cast<const float*>(dst.data())[at];
             if (!(std::abs(double(found) - expected) <= off))
-                FAIL("%s, case %zu: K %zu, N %zu, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, not %g (by %g)",
-                     name_of(isa), i, K, N, bits, group, int(epilogue), row, M, column, double(found), expected, off);
+                FAIL(
+                    "%s, case %zu: K %zu, N %zu, %zu terms, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, not "
+                    "%g (by %g)",
+                    name_of(isa), i, K, N, terms, bits, group, int(epilogue), row, M, column, double(found), expected, off);
+        }
+    }
+}
+
+// Rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various magnitudes: no
+// row changes another, and what is not finite stays so.
+void check_special_rows(ovfleet::Isa isa, const Kernels& kernels, size_t i) {
+    Random random(i);
+    constexpr size_t K = 96, N = 34, M = 13;
+    constexpr size_t ZEROS = 2, NOT_A_NUMBER = 4, INFINITE = 6, NEGATIVE_INFINITE = 8, SUBNORMAL = 10;
+    const size_t bits = i % 2 ? 8 : 4, group = i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
+    const RandomWeight weight(random, N, K, group, bits, false);
+    Matmul matmul{};
+    describe(weight.weight, matmul);
+    matmul.terms = terms;
+    Exact<uint8_t> weights(num_n_blocks(matmul) * n_block_bytes(matmul));
+    pack(weight.weight, matmul, weights.data());
+    matmul.weights = weights.data();
+    Exact<float> src(M * K), dst(M * N), alone(N);
+    for (size_t row = 0; row < M; ++row) {
+        const float scale = row == ZEROS ? 0 : row == SUBNORMAL ? 1e-40f : std::ldexp(1.0f, int(row) * 4 - 24);
+        for (size_t k = 0; k < K; ++k) src[row * K + k] = random.number() * scale;
+    }
+    const size_t at = random.below(K);
+    src[NOT_A_NUMBER * K + at] = NAN;
+    src[INFINITE * K + at] = INFINITY;
+    src[NEGATIVE_INFINITE * K + at] = -INFINITY;
+    run(kernels, matmul, M, nullptr, {src.data(), false}, {}, {dst.data(), false});
+    for (size_t row = 0; row < M; ++row) {
+        const float* found = dst.data() + row * N;
+        run(kernels, matmul, 1, nullptr, {src.data() + row * K, false}, {}, {alone.data(), false});
+        for (size_t n = 0; n < N; ++n) {
+            const auto fail = [&](const char* fault, double expected) {
+                FAIL("%s, %zu terms, %zu bits by %zu: row %zu, column %zu is %g, %s %g", name_of(isa), terms, bits, group, row,
+                     n, double(found[n]), fault, expected);
+            };
+            const bool is_finite = row != NOT_A_NUMBER && row != INFINITE && row != NEGATIVE_INFINITE;
+            if (is_finite && std::memcmp(&found[n], &alone[n], sizeof(float)) != 0) fail("alone", double(alone[n]));
+            if (std::isfinite(found[n]) != is_finite) fail("finite:", double(is_finite));
+            if (row == NOT_A_NUMBER && !std::isnan(found[n])) fail("not", NAN);
+            if (row == ZEROS && found[n] != 0) fail("not", 0);
+            double expected = 0, off = 1e-25;
+            for (size_t k = 0; is_finite && k < K; ++k) {
+                double most = 0;
+                for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
+                    most = std::max(most, double(std::abs(src[row * K + one])));
+                const double weight_at = weight.values[n * K + k];
+                expected += weight_at * double(src[row * K + k]);
+                off += std::abs(weight_at) * most * (0.5 / double(terms == 1 ? 127 : 127 << TERM_BITS) + 1e-5);
+            }
+            if (is_finite && !(std::abs(double(found[n]) - expected) <= off)) fail("not", expected);
         }
     }
 }
@@ -162,6 +221,7 @@ size_t check_projections() {
         const auto* kernels = projection_kernels(isa);
         if (!kernels) continue;
         for (size_t i = 0; i < 2 * 210; ++i, ++tried) check_case(isa, *kernels, i);
+        for (size_t i = 0; i < 32; ++i, ++tried) check_special_rows(isa, *kernels, i);
     }
     return tried;
 }

@@ -138,6 +138,7 @@ typedef struct ovfleet_kernel_plan {
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16 or OVFLEET_U8
     float attention_mass;             // the fraction of it that long prompts must cover; 0: they attend to all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
+    uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
 } ovfleet_kernel_plan;
 
 // Returns in `supported` whether the native projections support every multiplication by weights in a model.
@@ -229,7 +230,7 @@ typedef struct ovfleet_lora_test {
 // `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm` the rows of the source are normalized. The source and the
 // destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row.
 typedef struct ovfleet_projection_test {
-    size_t isa, m, k, n, bits, group;
+    size_t isa, m, k, n, bits, group, terms;
     int is_signed, epilogue, is_bf16;
     const uint8_t* quants;
     const float *zeros, *scales, *norm;

@@ -19,6 +19,8 @@ pub struct Config {
     pub weights: Option<WeightFormat>,
     /// Whether large steps run on a second compiled graph with f32 weights.
     pub unpack_weights: UnpackWeights,
+    /// The precision in which the native projections multiply activations.
+    pub activation_precision: ActivationPrecision,
     /// Bytes of the KV cache. `None` derives the size from the available memory.
     pub kv_cache_bytes: Option<u64>,
     /// Most tokens for which a KV cache of derived size has room.
@@ -47,4 +49,14 @@ pub enum UnpackWeights {
     Never,
     /// Steps of at least this many tokens do.
     FromTokens(u32),
+}
+
+/// The precision in which the native projections multiply activations by integer weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationPrecision {
+    /// The fastest one whose rounding errors are not larger than those of bf16.
+    #[default]
+    Auto,
+    /// Integers of 8 bits, with a scale for each 32 activations. This is faster, and its rounding errors are several times larger.
+    Int8,
 }

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::config::{Config, UnpackWeights};
+use crate::config::{ActivationPrecision, Config, UnpackWeights};
 use crate::cpu::{CpuFeatures, Isa};
 use crate::device::DeviceOptions;
 
@@ -23,6 +23,7 @@ pub(crate) struct KernelOptions {
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
     pub(crate) unpack_weights: UnpackWeights,
+    pub(crate) activation_precision: ActivationPrecision,
     pub(crate) has_adapters: bool,
 }
 
@@ -32,6 +33,7 @@ impl From<&Config> for KernelOptions {
             sparse_attention: config.sparse_attention,
             block_scores: config.block_scores,
             unpack_weights: config.unpack_weights,
+            activation_precision: config.activation_precision,
             has_adapters: !config.adapters.is_empty(),
         }
     }
@@ -83,7 +85,7 @@ impl fmt::Display for Precision {
 /// The kernels for multiplications by integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectionKernels {
-    /// The native kernels, wherever they support the weights. They quantize activations to 8 bits.
+    /// The native kernels, wherever they support the weights.
     Native(Isa),
     /// The plugin kernels, which multiply 8-bit integers. They are fast only if zero points are integers.
     PluginInt8,
@@ -91,10 +93,29 @@ pub(crate) enum ProjectionKernels {
     PluginFloat,
 }
 
+/// How the native projections multiply activations by weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProductPrecision {
+    /// As integers of 8 bits, with a scale for each 32 activations.
+    Int8,
+    /// As integers of 15 bits, with a scale for each 32 activations, in two terms of 8 bits.
+    Int16,
+}
+
+impl fmt::Display for ProductPrecision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int16 => "int16",
+        })
+    }
+}
+
 /// The native projections of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NativeProjections {
     pub(crate) isa: Isa,
+    pub(crate) products: ProductPrecision,
     /// The precision of activations between projections and the operations around them: f32 or bf16.
     pub(crate) activations: Precision,
 }
@@ -142,8 +163,11 @@ impl KernelPlan {
 impl fmt::Display for KernelPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.projections {
-            Some(NativeProjections { isa, activations }) => {
-                write!(formatter, "projections: native {isa}, {activations} activations; ")?;
+            Some(NativeProjections { isa, products, activations }) => {
+                write!(
+                    formatter,
+                    "projections: native {isa}, {products} products, {activations} activations; "
+                )?;
             }
             None => formatter.write_str("projections: plugin; ")?,
         }
@@ -247,9 +271,15 @@ pub(crate) fn plan_kernels(
         ));
     }
     let is_native = are_all_projections_native && attention.is_some();
-    let projections = projections
-        .filter(|_| !is_f16 || is_native)
-        .map(|isa| NativeProjections { isa, activations: float(is_bf16 && !is_native) });
+    let products = match options.activation_precision {
+        ActivationPrecision::Auto => ProductPrecision::Int16,
+        ActivationPrecision::Int8 => ProductPrecision::Int8,
+    };
+    let projections = projections.filter(|_| !is_f16 || is_native).map(|isa| NativeProjections {
+        isa,
+        products,
+        activations: float(is_bf16 && !is_native),
+    });
     // Such adapters are in the native projections, not in the graph.
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(

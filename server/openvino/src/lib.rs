@@ -38,7 +38,7 @@ mod sleep;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
-pub use config::{Config, UnpackWeights};
+pub use config::{ActivationPrecision, Config, UnpackWeights};
 pub use error::Error;
 pub use large_steps::LARGE_STEP_TOKENS;
 pub use load::{CacheIdentity, LoadReport, LoadStage, load, load_pair};

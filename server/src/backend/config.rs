@@ -8,7 +8,7 @@ use server_engine::ADAPTERS_MAX;
 use server_parsers::{ReasoningFormat, ToolFormat};
 
 use crate::api_rules::ApiRules;
-use crate::args::{Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
+use crate::args::{Activations, Backend, NamedAdapter, Properties, SimArgs, Unpack, WeightsForm};
 use crate::model::name_of;
 
 /// The model, the backend that computes it, and the limits of the engine.
@@ -58,6 +58,7 @@ pub(crate) struct OpenVinoConfig {
     pub(crate) kv_cache_precision: Option<String>,
     pub(crate) weights: WeightsForm,
     pub(crate) unpack_weights: Unpack,
+    pub(crate) activation_precision: Activations,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) plugin_config: Vec<Properties>,
     pub(crate) sparse_attention: Option<f32>,

@@ -8,7 +8,7 @@ use server_openvino as runtime;
 
 use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::Runners;
-use crate::args::{NamedAdapter, Unpack, WeightsForm};
+use crate::args::{Activations, NamedAdapter, Unpack, WeightsForm};
 
 /// The context length of a model whose files do not have one.
 const CONTEXT_DEFAULT: u32 = 8192;
@@ -56,6 +56,7 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         kv_cache_precision: _,
         weights,
         unpack_weights,
+        activation_precision,
         cache_dir,
         plugin_config: _,
         sparse_attention,
@@ -74,6 +75,10 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
             Unpack::Auto => runtime::UnpackWeights::Auto,
             Unpack::Never => runtime::UnpackWeights::Never,
             Unpack::Always => runtime::UnpackWeights::FromTokens(runtime::LARGE_STEP_TOKENS),
+        },
+        activation_precision: match activation_precision {
+            Activations::Auto => runtime::ActivationPrecision::Auto,
+            Activations::Int8 => runtime::ActivationPrecision::Int8,
         },
         kv_cache_bytes: *kv_cache_size,
         cache_dir: cache_dir.clone(),

@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{AdapterSource, Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load};
+use server_openvino::{
+    ActivationPrecision, AdapterSource, Config, LoadReport, OpenVinoRunner, UnpackWeights, WeightFormat, load,
+};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -30,6 +32,9 @@ struct Args {
     /// The format of the weights of a GGUF file: auto, compact, fine or rounded.
     #[arg(long, default_value = "auto")]
     weights: String,
+    /// The precision in which native projections multiply activations: auto or int8.
+    #[arg(long, default_value = "auto")]
+    activation_precision: String,
     /// Steps of at least this many tokens run on f32 weights; 0 means no steps. The default is that of the server.
     #[arg(long)]
     unpack_from_tokens: Option<u32>,
@@ -111,6 +116,11 @@ impl Args {
             "rounded" => Some(WeightFormat::Rounded),
             other => anyhow::bail!("--weights {other}: not one of auto, compact, fine, rounded"),
         };
+        let activation_precision = match self.activation_precision.as_str() {
+            "auto" => ActivationPrecision::Auto,
+            "int8" => ActivationPrecision::Int8,
+            other => anyhow::bail!("--activation-precision {other}: not one of auto, int8"),
+        };
         Ok(Config {
             model: self.model.clone(),
             device: "CPU".to_owned(),
@@ -122,6 +132,7 @@ impl Args {
                 Some(0) => UnpackWeights::Never,
                 Some(tokens) => UnpackWeights::FromTokens(tokens),
             },
+            activation_precision,
             cache_dir: None,
             max_model_len: None,
             kv_cache_tokens_max: 0,
@@ -164,6 +175,7 @@ impl Args {
                 "threads": threads,
                 "batch_tokens_max": self.max_batched_tokens,
                 "chunk_tokens_max": self.max_chunk_tokens,
+                "activation_precision": self.activation_precision,
                 "step_ms_max": self.max_itl_ms,
                 "sparse_attention": self.sparse_attention,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,

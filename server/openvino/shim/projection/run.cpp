@@ -41,7 +41,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     quantized.M = M;
     quantized.m_tile = rows_per_tile(M);
     const size_t tiles = num_tiles(quantized), n_blocks = num_n_blocks(matmul), padded = tiles * quantized.m_tile;
-    quantized.quants = quants.at_least(padded * matmul.K);
+    quantized.quants = quants.at_least(padded * matmul.K * matmul.terms);
     quantized.scales = scales.at_least(padded * (matmul.K / SRC_GROUP));
     quantized.sums = sums.at_least(padded * num_groups(matmul));
     adapter_products.plan(matmul, M, padded, adapters);
@@ -59,9 +59,9 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
             else adapter_products.compute(kernels, matmul, src, item - tiles);
         });
 
-    const size_t tile_numbers = quantized.m_tile * matmul.K, owner_tiles = div_up(tiles, owners);
-    const size_t part_tiles = std::min(std::max<size_t>(CACHED_SRC_BYTES / tile_numbers, 4), owner_tiles);
-    const size_t products = part_tiles * tile_numbers * N_BLOCK;
+    const size_t tile_bytes = quantized.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
+    const size_t part_tiles = std::min(std::max<size_t>(CACHED_SRC_BYTES / tile_bytes, 4), owner_tiles);
+    const size_t products = part_tiles * tile_bytes * N_BLOCK;
     // The number of threads among which the blocks of an owner are divided.
     const size_t sharing = owners == 1 ? num_threads() : 1;
     const size_t part_blocks =

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::config::{Config, UnpackWeights};
+use crate::config::{ActivationPrecision, Config, UnpackWeights};
 use crate::load::load;
 use crate::runtime::Core;
 use crate::shim;
@@ -80,6 +80,7 @@ fn assert_names_the_operations(path: &Path, operation: &str) {
         sparse_attention: None,
         block_scores: false,
         unpack_weights: UnpackWeights::Never,
+        activation_precision: ActivationPrecision::Auto,
         cache_dir: None,
         max_model_len: None,
     };
