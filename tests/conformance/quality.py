@@ -102,7 +102,7 @@ def perplexities(
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, weights {setup.weights}"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
-    # The same graph by their kernels and by ours, which round rows to 8 bits in either.
+    # The same graph by the peer's kernels, which round activations to 8 bits, and by ours.
     setup = setups[0].with_model(ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
