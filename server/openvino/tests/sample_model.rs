@@ -26,11 +26,15 @@ const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
 const EXACT: [(&str, &str); 2] = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
 
 fn sample(weights: Option<WeightFormat>) -> OpenVinoRunner {
-    sample_with(weights, UnpackWeights::Never)
+    load(&config(weights, UnpackWeights::Never), &mut |_| {}).unwrap().0
 }
 
-fn sample_with(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> OpenVinoRunner {
-    load(&config(weights, unpack_weights), &mut |_| {}).unwrap().0
+/// With f32 weights for large steps, the plugin computes the projections. This property stops it from rounding
+/// activations to 8 bits, and selects its projections without such steps too, so that both use the same graph.
+fn plugin_projections(unpack_weights: UnpackWeights) -> Config {
+    let mut config = config(None, unpack_weights);
+    config.plugin_config.push(("DYNAMIC_QUANTIZATION_GROUP_SIZE".to_owned(), "0".to_owned()));
+    config
 }
 
 fn config(weights: Option<WeightFormat>, unpack_weights: UnpackWeights) -> Config {
@@ -155,7 +159,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 fn large_steps_with_f32_weights_fill_the_same_cache() {
     // The graph for large steps computes the prompt only, then all tokens.
     for from_tokens in [QUESTION.len() as u32, 1] {
-        let mut runner = sample_with(None, UnpackWeights::FromTokens(from_tokens));
+        let config = plugin_projections(UnpackWeights::FromTokens(from_tokens));
+        let mut runner = load(&config, &mut |_| {}).unwrap().0;
         assert!(runner.wait());
         let mut sequences = [Stepper::new(0, &QUESTION)];
         for _ in 0..ANSWER.len() {
@@ -248,7 +253,7 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let answer = |unpack_weights: UnpackWeights, compiles: bool| {
         let cache_dir = Some(folder.path().to_owned());
-        let config = Config { cache_dir, ..config(None, unpack_weights) };
+        let config = Config { cache_dir, ..plugin_projections(unpack_weights) };
         let mut stages = Vec::new();
         let (mut runner, loaded) = load(&config, &mut |stage| stages.push(stage.name)).unwrap();
         assert_eq!(stages.contains(&"compile"), compiles, "{stages:?}");
