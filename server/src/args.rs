@@ -147,6 +147,16 @@ pub struct Args {
     #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
+    /// The precision in which the native kernels multiply activations by quantized weights. With AMX, both values select bf16.
+    #[arg(
+        long,
+        env = "OVFLEET_ACTIVATION_PRECISION",
+        value_enum,
+        default_value = "auto",
+        help_heading = "Engine"
+    )]
+    pub activation_precision: ActivationPrecision,
+
     /// Directory in which rewritten and compiled models are stored, so that the next start is faster.
     #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
@@ -349,6 +359,15 @@ impl Backend {
             Self::Sim => "sim",
         }
     }
+}
+
+/// The precision in which the native kernels multiply activations by quantized weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActivationPrecision {
+    /// The fastest precision whose rounding errors do not exceed those of bf16 inference.
+    Auto,
+    /// Not exact: activations are rounded to 8 bits, with a scale for each 32 of them. It is faster for prompts and large batches.
+    Int8,
 }
 
 /// Properties of OpenVINO's plugin by name.

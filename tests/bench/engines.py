@@ -42,8 +42,12 @@ class Setup:
     # Only for our engine: the maximum number of prompt tokens beside decoding sequences (None: the default).
     max_chunk_tokens: int | None = None
     max_itl_ms: int | None = None
+    # Only for our engine: the precision in which native projections multiply activations.
+    activation_precision: str = "auto"
     # Further properties of the plugin, KEY=VALUE.
     properties: tuple[str, ...] = ()
+    # The same, only for the peer.
+    peer_properties: tuple[str, ...] = ()
     # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
@@ -68,6 +72,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
     command = [
         engine,
         f"--model={setup.model}",
+        f"--activation-precision={setup.activation_precision}",
         f"--kv-cache-mib={setup.kv_cache_gib * 1024}",
         f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
         f"--plugin-config=INFERENCE_PRECISION_HINT={setup.inference_precision}",
@@ -97,7 +102,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
         f"--threads={setup.threads}",
         f"--max-num-batched-tokens={setup.max_num_batched_tokens}",
         f"--kv-cache-gib={setup.kv_cache_gib}",
-        *(f"--property={one}" for one in setup.properties),
+        *(f"--property={one}" for one in (*setup.properties, *setup.peer_properties)),
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *(["--prefix-caching"] if setup.prefix_caching else []),
     ]

@@ -306,7 +306,8 @@ def main() -> None:
         ir,
         kv_cache_precision="f32",
         stop_tokens=oracle.stop_tokens(ir),
-        properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
+        # Otherwise the plugin would round activations to 8 bits.
+        peer_properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
     )
     results = json.loads(args.peer.read_text()) if args.peer else peer_results(genai.Genai(setup), setup)
     if args.what == "peer":

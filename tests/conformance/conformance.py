@@ -2,7 +2,8 @@
 """`make conformance`: checks that the served model is the model in the file.
 
 Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
-(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `random` (small files of every
+(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of what is served,
+compared with those of bf16 inference), `random` (small files of every
 architecture and tensor type), `sampling` (what each parameter of sampling does) and
 `beams` (beam search) against openvino_genai. Prints a line for each check and exits 1 if one fails.
 docs/reference/conformance.md explains each check and its tolerance.
@@ -23,7 +24,7 @@ from oracle import Check, engines
 
 # An option that reduces the precision of the model in the file and is therefore not a default. Its cost is reported.
 LOSSY = {"kv_cache_precision": "u4"}
-PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "random", "sampling", "beams")
+PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "noise", "random", "sampling", "beams")
 
 
 def arguments() -> argparse.Namespace:
@@ -46,23 +47,22 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
     engine = engines.find_engine(args.engine)
     ir = engines.peer_ir(args.model)
     stop_tokens = oracle.stop_tokens(ir)
-    # On processors with int8 instructions, the plugin rounds activations to 8 bits by default. This disables it.
     exact = engines.Setup(
         args.model,
         inference_precision="f32",
         kv_cache_precision="f32",
         stop_tokens=stop_tokens,
-        properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
+        peer_properties=quality.PLUGIN_PROJECTIONS,
     )
     served = exact.with_model(
         args.model,
         inference_precision=args.inference_precision or engines.served_precision(),
         kv_cache_precision=args.kv_cache_precision,
-        properties=(),
+        peer_properties=(),
     )
     if "oracle-ir" in args.parts:
         # The native attention kernels, and the plugin's, whose 8-bit cache is identical to the peer's.
-        plugins = (*exact.properties, "KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
+        plugins = quality.PLUGIN_CACHE
         yield from oracle.on_ir(engine, exact.with_model(ir), folder)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), folder)
     if "prefix" in args.parts:
@@ -75,6 +75,8 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
     if "beams" in args.parts:
         with engines.scratch() as own:
             yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
+    if "noise" in args.parts:
+        yield from quality.noises(engine, served, ir, folder)
     if "oracle-gguf" in args.parts:
         yield from oracle.on_gguf(engine, exact, ir, folder)
     if "perplexity" in args.parts:

@@ -39,7 +39,7 @@ def namespace(setup: engines.Setup) -> argparse.Namespace:
         kv_cache_gib=setup.kv_cache_gib,
         stop_token=list(setup.stop_tokens),
         prefix_caching=False,
-        property=list(setup.properties),
+        property=[*setup.properties, *setup.peer_properties],
     )
 
 

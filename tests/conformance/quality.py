@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import zlib
@@ -22,6 +23,13 @@ SHARES = (0.99, 0.95, 0.9)
 # The maximum difference between the perplexity with the default settings and that of the reference.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
+# The noise of what is served by default, as a multiple of that of bf16 inference by the plugin.
+NOISE_RATIO_MAX = 1.1
+# All logits of each fourth position are compared: those of all positions would need a gigabyte for each setup.
+NOISE_STRIDE = 4
+# These leave the projections to the plugin, without rounding activations to 8 bits, and the attention.
+PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
+PLUGIN_CACHE = ("KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
 # Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
 # KV. Zero points that are not integers are rounded to f16.
 LOGITS_SHARE_MAX = (0.04, 0.006)
@@ -91,14 +99,84 @@ def perplexities(
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
-    # Runs the same graph with the plugin kernels and with the native kernels, both of which round activations to 8
-    # bits.
+    # Runs the same graph with the peer's kernels, which round activations to 8 bits, and with the native kernels.
     setup = setups[0].with_model(ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
     share = ours / peer - 1
     detail = f"ours {ours:.3f} ({share:+.2%}), openvino_genai's {peer:.3f}; at most {PERPLEXITY_SHARE_MAX:+.0%}"
     yield Check(name, share <= PERPLEXITY_SHARE_MAX, detail)
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """The difference of the distributions of a setup from those of a reference."""
+
+    # The mean Kullback-Leibler divergence from the reference.
+    kl: float
+    # The fraction of positions at which both have the same most probable token.
+    top1: float
+    # The root mean square of the differences of the log probabilities of the text's tokens.
+    rms: float
+    perplexity: float
+
+    def __str__(self) -> str:
+        return f"KL {self.kl:.6f}, top-1 {self.top1:.1%}, RMS {self.rms:.4f}, perplexity {self.perplexity:.3f}"
+
+
+class Scored:
+    """The log probabilities that a setup computes: of each token, and of the whole vocabulary at some positions."""
+
+    def __init__(self, result: dict, folder: pathlib.Path):
+        self.windows = result["windows"]
+        path = folder / "logits.f32"
+        self.logits = np.fromfile(path, dtype="<f4").reshape(-1, result["vocabulary"])
+        path.unlink()
+
+    def noise(self, wanted: Scored) -> Noise:
+        kl, same = 0.0, 0
+        for ours, theirs in zip(self.logits, wanted.logits, strict=True):
+            p, q = reference.log_softmax(theirs), reference.log_softmax(ours)
+            kl += float(np.sum(np.exp(p) * (p - q)))
+            same += int(p.argmax() == q.argmax())
+        count = len(wanted.logits)
+        differences = np.concatenate(self.windows) - np.concatenate(wanted.windows)
+        rms = float(np.sqrt(np.mean(differences**2)))
+        return Noise(kl / count, same / count, rms, reference.perplexity(self.windows))
+
+
+def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
+    """The noise of the default and of int8 activations, of the plugin in bf16 with the same cache, and of the peer. Each is
+    measured against the plugin in f32 with an f32 cache, on the same model."""
+    work = windows(ir)
+    rows = [
+        [index, position] for index, window in enumerate(work) for position in range(0, len(window), NOISE_STRIDE)
+    ]
+    scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
+    plugin = dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
+    f32 = dataclasses.replace(
+        served, inference_precision="f32", kv_cache_precision="f32", properties=PLUGIN_PROJECTIONS
+    )
+
+    def ours(setup: engines.Setup) -> Scored:
+        return Scored(engines.run_engine(engine, setup, scenario, folder), folder)
+
+    def peers(setup: engines.Setup) -> Scored:
+        return Scored(engines.run_peer(setup.with_model(ir), scenario, folder), folder)
+
+    wanted = ours(f32)
+    base = ours(plugin).noise(wanted)
+    cache = f"{served.kv_cache_precision} KV"
+    yield Check(f"noise, plugin in bf16 with {cache}, no default", True, str(base))
+    default = ours(served).noise(wanted)
+    ratios = default.kl / base.kl, default.rms / base.rms
+    detail = f"{default}; {ratios[0]:.2f} and {ratios[1]:.2f} times KL and RMS of bf16, at most {NOISE_RATIO_MAX}"
+    yield Check(f"noise, as served with {cache}", max(ratios) <= NOISE_RATIO_MAX, detail)
+    int8 = ours(dataclasses.replace(served, activation_precision="int8")).noise(wanted)
+    yield Check(f"noise, --activation-precision int8 with {cache}, no default", True, str(int8))
+    wanted = peers(f32)
+    for name, setup in (("by default", served), ("in bf16 without rounding", plugin)):
+        yield Check(f"noise, openvino_genai {name} with {cache}", True, str(peers(setup).noise(wanted)))
 
 
 def random_windows() -> list[list[int]]:

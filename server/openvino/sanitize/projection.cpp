@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// and the kernels for AMX over the model of tiles on any machine, with various bits, groups, sizes, numbers of rows and
-// epilogues, with norms and adapters.
+// and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups, sizes, numbers
+// of rows and epilogues, with norms and adapters.
 #include "check.hpp"
 
 #include <algorithm>
@@ -49,8 +49,8 @@ struct RandomWeight {
 
 // How kernels round the source and the weights.
 enum class Rounding {
-    // The source to 8 bits, relative to the largest of 32 numbers.
-    to_8_bits,
+    // The source to 8 or 15 bits, relative to the largest of 32 numbers.
+    to_integers,
     // The source and the weights to bf16.
     to_bf16,
 };
@@ -65,7 +65,7 @@ std::vector<TestedKernels> tested_kernels() {
     std::vector<TestedKernels> all;
     for (const auto isa : ISAS)
         all.push_back(
-            {name_of(isa), projection_kernels(isa), isa == ovfleet::Isa::amx ? Rounding::to_bf16 : Rounding::to_8_bits});
+            {name_of(isa), projection_kernels(isa), isa == ovfleet::Isa::amx ? Rounding::to_bf16 : Rounding::to_integers});
     all.push_back({"tile model, portable", tile_model_kernels(ovfleet::Isa::portable), Rounding::to_bf16});
     all.push_back({"tile model, avx512", tile_model_kernels(ovfleet::Isa::avx512), Rounding::to_bf16});
     return all;
@@ -103,10 +103,13 @@ void check_case(const TestedKernels& tested, Case test) {
     auto [i, M, K, N, bits, group, epilogue] = test;
     Random random(i);
     if (K % group != 0) group = 32;
+    const size_t terms = 1 + i / 3 % 2;
+    const float most_quant = terms == 1 ? 127 : 127 << TERM_BITS;
     const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
     const RandomWeight weight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
     describe(weight.weight, matmul);
+    matmul.terms = terms;
     matmul.epilogue = epilogue;
     matmul.epsilon = 1e-5f;
     if (const char* fault = unsupported(matmul)) FAIL("%s", fault);
@@ -138,8 +141,10 @@ void check_case(const TestedKernels& tested, Case test) {
         residual(epilogue == Epilogue::residual ? M * columns * 4 : 0);
     std::vector<double> numbers(M * K);
     for (size_t k = 0; k < numbers.size(); ++k) {
-        // One number of 32 is the largest, so that quantization to 8 bits is exact.
-        const float value = k % 32 == 7 ? 127.0f : float(random.below(255)) - 127.0f;
+        // One number of 32 is the largest, so that quantization is exact. In bf16, only the first term is not 0.
+        const size_t range = is_bf16 ? 127 : size_t(most_quant);
+        const float step = most_quant / float(range);
+        const float value = step * (k % 32 == 7 ? float(range) : float(random.below(2 * range + 1)) - float(range));
         numbers[k] = double(value);
         if (is_bf16) reinterpret_cast<uint16_t*>(src.data())[k] = to_bf16(value);
         else reinterpret_cast<float*>(src.data())[k] = value;
@@ -173,9 +178,10 @@ void check_case(const TestedKernels& tested, Case test) {
                 double most = 0;
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // The source without a norm is exact in both.
-                if (tested.rounding == Rounding::to_bf16) off += size * (1.0 / 512 + (has_norm ? 1.0 / 510 : 0.0));
-                else if (has_norm) off += std::abs(weight_at) * most / 254;
+                // The source without a norm is exact in integers, and with the integers of one term also in bf16.
+                const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
+                if (tested.rounding == Rounding::to_bf16) off += size * (1.0 / 512 + (is_exact ? 0.0 : 1.0 / 510));
+                else if (!is_exact) off += std::abs(weight_at) * most / double(2 * most_quant);
                 off += size * 1e-5;
             }
             for (const auto& part : parts) {
@@ -210,8 +216,64 @@ void check_case(const TestedKernels& tested, Case test) {
             const float found = is_bf16 ? from_bf16(reinterpret_cast<const uint16_t*>(dst.data())[at])
                                         : reinterpret_cast<const float*>(dst.data())[at];
             if (!(std::abs(double(found) - expected) <= off))
-                FAIL("%s, case %zu: K %zu, N %zu, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, not %g (by %g)",
-                     tested.name, i, K, N, bits, group, int(epilogue), row, M, column, double(found), expected, off);
+                FAIL(
+                    "%s, case %zu: K %zu, N %zu, %zu terms, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, not "
+                    "%g (by %g)",
+                    tested.name, i, K, N, terms, bits, group, int(epilogue), row, M, column, double(found), expected, off);
+        }
+    }
+}
+
+// Rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various magnitudes: no
+// row changes another, and what is not finite stays so.
+void check_special_rows(const TestedKernels& tested, size_t i) {
+    Random random(i);
+    constexpr size_t K = 96, N = 34, M = 13;
+    constexpr size_t ZEROS = 2, NOT_A_NUMBER = 4, INFINITE = 6, NEGATIVE_INFINITE = 8, SUBNORMAL = 10;
+    const size_t bits = i % 2 ? 8 : 4, group = i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
+    const RandomWeight weight(random, N, K, group, bits, false);
+    Matmul matmul{};
+    describe(weight.weight, matmul);
+    matmul.terms = terms;
+    Exact<uint8_t> weights(num_n_blocks(matmul) * n_block_bytes(matmul));
+    pack(weight.weight, matmul, weights.data());
+    matmul.weights = weights.data();
+    Exact<float> src(M * K), dst(M * N), alone(N);
+    for (size_t row = 0; row < M; ++row) {
+        const float scale = row == ZEROS ? 0 : row == SUBNORMAL ? 1e-40f : std::ldexp(1.0f, int(row) * 4 - 24);
+        for (size_t k = 0; k < K; ++k) src[row * K + k] = random.number() * scale;
+    }
+    const size_t at = random.below(K);
+    src[NOT_A_NUMBER * K + at] = NAN;
+    src[INFINITE * K + at] = INFINITY;
+    src[NEGATIVE_INFINITE * K + at] = -INFINITY;
+    run(*tested.kernels, matmul, M, nullptr, {src.data(), false}, {}, {dst.data(), false});
+    for (size_t row = 0; row < M; ++row) {
+        const float* found = dst.data() + row * N;
+        run(*tested.kernels, matmul, 1, nullptr, {src.data() + row * K, false}, {}, {alone.data(), false});
+        for (size_t n = 0; n < N; ++n) {
+            const auto fail = [&](const char* fault, double expected) {
+                FAIL("%s, %zu terms, %zu bits by %zu: row %zu, column %zu is %g, %s %g", tested.name, terms, bits, group, row,
+                     n, double(found[n]), fault, expected);
+            };
+            const bool is_finite = row != NOT_A_NUMBER && row != INFINITE && row != NEGATIVE_INFINITE;
+            if (is_finite && std::memcmp(&found[n], &alone[n], sizeof(float)) != 0) fail("alone", double(alone[n]));
+            if (std::isfinite(found[n]) != is_finite) fail("finite:", double(is_finite));
+            if (row == NOT_A_NUMBER && !std::isnan(found[n])) fail("not", NAN);
+            if (row == ZEROS && found[n] != 0) fail("not", 0);
+            double expected = 0, off = 1e-25;
+            for (size_t k = 0; is_finite && k < K; ++k) {
+                double most = 0;
+                for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
+                    most = std::max(most, double(std::abs(src[row * K + one])));
+                const double weight_at = weight.values[n * K + k];
+                expected += weight_at * double(src[row * K + k]);
+                const double size = std::abs(weight_at * double(src[row * K + k]));
+                off += tested.rounding == Rounding::to_bf16
+                           ? size * (1.0 / 256 + 1e-5)
+                           : std::abs(weight_at) * most * (0.5 / double(terms == 1 ? 127 : 127 << TERM_BITS) + 1e-5);
+            }
+            if (is_finite && !(std::abs(double(found[n]) - expected) <= off)) fail("not", expected);
         }
     }
 }
@@ -224,6 +286,7 @@ size_t check_projections() {
         if (!tested.kernels) continue;
         for (size_t i = 0; i < 2 * 210; ++i, ++tried) check_case(tested, with_few_rows(i));
         for (size_t i = 0; i < 35; ++i, ++tried) check_case(tested, with_large_sizes(i));
+        for (size_t i = 0; i < 32; ++i, ++tried) check_special_rows(tested, i);
     }
     return tried;
 }

@@ -13,6 +13,8 @@ pub struct Config {
     pub device: String,
     /// Properties that are passed to the device's plugin unchanged.
     pub plugin_config: Vec<(String, String)>,
+    /// The precision in which the native projections multiply activations.
+    pub activation_precision: ActivationPrecision,
     /// Bytes of the KV cache. `None` derives the size from the available memory.
     pub kv_cache_bytes: Option<u64>,
     /// Most tokens for which a KV cache of derived size has room.
@@ -30,4 +32,14 @@ pub struct Config {
     /// Whether decodes report the attention to each block
     /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports it.
     pub block_scores: bool,
+}
+
+/// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationPrecision {
+    /// The fastest one whose rounding errors are not larger than those of bf16.
+    #[default]
+    Auto,
+    /// Integers of 8 bits, with a scale for each 32 activations. This is faster, and its rounding errors are several times larger.
+    Int8,
 }

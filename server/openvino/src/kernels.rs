@@ -8,7 +8,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::config::Config;
+use crate::config::{ActivationPrecision, Config};
 use crate::cpu::{CpuFeatures, Isa};
 use crate::device::DeviceOptions;
 
@@ -22,6 +22,7 @@ pub(crate) struct KernelOptions {
     pub(crate) sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
+    pub(crate) activation_precision: ActivationPrecision,
     pub(crate) has_adapters: bool,
 }
 
@@ -30,6 +31,7 @@ impl From<&Config> for KernelOptions {
         Self {
             sparse_attention: config.sparse_attention,
             block_scores: config.block_scores,
+            activation_precision: config.activation_precision,
             has_adapters: !config.adapters.is_empty(),
         }
     }
@@ -81,17 +83,49 @@ impl fmt::Display for Precision {
 /// The kernels for multiplications by integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectionKernels {
-    /// The native kernels, wherever they support the weights. They quantize activations to 8 bits, or with AMX round them to
-    /// bf16.
+    /// The native kernels, wherever they support the weights.
     Native(Isa),
     /// The plugin kernels, which read any form of weights.
     Plugin,
+}
+
+/// How the native projections multiply activations by weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProductPrecision {
+    /// As integers of 8 bits, with a scale for each 32 activations.
+    Int8,
+    /// As integers of 15 bits, with a scale for each 32 activations, in two terms of 8 bits.
+    Int16,
+    /// In bf16, with weights in bf16.
+    Bf16,
+}
+
+impl ProductPrecision {
+    fn new(isa: Isa, activation_precision: ActivationPrecision) -> Self {
+        match (isa, activation_precision) {
+            // With AMX, 8-bit integers would not be faster: scaling each group of them costs more than their products.
+            (Isa::Amx, _) => Self::Bf16,
+            (_, ActivationPrecision::Auto) => Self::Int16,
+            (_, ActivationPrecision::Int8) => Self::Int8,
+        }
+    }
+}
+
+impl fmt::Display for ProductPrecision {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Int16 => "int16",
+            Self::Bf16 => "bf16",
+        })
+    }
 }
 
 /// The native projections of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NativeProjections {
     pub(crate) isa: Isa,
+    pub(crate) products: ProductPrecision,
     /// The precision of activations between projections and the operations around them: f32 or bf16.
     pub(crate) activations: Precision,
 }
@@ -139,8 +173,11 @@ impl KernelPlan {
 impl fmt::Display for KernelPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.projections {
-            Some(NativeProjections { isa, activations }) => {
-                write!(formatter, "projections: native {isa}, {activations} activations; ")?;
+            Some(NativeProjections { isa, products, activations }) => {
+                write!(
+                    formatter,
+                    "projections: native {isa}, {products} products, {activations} activations; "
+                )?;
             }
             None => formatter.write_str("projections: plugin; ")?,
         }
@@ -232,9 +269,11 @@ pub(crate) fn plan_kernels(
         ));
     }
     let is_native = are_all_projections_native && attention.is_some();
-    let projections = projections
-        .filter(|_| !is_f16 || is_native)
-        .map(|isa| NativeProjections { isa, activations: float(is_bf16 && !is_native) });
+    let projections = projections.filter(|_| !is_f16 || is_native).map(|isa| NativeProjections {
+        isa,
+        products: ProductPrecision::new(isa, options.activation_precision),
+        activations: float(is_bf16 && !is_native),
+    });
     // Such adapters are in the native projections, not in the graph.
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(

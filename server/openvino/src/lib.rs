@@ -38,7 +38,7 @@ mod tiles;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
-pub use config::Config;
+pub use config::{ActivationPrecision, Config};
 pub use error::Error;
 pub use load::{CacheIdentity, LoadReport, LoadStage, load, load_pair};
 pub use memory::{available_bytes, trim, use_one_arena};

@@ -312,10 +312,18 @@ impl ModelLoader {
 
     /// The identity includes everything that changes the values of a block or their order.
     fn cache_identity(&self, ports: &CachePorts) -> Result<CacheIdentity, Error> {
-        let Config { device, plugin_config, max_model_len, sparse_attention, block_scores, .. } =
-            &self.config;
+        let Config {
+            device,
+            plugin_config,
+            max_model_len,
+            activation_precision,
+            sparse_attention,
+            block_scores,
+            ..
+        } = &self.config;
         let description = format!(
-            "{} {device} {} {plugin_config:?} {max_model_len:?} {sparse_attention:?} {block_scores} {}",
+            "{} {device} {} {plugin_config:?} {max_model_len:?} {activation_precision:?} {sparse_attention:?} \
+             {block_scores} {}",
             model_cache::VERSION,
             cpu::identity(),
             ports.describe()

@@ -8,7 +8,7 @@ use std::path::Path;
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
-use crate::kernels::{KernelPlan, NativeAttention, NativeProjections, Precision};
+use crate::kernels::{KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::{Matrix, Quants, Zeros};
 
@@ -53,11 +53,12 @@ struct RawKernelPlan {
     kv_cache: u32,
     attention_mass: f32,
     block_scores: u32,
+    projection_terms: u32,
 }
 
 // `shim/graph/kernel_plan.cpp` asserts the same of the C struct.
 const _: () = {
-    assert!(size_of::<RawKernelPlan>() == 32 && align_of::<RawKernelPlan>() == 4);
+    assert!(size_of::<RawKernelPlan>() == 36 && align_of::<RawKernelPlan>() == 4);
     assert!(offset_of!(RawKernelPlan, projection_isa) == 0);
     assert!(offset_of!(RawKernelPlan, projection_activations) == 4);
     assert!(offset_of!(RawKernelPlan, attention_isa) == 8);
@@ -66,6 +67,7 @@ const _: () = {
     assert!(offset_of!(RawKernelPlan, kv_cache) == 20);
     assert!(offset_of!(RawKernelPlan, attention_mass) == 24);
     assert!(offset_of!(RawKernelPlan, block_scores) == 28);
+    assert!(offset_of!(RawKernelPlan, projection_terms) == 32);
 };
 
 /// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
@@ -73,9 +75,9 @@ const PLUGIN: u32 = 0;
 
 impl From<&KernelPlan> for RawKernelPlan {
     fn from(plan: &KernelPlan) -> Self {
-        let (projection_isa, projection_activations) = match plan.projections {
-            Some(NativeProjections { isa, activations }) => (isa as u32, activations),
-            None => (PLUGIN, Precision::F32),
+        let (projection_isa, projection_activations, products) = match plan.projections {
+            Some(NativeProjections { isa, activations, products }) => (isa as u32, activations, products),
+            None => (PLUGIN, Precision::F32, ProductPrecision::Int16),
         };
         let raw = Self {
             projection_isa,
@@ -86,6 +88,11 @@ impl From<&KernelPlan> for RawKernelPlan {
             kv_cache: Precision::F32 as u32,
             attention_mass: 0.0,
             block_scores: 0,
+            projection_terms: match products {
+                // The kernels in bf16 have no terms.
+                ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
+                ProductPrecision::Int16 => 2,
+            },
         };
         let Some(attention) = plan.attention else { return raw };
         let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;

@@ -8,7 +8,7 @@ use server_engine::ADAPTERS_MAX;
 use server_parsers::{ReasoningFormat, ToolFormat};
 
 use crate::api_rules::ApiRules;
-use crate::args::{Backend, NamedAdapter, Properties, SimArgs};
+use crate::args::{ActivationPrecision, Backend, NamedAdapter, Properties, SimArgs};
 
 /// The model, the backend that computes it, and the limits of the engine.
 #[derive(Clone, Debug)]
@@ -55,6 +55,7 @@ pub(crate) struct OpenVinoConfig {
     /// Size of the KV cache in bytes.
     pub(crate) kv_cache_size: Option<u64>,
     pub(crate) kv_cache_precision: Option<String>,
+    pub(crate) activation_precision: ActivationPrecision,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) plugin_config: Vec<Properties>,
     pub(crate) sparse_attention: Option<f32>,

@@ -8,7 +8,7 @@ use server_openvino as runtime;
 
 use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::Runners;
-use crate::args::NamedAdapter;
+use crate::args::{ActivationPrecision, NamedAdapter};
 
 /// The context length of a model whose files do not have one.
 const CONTEXT_DEFAULT: u32 = 8192;
@@ -49,6 +49,7 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         device,
         kv_cache_size,
         kv_cache_precision: _,
+        activation_precision,
         cache_dir,
         plugin_config: _,
         sparse_attention,
@@ -57,6 +58,10 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         model: config.model.as_deref().map(resolved).context("no model is given: use --model")?,
         device: device.clone(),
         plugin_config: properties(&config.openvino)?,
+        activation_precision: match activation_precision {
+            ActivationPrecision::Auto => runtime::ActivationPrecision::Auto,
+            ActivationPrecision::Int8 => runtime::ActivationPrecision::Int8,
+        },
         kv_cache_bytes: *kv_cache_size,
         cache_dir: cache_dir.clone(),
         max_model_len: config.max_model_len,

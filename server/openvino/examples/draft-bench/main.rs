@@ -13,7 +13,7 @@ use serde_json::json;
 use server_engine::ModelRunner;
 use server_gguf::GgufFile;
 use server_gguf::write::GgufWriter;
-use server_openvino::{Config, OpenVinoRunner, load_pair};
+use server_openvino::{ActivationPrecision, Config, OpenVinoRunner, load_pair};
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 /// Measures step times and prints them as JSON.
@@ -98,6 +98,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         model: args.model.clone(),
         device: "CPU".to_owned(),
         plugin_config,
+        activation_precision: ActivationPrecision::Auto,
         kv_cache_bytes: Some(1 << 30),
         cache_dir: None,
         max_model_len: None,

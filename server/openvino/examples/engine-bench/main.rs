@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use scenario::Scenario;
 use serde_json::{Value, json};
-use server_openvino::{AdapterSource, Config, LoadReport, OpenVinoRunner, load};
+use server_openvino::{ActivationPrecision, AdapterSource, Config, LoadReport, OpenVinoRunner, load};
 
 /// Runs one scenario and writes its result.
 #[derive(Debug, Parser)]
@@ -27,6 +27,9 @@ struct Args {
     /// The file to which the result is written.
     #[arg(long)]
     out: PathBuf,
+    /// The precision in which native projections multiply activations: auto or int8.
+    #[arg(long, default_value = "auto")]
+    activation_precision: String,
     /// Size of the KV cache in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
@@ -96,11 +99,17 @@ impl Args {
             .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
             .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
             .collect::<anyhow::Result<_>>()?;
+        let activation_precision = match self.activation_precision.as_str() {
+            "auto" => ActivationPrecision::Auto,
+            "int8" => ActivationPrecision::Int8,
+            other => anyhow::bail!("--activation-precision {other}: not one of auto, int8"),
+        };
         Ok(Config {
             model: self.model.clone(),
             device: "CPU".to_owned(),
             plugin_config,
             kv_cache_bytes: Some(self.kv_cache_mib << 20),
+            activation_precision,
             cache_dir: None,
             max_model_len: None,
             kv_cache_tokens_max: 0,
@@ -144,6 +153,7 @@ impl Args {
                 "max_num_batched_tokens": self.max_num_batched_tokens,
                 "max_chunk_tokens": self.max_chunk_tokens,
                 "max_itl_ms": self.max_itl_ms,
+                "activation_precision": self.activation_precision,
                 "sparse_attention": self.sparse_attention,
                 "kv_cache_bytes": u64::from(loaded.layout.blocks_total) * loaded.layout.block_bytes,
                 "block_tokens": loaded.layout.block_tokens,

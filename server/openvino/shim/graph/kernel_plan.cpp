@@ -28,7 +28,7 @@ ovfleet::Isa isa(uint32_t number) {
 }
 
 // src/shim.rs asserts the same of its struct.
-static_assert(sizeof(ovfleet_kernel_plan) == 32 && alignof(ovfleet_kernel_plan) == 4);
+static_assert(sizeof(ovfleet_kernel_plan) == 36 && alignof(ovfleet_kernel_plan) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, projection_isa) == 0);
 static_assert(offsetof(ovfleet_kernel_plan, projection_activations) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, attention_isa) == 8);
@@ -37,6 +37,7 @@ static_assert(offsetof(ovfleet_kernel_plan, attention_prompts) == 16);
 static_assert(offsetof(ovfleet_kernel_plan, kv_cache) == 20);
 static_assert(offsetof(ovfleet_kernel_plan, attention_mass) == 24);
 static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 28);
+static_assert(offsetof(ovfleet_kernel_plan, projection_terms) == 32);
 
 static_assert(int(ovfleet::Isa::plugin) == OVFLEET_PLUGIN && int(ovfleet::Isa::portable) == OVFLEET_PORTABLE);
 static_assert(int(ovfleet::Isa::avx2) == OVFLEET_AVX2 && int(ovfleet::Isa::avx_vnni) == OVFLEET_AVX_VNNI);
@@ -64,6 +65,6 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
         if (projection_isa == ovfleet::Isa::plugin) return;
         const auto activations = is_bf16(plan->projection_activations) ? ovfleet::projection::Activations::bf16
                                                                        : ovfleet::projection::Activations::f32;
-        *projections = ovfleet::projection::replace_projections(graph, projection_isa, activations);
+        *projections = ovfleet::projection::replace_projections(graph, {projection_isa, activations, plan->projection_terms});
     });
 }

@@ -176,16 +176,11 @@ private:
     Output all_, selected_;
 };
 
-// The native kernels of the projections.
-struct Target {
-    Isa isa;
-    Activations activations;
-};
-
 void replace(const Candidate& candidate, const GraphWeight& weight, const Target& target, AdapterNumbers& numbers) {
     const auto& node = candidate.matmul;
     Matmul matmul{};
     describe(weight, matmul);
+    matmul.terms = target.terms;
     Output src = node->input_value(0), end = node->output(0), residual;
     // A norm with other readers must stay in the graph.
     const auto norm = only_reader(src) ? norm_of(src, matmul.K) : std::nullopt;
@@ -238,16 +233,16 @@ bool supports_all(const ov::Model& model) {
     return true;
 }
 
-size_t replace_projections(ov::Model& model, Isa isa, Activations activations) {
-    OPENVINO_ASSERT(projection_kernels(isa), "this processor does not have native projections for the instruction set ",
-                    int64_t(isa));
+size_t replace_projections(ov::Model& model, const Target& target) {
+    OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not have native projections for the instruction set ",
+                    int64_t(target.isa));
     auto all = candidates(model);
     AdapterNumbers numbers(model);
     size_t replaced = 0, parts = 0;
     for (auto& candidate : all) {
         const auto lora = lora_of(*candidate.matmul);
         if (const auto weight = native_weight(candidate.matmul)) {
-            replace(candidate, *weight, {isa, activations}, numbers);
+            replace(candidate, *weight, target, numbers);
             ++replaced;
             if (lora) parts += lora->parts.size();
         }

@@ -13,7 +13,15 @@ bool supports_all(const ov::Model& model);
 // The precision of activations between native projections and the operations around them.
 enum class Activations { f32, bf16 };
 
+// The native kernels of the projections.
+struct Target {
+    Isa isa;
+    Activations activations;
+    // The number of terms of 8 bits in which activations are multiplied.
+    size_t terms;
+};
+
 // Replaces the multiplications that the native projections support, in a model that is paged. Returns their number.
-size_t replace_projections(ov::Model& model, Isa isa, Activations activations);
+size_t replace_projections(ov::Model& model, const Target& target);
 
 }  // namespace ovfleet::projection

@@ -50,6 +50,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
                              test->group};
     Matmul matmul{};
     describe(weight, matmul);
+    matmul.terms = test->terms;
     matmul.epilogue = Epilogue(test->epilogue);
     matmul.norm = test->norm;
     matmul.epsilon = test->epsilon;

@@ -30,7 +30,12 @@ struct Case {
 
 impl Case {
     fn new(inference_precision: &str, cpu: CpuFeatures, graph: GraphProperties) -> Self {
-        let options = KernelOptions { sparse_attention: None, block_scores: false, has_adapters: false };
+        let options = KernelOptions {
+            sparse_attention: None,
+            block_scores: false,
+            activation_precision: ActivationPrecision::Auto,
+            has_adapters: false,
+        };
         let device = DeviceOptions {
             is_cpu: true,
             inference_precision: inference_precision.to_owned(),
@@ -55,12 +60,12 @@ const F32_ATTENTION: &str = "attention: native avx2, u8 KV cache, f32 activation
 fn the_fastest_instruction_set_of_the_processor_is_chosen() {
     for (cpu, projections, attention) in [
         (NO_FEATURES, "plugin", "portable"),
-        (AVX2, "native avx2, f32 activations", "avx2"),
-        (AVX_VNNI, "native avx_vnni, f32 activations", "avx2"),
-        (AVX512, "native avx2, f32 activations", "avx512"),
-        (AVX512_VNNI, "native avx512_vnni, f32 activations", "avx512"),
-        (AVX512_BF16, "native avx512_vnni, f32 activations", "avx512_bf16"),
-        (AMX, "native amx_bf16, f32 activations", "avx512_bf16"),
+        (AVX2, "native avx2, int16 products, f32 activations", "avx2"),
+        (AVX_VNNI, "native avx_vnni, int16 products, f32 activations", "avx2"),
+        (AVX512, "native avx2, int16 products, f32 activations", "avx512"),
+        (AVX512_VNNI, "native avx512_vnni, int16 products, f32 activations", "avx512"),
+        (AVX512_BF16, "native avx512_vnni, int16 products, f32 activations", "avx512_bf16"),
+        (AMX, "native amx_bf16, bf16 products, f32 activations", "avx512_bf16"),
     ] {
         let all = if cpu.avx2 { " (all native)" } else { "" };
         assert_eq!(
@@ -74,7 +79,8 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
 
 #[test]
 fn precisions_follow_the_device_and_the_graph() {
-    let projections = |activations: &str| format!("projections: native avx2, {activations} activations");
+    let projections =
+        |activations: &str| format!("projections: native avx2, int16 products, {activations} activations");
     let attention = |activations: &str, prompts: &str| {
         format!("attention: native avx2, u8 KV cache, {activations} activations, {prompts} prompts")
     };
@@ -96,6 +102,18 @@ fn precisions_follow_the_device_and_the_graph() {
 }
 
 #[test]
+fn the_activation_precision_selects_the_products_of_native_projections_only() {
+    let mut case = Case::new("f32", AVX2, NATIVE);
+    case.options.activation_precision = ActivationPrecision::Int8;
+    assert_eq!(
+        case.plan(),
+        format!("projections: native avx2, int8 products, f32 activations; {F32_ATTENTION} (all native)")
+    );
+    case.device.dynamic_quantization = Some("0".to_owned());
+    assert_eq!(case.plan(), format!("projections: plugin; {F32_ATTENTION}"));
+}
+
+#[test]
 fn the_configuration_can_select_the_plugin_kernels() {
     let native = Case::new("f32", AVX2, NATIVE);
     let changed = |change: &dyn Fn(&mut Case)| {
@@ -107,7 +125,7 @@ fn the_configuration_can_select_the_plugin_kernels() {
     assert_eq!(changed(&|case| case.device.prefers_accuracy = true), plugin_projections);
     assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("0".to_owned())), plugin_projections);
     assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("64".to_owned())), plugin_projections);
-    let plugin_attention = "projections: native avx2, f32 activations; attention: plugin";
+    let plugin_attention = "projections: native avx2, int16 products, f32 activations; attention: plugin";
     assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
     assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);
     assert_eq!(changed(&|case| case.device.is_cpu = false), "projections: plugin; attention: plugin");
@@ -125,7 +143,7 @@ fn options_of_the_native_attention_are_in_the_plan_or_an_error() {
     assert_eq!(
         case.plan(),
         format!(
-            "projections: native avx2, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
+            "projections: native avx2, int16 products, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
         )
     );
     for (sparse_attention, block_scores) in [(Some(0.9), false), (None, true)] {
@@ -148,7 +166,7 @@ fn adapters_in_native_projections_are_refused_where_these_cannot_be_used() {
     assert_eq!(case.plan(), "projections: plugin; attention: plugin");
     case.device.inference_precision = "bf16".to_owned();
     case.graph = PLUGIN_ATTENTION;
-    assert_eq!(case.plan(), "projections: native avx2, bf16 activations; attention: plugin");
+    assert_eq!(case.plan(), "projections: native avx2, int16 products, bf16 activations; attention: plugin");
 }
 
 #[test]

@@ -52,12 +52,13 @@ impl CompiledCacheEntry {
         config: &Config,
         projections: ProjectionKernels,
     ) -> Option<Self> {
-        let Config { device, plugin_config, sparse_attention, block_scores, .. } = config;
+        let Config { device, plugin_config, activation_precision, sparse_attention, block_scores, .. } =
+            config;
         if device != "CPU" {
             return None;
         }
         let mut hash = Xxh3Default::new();
-        let kernels = format!("{projections:?} {sparse_attention:?} {block_scores}");
+        let kernels = format!("{projections:?} {activation_precision:?} {sparse_attention:?} {block_scores}");
         let words = [graph.name().to_owned(), version(), cpu::identity(), kernels];
         let property_words = plugin_config.iter().flat_map(|(key, value)| [key.clone(), value.clone()]);
         for word in words.into_iter().chain(property_words) {

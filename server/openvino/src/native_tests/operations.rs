@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::config::Config;
+use crate::config::{ActivationPrecision, Config};
 use crate::load::load;
 use crate::runtime::Core;
 use crate::shim;
@@ -78,6 +78,7 @@ fn assert_names_the_operations(path: &Path, operation: &str) {
         adapters: Vec::new(),
         sparse_attention: None,
         block_scores: false,
+        activation_precision: ActivationPrecision::Auto,
         cache_dir: None,
         max_model_len: None,
     };

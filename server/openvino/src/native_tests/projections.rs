@@ -19,6 +19,7 @@ struct RawProjectionTest {
     n: usize,
     bits: usize,
     group: usize,
+    terms: usize,
     tile_model: c_int,
     is_signed: c_int,
     epilogue: c_int,
@@ -174,6 +175,8 @@ struct Projection {
     n: usize,
     bits: usize,
     group: usize,
+    /// The number of 8-bit terms in which the source is multiplied.
+    terms: usize,
     is_signed: bool,
     epilogue: Epilogue,
     activations: FloatType,
@@ -205,6 +208,7 @@ impl Projection {
             n,
             bits,
             group,
+            terms: random.pick(&[1, 2]),
             is_signed: random.below(2) == 0,
             epilogue,
             activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
@@ -228,10 +232,19 @@ impl Projection {
         if self.epilogue == Epilogue::SwiGlu { self.n / 2 } else { self.n }
     }
 
-    /// A source of `m` rows. Quantizing it to 8 bits changes it little, and not at all without a norm.
+    /// The largest magnitude of a quant of the source.
+    fn quant_max(&self) -> f32 {
+        if self.terms == 1 { 127.0 } else { 127.0 * 128.0 }
+    }
+
+    /// A source of `m` rows. Quantizing it changes it little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
-        let mut src: Vec<f32> = (0..m * self.k).map(|_| whole(random)).collect();
-        src.chunks_mut(SRC_GROUP).for_each(|group| group[random.below(SRC_GROUP)] = 127.0);
+        let max = self.quant_max();
+        // bf16 represents the integers of the first term only.
+        let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
+        let values = (2.0 * max / step) as usize + 1;
+        let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
+        src.chunks_mut(SRC_GROUP).for_each(|group| group[random.below(SRC_GROUP)] = max);
         src
     }
 
@@ -268,6 +281,7 @@ impl Projection {
             n: self.n,
             bits: self.bits,
             group: self.group,
+            terms: self.terms,
             tile_model: c_int::from(matches!(variant, KernelVariant::TileModel(_))),
             is_signed: c_int::from(self.is_signed),
             epilogue: self.epilogue as c_int,
@@ -296,7 +310,7 @@ impl Projection {
 
     /// Whether bf16 represents the rows of `source` as they are.
     fn is_exact_in_bf16(&self) -> bool {
-        self.norm.is_none()
+        self.norm.is_none() && (self.terms == 1 || self.activations == FloatType::Bf16)
     }
 
     fn weight(&self, row: usize, column: usize) -> f64 {
@@ -322,9 +336,10 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Quantization is off by half of a 127th of the largest number of 32, and exact without a norm.
+        // Quantization is off by half of a step, of which the largest number of 32 has `quant_max`, and exact without a norm.
+        let steps = 2.0 * f64::from(self.quant_max());
         let rounding_of =
-            |group: &[f64]| group.iter().fold(0.0, |most: f64, number| most.max(number.abs())) / 254.0;
+            |group: &[f64]| group.iter().fold(0.0, |most: f64, number| most.max(number.abs())) / steps;
         let rounding: Vec<f64> = match &self.norm {
             Some(_) => numbers.chunks(SRC_GROUP).flat_map(|group| [rounding_of(group); SRC_GROUP]).collect(),
             None => vec![0.0; self.k],

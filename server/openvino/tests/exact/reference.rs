@@ -8,7 +8,7 @@ mod steps;
 use std::path::{Path, PathBuf};
 
 use server_gguf::TensorType;
-use server_openvino::{Config, LoadReport, OpenVinoRunner, load};
+use server_openvino::{ActivationPrecision, Config, LoadReport, OpenVinoRunner, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
 pub(crate) use forward::Reference;
@@ -23,15 +23,15 @@ pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
 /// Tokens of a test's sequence: more than two blocks of 32, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;
 
-/// Properties for exact computation: f32 everywhere, and no quantization of activations.
+/// Properties for exact computation: f32 everywhere. The plugin's projections are selected and do not round activations, so that
+/// tests of the graph can compare with it to 1e-4, whatever kernels the processor has.
 pub(crate) const EXACT: [(&str, &str); 3] = [
     ("INFERENCE_PRECISION_HINT", "f32"),
     ("KV_CACHE_PRECISION", "f32"),
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
 ];
 
-/// Properties for the fastest computation: the processor's default precision, and native projections, which quantize activations to
-/// 8 bits, if the processor has them.
+/// Properties for the fastest computation: the processor's default precision, and native projections, if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
 /// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph gives 0.4 and more.
@@ -121,6 +121,7 @@ pub(crate) fn config(path: &Path, properties: &[(&str, &str)]) -> Config {
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect(),
+        activation_precision: ActivationPrecision::Auto,
         cache_dir: None,
         max_model_len: None,
         kv_cache_bytes: Some(32 << 20),
