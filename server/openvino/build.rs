@@ -75,6 +75,8 @@ fn main() {
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
+    // The attention says itself which operations are fused: see attention/kernels/kernels.cpp.
+    const EXACT: &str = "-ffp-contract=off";
     const SETS: &[(&str, &str, &[&[&str]])] = &[
         ("attention", "portable", &[]),
         ("attention", "avx2", &[AVX2]),
@@ -89,6 +91,9 @@ fn kernels() {
     for (folder, set, flags) in SETS.iter().filter(|(_, _, flags)| is_x86 || flags.is_empty()) {
         let mut build = cc::Build::new();
         flags.iter().flat_map(|flags| flags.iter()).for_each(|flag| _ = build.flag(flag));
+        if *folder == "attention" {
+            build.flag(EXACT);
+        }
         build
             .cpp(true)
             .std("c++17")

@@ -106,8 +106,6 @@ pub(crate) struct NativeAttention {
     pub(crate) kv_cache: Precision,
     /// The precision of the queries, keys, values and outputs: f32 or bf16.
     pub(crate) activations: Precision,
-    /// The precision in which prompts are computed: f32 or bf16.
-    pub(crate) prompts: Precision,
     /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
     pub(crate) attention_mass: Option<f32>,
     /// Whether decodes report the attention to each block.
@@ -148,11 +146,8 @@ impl fmt::Display for KernelPlan {
             None => formatter.write_str("projections: plugin; ")?,
         }
         let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
-        let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;
-        write!(
-            formatter,
-            "attention: native {isa}, {kv_cache} KV cache, {activations} activations, {prompts} prompts"
-        )?;
+        let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
+        write!(formatter, "attention: native {isa}, {kv_cache} KV cache, {activations} activations")?;
         if let Some(mass) = attention_mass {
             write!(formatter, ", sparse from {mass}")?;
         }
@@ -163,7 +158,9 @@ impl fmt::Display for KernelPlan {
 /// The instruction sets of the native projections, the fastest first. There are portable kernels too, but the plugin is faster.
 pub(crate) const PROJECTION_ISAS: [Isa; 3] = [Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
-/// The instruction sets of the native attention, the fastest first.
+/// The instruction sets of the native attention, the fastest first. The first one multiplies in bf16, and is used only if the
+/// model is computed in bf16; the others multiply in f32. Prompts and decodes use the same, so that the result of a token does
+/// not depend on how its prompt was divided.
 pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
 impl CpuFeatures {
@@ -231,14 +228,15 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    let attention = kv_cache.zip(cpu.first(&ATTENTION_ISAS)).map(|(kv_cache, isa)| NativeAttention {
-        isa,
-        kv_cache,
-        activations: float(is_bf16 && !are_all_projections_native),
-        prompts: float(is_bf16),
-        attention_mass: options.sparse_attention,
-        block_scores: options.block_scores,
-    });
+    let attention = kv_cache
+        .zip(cpu.first(if is_bf16 { &ATTENTION_ISAS } else { &ATTENTION_ISAS[1..] }))
+        .map(|(kv_cache, isa)| NativeAttention {
+            isa,
+            kv_cache,
+            activations: float(is_bf16 && !are_all_projections_native),
+            attention_mass: options.sparse_attention,
+            block_scores: options.block_scores,
+        });
     if attention.is_none() && (options.sparse_attention.is_some() || options.block_scores) {
         return Err(Error::Unsupported(
             "sparse attention and KV eviction need the native attention kernels, which do not support this device, KV \

@@ -13,7 +13,7 @@ use crate::weights::WeightFormat;
 use crate::{Error, shim};
 
 /// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
-pub(crate) const VERSION: u64 = 11;
+pub(crate) const VERSION: u64 = 12;
 
 /// What a rewritten graph depends on besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]
