@@ -192,7 +192,8 @@ typedef struct ovfleet_sequence {
     size_t first_block;
 } ovfleet_sequence;
 
-// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`. The sizes of the cache's blocks are those of attention.hpp.
+// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`. The sizes of the cache's
+// blocks are those of attention.hpp.
 typedef struct ovfleet_attention_test {
     size_t isa, heads, kv_heads, key_size, value_size, window, sequence_count;
     // Elements from the queries, keys or values of one token to those of the next; 0 if they are contiguous.

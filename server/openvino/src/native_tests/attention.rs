@@ -113,13 +113,6 @@ struct RopeTables<'a> {
     sin: &'a [f32],
 }
 
-/// The outcome of a step.
-struct StepResult {
-    output: Vec<f32>,
-    /// The largest difference from the plain computation.
-    worst: f64,
-}
-
 impl Layer {
     fn random(random: &mut Random, kv_cache: Precision, activations: FloatType) -> Self {
         const BLOCKS: usize = 192;
@@ -162,8 +155,9 @@ impl Layer {
         self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
     }
 
-    /// Runs a step with `counts` new tokens of each sequence. `None` if the processor does not have the kernels.
-    fn step(&mut self, random: &mut Random, isa: Isa, counts: &[usize]) -> Option<StepResult> {
+    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain computation. `None`
+    /// if the processor does not have the kernels.
+    fn step(&mut self, random: &mut Random, isa: Isa, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
         // Each tensor has a generator of its own, so that the first tokens do not depend on the number of tokens.
@@ -250,7 +244,7 @@ impl Layer {
         // The scores of decodes are complete, and other sequences have none.
         let left = scores.iter().fold(0.0, |worst: f32, left| worst.max(left.abs()));
         let worst = worst.max(f64::from(left) / (heads / kv_heads) as f64);
-        Some(StepResult { output, worst })
+        Some(worst)
     }
 
     /// Random inputs of a sequence.
@@ -477,7 +471,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
                     [1, 200, 1, 17],
                 ];
                 for counts in steps {
-                    let Some(StepResult { worst, .. }) = layer.step(&mut random, isa, &counts) else {
+                    let Some(worst) = layer.step(&mut random, isa, &counts) else {
                         continue;
                     };
                     tried += 1;
@@ -596,7 +590,7 @@ fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
             let mut layer = Layer { heads, block_scores: true, window: 0, ..layer };
             layer.step(&mut Random(6), isa, &[200, 40, 0, 0]);
             let step = layer.step(&mut Random(7), isa, &[1, 1, 0, 0]);
-            let Some(StepResult { worst, .. }) = step else { continue };
+            let Some(worst) = step else { continue };
             tried += 1;
             assert!(worst < tolerance(isa, Precision::U8, FloatType::F32), "{isa}, group {group}: {worst}");
         }
@@ -622,7 +616,9 @@ fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
         tried += 1;
         for (index, found) in output.iter().enumerate() {
             let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
-            assert!((found - expected).abs() < 1.0, "{isa}, {index}: {found}, not {expected}");
+            // Products in bf16 round it to 8 bits.
+            let tolerance = if isa == Isa::Avx512Bf16 { LARGEST / 256.0 } else { 1.0 };
+            assert!((found - expected).abs() < tolerance, "{isa}, {index}: {found}, not {expected}");
         }
     }
     assert!(tried >= 1, "{tried}");

@@ -86,7 +86,8 @@ inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride
     scale = (largest(high) - minimum) / 255;
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (size_t i = 0; i < count; i += LANES) {
-        Ints whole = __builtin_convertvector(fused_multiply_add(load(from + i) - minimum, Floats{} + inverse, Floats{} + 0.5f), Ints);
+        Ints whole =
+            __builtin_convertvector(fused_multiply_add(load(from + i) - minimum, Floats{} + inverse, Floats{} + 0.5f), Ints);
         whole = whole < 0 ? Ints{} : whole > 255 ? Ints{} + 255 : whole;
         uint8_t bytes[LANES];
         store_bytes(stride == 1 ? to + i : bytes, whole);
