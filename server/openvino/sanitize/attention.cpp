@@ -219,7 +219,7 @@ private:
 };
 
 // Whether the steps of a sequence have tokens of other sequences, too.
-enum class Others { absent, present };
+enum class OtherSequences { absent, present };
 
 // A sequence whose output is computed in several ways, beside other sequences: in any chunks, all bits must be equal.
 class DividedSequence {
@@ -259,7 +259,7 @@ public:
     // The output of the first sequence if it is computed in chunks whose sizes `next_chunk` returns. All other sequences of the
     // step have new tokens, too, if others are `present`.
     template <typename NextChunk>
-    std::vector<uint8_t> output(const Kernels& kernels, Random& random, int threads, Others others,
+    std::vector<uint8_t> output(const Kernels& kernels, Random& random, int threads, OtherSequences others,
                                 const NextChunk& next_chunk) const {
         size_t blocks = 0;
         std::vector<int32_t> table;
@@ -283,7 +283,7 @@ public:
             std::vector<float> cos, sin;
             size_t begin = 0, begin_of_first = 0;
             for (size_t index = SEQUENCES; index-- > 0;) {
-                if (index > 0 && others == Others::absent) continue;
+                if (index > 0 && others == OtherSequences::absent) continue;
                 const auto& one = sequences_[index];
                 // The others begin again when they end.
                 if (index > 0 && past[index] == one.tokens) past[index] = 0;
@@ -363,14 +363,14 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
         const double per_pair = double(c.kv_heads * c.group * (c.sizes.key + c.sizes.value));
         c.tokens = (is_long ? 1030 : size_t(std::sqrt(DIVIDED_PRODUCTS / per_pair))) + i % 33;
         const DividedSequence sequence(c, random);
-        const auto whole = sequence.output(kernels, random, 1, Others::absent, [&](size_t) { return c.tokens; });
+        const auto whole = sequence.output(kernels, random, 1, OtherSequences::absent, [&](size_t) { return c.tokens; });
         const auto any = [&](size_t) { return random.below(3) ? 1 + random.below(90) : 1 + random.below(400); };
-        sequence.expect_equal(sequence.output(kernels, random, 2, Others::absent, any), whole, "in chunks, 2 threads");
-        sequence.expect_equal(sequence.output(kernels, random, 3, Others::present, any), whole,
+        sequence.expect_equal(sequence.output(kernels, random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
+        sequence.expect_equal(sequence.output(kernels, random, 3, OtherSequences::present, any), whole,
                               "in chunks, beside others, 3 threads");
         // Most tokens one by one, as decodes and in short drafts; the last ones all.
         const auto decodes = [&](size_t past) { return past + 40 > c.tokens || random.below(16) ? 1 : 1 + random.below(100); };
-        const auto others = i % 2 == 0 ? Others::present : Others::absent;
+        const auto others = i % 2 == 0 ? OtherSequences::present : OtherSequences::absent;
         sequence.expect_equal(sequence.output(kernels, random, 2, others, decodes), whole, "mostly token by token");
     }
     return short_cases + long_cases;

@@ -101,7 +101,7 @@ struct Tensors {
 
 /// Whether steps have another sequence, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Others {
+enum OtherSequences {
     Absent,
     Present,
 }
@@ -265,7 +265,7 @@ impl Layer {
         &mut self,
         isa: Isa,
         tensors: &Tensors,
-        others: Others,
+        others: OtherSequences,
         mut chunk: impl FnMut(usize) -> usize,
     ) -> Option<Vec<u8>> {
         let Self { heads, kv_heads, size, .. } = *self;
@@ -276,7 +276,7 @@ impl Layer {
         while past < tokens {
             let count = chunk(past).min(tokens - past);
             // The other sequence has a new token in each step, which comes first.
-            let other = usize::from(others == Others::Present);
+            let other = usize::from(others == OtherSequences::Present);
             let of_step = |all: &[f32], per_token: usize| -> Vec<f32> {
                 let range = |begin: usize, count: usize| &all[begin * per_token..][..count * per_token];
                 [range(steps % tokens, other), range(past, count)].concat()
@@ -506,7 +506,8 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
             let layer = Layer::random(&mut random, kv_cache, activations);
             let mut layer = Layer { block_scores: false, ..layer };
             let tensors = layer.tensors(&mut random, TOKENS);
-            let Some(whole) = layer.output_in_chunks(isa, &tensors, Others::Absent, |_| TOKENS) else {
+            let Some(whole) = layer.output_in_chunks(isa, &tensors, OtherSequences::Absent, |_| TOKENS)
+            else {
                 continue;
             };
             tried += 1;
@@ -521,11 +522,13 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
                      {window}: {way}: token {token:?} differs"
                 );
             };
-            expect_equal(Others::Present, "beside another sequence", &mut |_| TOKENS);
-            expect_equal(Others::Absent, "in chunks", &mut |_| 1 + random.below(300));
-            expect_equal(Others::Present, "in small chunks", &mut |_| 1 + random.below(40));
+            expect_equal(OtherSequences::Present, "beside another sequence", &mut |_| TOKENS);
+            expect_equal(OtherSequences::Absent, "in chunks", &mut |_| 1 + random.below(300));
+            expect_equal(OtherSequences::Present, "in small chunks", &mut |_| 1 + random.below(40));
             // Decodes before and behind the boundary of the parts that threads share.
-            expect_equal(Others::Present, "token by token", &mut |past| if past < 900 { 900 } else { 1 });
+            expect_equal(OtherSequences::Present, "token by token", &mut |past| {
+                if past < 900 { 900 } else { 1 }
+            });
         }
     }
     assert!(tried >= 12, "{tried}");
