@@ -86,6 +86,8 @@ fn kernels() {
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
     /// The tile registers of AMX as a model in plain C++, for tests.
     const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
+    /// The attention says itself which operations are fused: see attention/kernels/kernels.cpp.
+    const EXACT: &[&str] = &["-ffp-contract=off"];
     const fn set(
         folder: &'static str,
         source: &'static str,
@@ -95,10 +97,10 @@ fn kernels() {
         KernelSet { folder, source, name, flags }
     }
     const SETS: &[KernelSet] = &[
-        set("attention", "kernels", "portable", &[]),
-        set("attention", "kernels", "avx2", &[AVX2]),
-        set("attention", "kernels", "avx512", &[AVX2, AVX512]),
-        set("attention", "kernels", "avx512_bf16", &[AVX2, AVX512, &["-mavx512bf16"]]),
+        set("attention", "kernels", "portable", &[EXACT]),
+        set("attention", "kernels", "avx2", &[EXACT, AVX2]),
+        set("attention", "kernels", "avx512", &[EXACT, AVX2, AVX512]),
+        set("attention", "kernels", "avx512_bf16", &[EXACT, AVX2, AVX512, &["-mavx512bf16"]]),
         set("projection", "kernels", "portable", &[]),
         set("projection", "kernels", "avx2", &[AVX2]),
         set("projection", "kernels", "avx_vnni", &[AVX2, &["-mavxvnni"]]),

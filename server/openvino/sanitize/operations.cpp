@@ -82,7 +82,7 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
     set("isa", int64_t(ovfleet::Isa::portable));
     set("heads", int64_t(heads)), set("kv_heads", int64_t(kv_heads)), set("key_size", int64_t(key));
     set("value_size", int64_t(value)), set("precision", int64_t(precision)), set("scale_bits", bits_of(0.125f));
-    set("attention_mass_bits", bits_of(0)), set("window", int64_t(random.below(2) * 9)), set("prompts_in_bf16", is_bf16);
+    set("attention_mass_bits", bits_of(0)), set("window", int64_t(random.below(2) * 9));
     attributes.flags["fuses_rope"] = fuses_rope;
     ovfleet::Layer layer{};
     layer.key_size = key, layer.value_size = value, layer.precision = ovfleet::Precision(precision);

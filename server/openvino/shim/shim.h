@@ -146,7 +146,6 @@ typedef struct ovfleet_kernel_plan {
     uint32_t projection_activations;  // OVFLEET_F32 or OVFLEET_BF16
     uint32_t attention_isa;           // an ovfleet_isa
     uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
-    uint32_t attention_prompts;       // the precision in which prompts are computed: OVFLEET_F32 or OVFLEET_BF16
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16 or OVFLEET_U8
     float attention_mass;             // the fraction of it that long prompts must cover; 0: they attend to all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
@@ -198,8 +197,8 @@ typedef struct ovfleet_sequence {
     size_t first_block;
 } ovfleet_sequence;
 
-// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`; prompts are computed in
-// bf16 with `prompts_in_bf16`. The sizes of the cache's blocks are those of attention.hpp.
+// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`. The sizes of the cache's
+// blocks are those of attention.hpp.
 typedef struct ovfleet_attention_test {
     size_t isa, heads, kv_heads, key_size, value_size, window, sequence_count;
     // Elements from the queries, keys or values of one token to those of the next; 0 if they are contiguous.
@@ -207,7 +206,7 @@ typedef struct ovfleet_attention_test {
     float scale, attention_mass;
     // An ovfleet_element.
     int kv_cache;
-    int is_bf16, prompts_in_bf16;
+    int is_bf16;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
     // The tables of a rotary embedding, or null.

@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -130,6 +132,20 @@ inline void store_bytes(void* to, Ints values) {
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
+// a * b + c, rounded once if the instruction set can. Kernels call it where the compiler could choose differently from one copy
+// of a function to the next, so that all copies have the same results.
+inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 // exp(x) for x <= 0, with an error of at most 2 units in the last place; 0 for x < -87. It uses the polynomial of Cephes over
 // [-ln 2 / 2, ln 2 / 2].
 inline Floats exponential(Floats x) {
@@ -137,15 +153,16 @@ inline Floats exponential(Floats x) {
     const auto is_tiny = x < low;
     x = larger(x, Floats{} + low);
     // The addition rounds to the nearest integer, which is then in the low bits.
-    const Floats shifted = x * log2_e + 12582912.0f;
+    const auto all = [](float value) { return Floats{} + value; };
+    const Floats shifted = fused_multiply_add(x, all(log2_e), all(12582912.0f));
     const Floats whole = shifted - 12582912.0f;
-    x = x - whole * ln2_high - whole * ln2_low;
-    Floats sum = x * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * x + 8.3334519073e-3f;
-    sum = sum * x + 4.1665795894e-2f;
-    sum = sum * x + 1.6666665459e-1f;
-    sum = sum * x + 5.0000001201e-1f;
-    sum = sum * (x * x) + x + 1.0f;
+    x = fused_multiply_add(whole, all(-ln2_low), fused_multiply_add(whole, all(-ln2_high), x));
+    Floats sum = fused_multiply_add(x, all(1.9875691500e-4f), all(1.3981999507e-3f));
+    sum = fused_multiply_add(sum, x, all(8.3334519073e-3f));
+    sum = fused_multiply_add(sum, x, all(4.1665795894e-2f));
+    sum = fused_multiply_add(sum, x, all(1.6666665459e-1f));
+    sum = fused_multiply_add(sum, x, all(5.0000001201e-1f));
+    sum = fused_multiply_add(sum, x * x, x) + 1.0f;
     const Words exponent = ((Words)shifted - 0x4b400000u + 127u) << 23;
     const Floats result = sum * (Floats)exponent;
     return is_tiny ? Floats{} : result;

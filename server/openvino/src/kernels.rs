@@ -137,8 +137,6 @@ pub(crate) struct NativeAttention {
     pub(crate) kv_cache: Precision,
     /// The precision of the queries, keys, values and outputs: f32 or bf16.
     pub(crate) activations: Precision,
-    /// The precision in which prompts are computed: f32 or bf16.
-    pub(crate) prompts: Precision,
     /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
     pub(crate) attention_mass: Option<f32>,
     /// Whether decodes report the attention to each block.
@@ -182,11 +180,8 @@ impl fmt::Display for KernelPlan {
             None => formatter.write_str("projections: plugin; ")?,
         }
         let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
-        let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;
-        write!(
-            formatter,
-            "attention: native {isa}, {kv_cache} KV cache, {activations} activations, {prompts} prompts"
-        )?;
+        let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
+        write!(formatter, "attention: native {isa}, {kv_cache} KV cache, {activations} activations")?;
         if let Some(mass) = attention_mass {
             write!(formatter, ", sparse from {mass}")?;
         }
@@ -197,7 +192,9 @@ impl fmt::Display for KernelPlan {
 /// The instruction sets of the native projections, the fastest first. There are portable kernels too, but the plugin is faster.
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
-/// The instruction sets of the native attention, the fastest first.
+/// The instruction sets of the native attention, the fastest first. The first one multiplies in bf16, and is used only if the
+/// model is computed in bf16 and the processor has no AMX; the others multiply in f32. Prompts and decodes use the same, so that
+/// the result of a token does not depend on how its prompt was divided.
 pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
 impl CpuFeatures {
@@ -253,11 +250,12 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    let attention = kv_cache.zip(cpu.first(&ATTENTION_ISAS)).map(|(kv_cache, isa)| NativeAttention {
+    // On processors with AMX, products of pairs of bf16 outside of tiles take twice as long as those in f32.
+    let attention_isas = if is_bf16 && !cpu.amx { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[1..] };
+    let attention = kv_cache.zip(cpu.first(attention_isas)).map(|(kv_cache, isa)| NativeAttention {
         isa,
         kv_cache,
         activations: float(is_bf16 && !are_all_projections_native),
-        prompts: float(is_bf16),
         attention_mass: options.sparse_attention,
         block_scores: options.block_scores,
     });

@@ -49,7 +49,6 @@ struct RawKernelPlan {
     projection_activations: u32,
     attention_isa: u32,
     attention_activations: u32,
-    attention_prompts: u32,
     kv_cache: u32,
     attention_mass: f32,
     block_scores: u32,
@@ -58,16 +57,15 @@ struct RawKernelPlan {
 
 // `shim/graph/kernel_plan.cpp` asserts the same of the C struct.
 const _: () = {
-    assert!(size_of::<RawKernelPlan>() == 36 && align_of::<RawKernelPlan>() == 4);
+    assert!(size_of::<RawKernelPlan>() == 32 && align_of::<RawKernelPlan>() == 4);
     assert!(offset_of!(RawKernelPlan, projection_isa) == 0);
     assert!(offset_of!(RawKernelPlan, projection_activations) == 4);
     assert!(offset_of!(RawKernelPlan, attention_isa) == 8);
     assert!(offset_of!(RawKernelPlan, attention_activations) == 12);
-    assert!(offset_of!(RawKernelPlan, attention_prompts) == 16);
-    assert!(offset_of!(RawKernelPlan, kv_cache) == 20);
-    assert!(offset_of!(RawKernelPlan, attention_mass) == 24);
-    assert!(offset_of!(RawKernelPlan, block_scores) == 28);
-    assert!(offset_of!(RawKernelPlan, projection_terms) == 32);
+    assert!(offset_of!(RawKernelPlan, kv_cache) == 16);
+    assert!(offset_of!(RawKernelPlan, attention_mass) == 20);
+    assert!(offset_of!(RawKernelPlan, block_scores) == 24);
+    assert!(offset_of!(RawKernelPlan, projection_terms) == 28);
 };
 
 /// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
@@ -84,7 +82,6 @@ impl From<&KernelPlan> for RawKernelPlan {
             projection_activations: projection_activations as u32,
             attention_isa: PLUGIN,
             attention_activations: Precision::F32 as u32,
-            attention_prompts: Precision::F32 as u32,
             kv_cache: Precision::F32 as u32,
             attention_mass: 0.0,
             block_scores: 0,
@@ -95,11 +92,10 @@ impl From<&KernelPlan> for RawKernelPlan {
             },
         };
         let Some(attention) = plan.attention else { return raw };
-        let NativeAttention { isa, kv_cache, activations, prompts, attention_mass, block_scores } = attention;
+        let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
         Self {
             attention_isa: isa as u32,
             attention_activations: activations as u32,
-            attention_prompts: prompts as u32,
             kv_cache: kv_cache as u32,
             attention_mass: attention_mass.unwrap_or(0.0),
             block_scores: u32::from(block_scores),

@@ -282,7 +282,17 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
         let identity = SpillIdentity { description, files, adapters: Vec::new() };
         SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 30, identity }
     });
-    let config = EngineConfig {
+    let extras = EngineOptions { spill, ..EngineOptions::default() };
+    let engine =
+        Engine::start_with_options(engine_config(), Box::new(runner), extras, Box::new(|_| {})).unwrap();
+    while engine.handle().spill_stats().is_some_and(|spill| !spill.is_open()) {
+        std::thread::yield_now();
+    }
+    engine
+}
+
+fn engine_config() -> EngineConfig {
+    EngineConfig {
         max_num_batched_tokens: 512,
         max_chunk_tokens: 128,
         max_itl: None,
@@ -292,18 +302,11 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
         prefix_caching: true,
         kv_eviction_tokens: None,
         clock: Clock::real(),
-    };
-    let extras = EngineOptions { spill, ..EngineOptions::default() };
-    let engine = Engine::start_with_options(config, Box::new(runner), extras, Box::new(|_| {})).unwrap();
-    while engine.handle().spill_stats().is_some_and(|spill| !spill.is_open()) {
-        std::thread::yield_now();
     }
-    engine
 }
 
-/// Returns the generated tokens, and the number of cached tokens of the prompt.
-async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
-    let request = Request {
+fn request(prompt: &[TokenId]) -> Request {
+    Request {
         prompt: prompt.to_vec(),
         num_sequences: 1,
         beam_search: None,
@@ -315,8 +318,12 @@ async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
         cache_salt: 0,
         adapter: 0,
         tenant: 0,
-    };
-    let mut stream = engine.handle().submit(request).unwrap();
+    }
+}
+
+/// Returns the generated tokens, and the number of cached tokens of the prompt.
+async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
+    let mut stream = engine.handle().submit(request(prompt)).unwrap();
     let (mut tokens, mut cached) = (Vec::new(), 0);
     while let Some(event) = stream.next().await {
         match event {
@@ -388,4 +395,141 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     let off: f32 = found.iter().zip(&exact).map(|(found, exact)| (found - exact).abs()).sum();
     let mean = off / exact.len() as f32;
     assert!(mean < 0.6, "the mean difference is {mean}");
+}
+
+/// The properties of a wholly native model: the defaults, with an 8-bit cache.
+const NATIVE: [(&str, &str); 1] = [("KV_CACHE_PRECISION", "u8")];
+
+#[test]
+fn with_native_kernels_logits_do_not_depend_on_the_chunks_of_a_prompt() {
+    let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+    let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
+    if !loaded.native_kernels {
+        // This processor has no native projections.
+        return;
+    }
+    // The logits of the last token of a prompt, and those of a token that is generated after it.
+    let mut logits = |chunks: &mut dyn FnMut(usize) -> usize, others: u64| {
+        let mut first = Stepper::new(0, &long());
+        let mut others: Vec<Stepper> =
+            (1..=others).map(|id| Stepper::new(id, &long()[id as usize..])).collect();
+        let mut rows = Vec::new();
+        first.tokens.push(7);
+        while first.past < first.tokens.len() {
+            let prompt = first.tokens.len() - 1;
+            let count = if first.past == prompt { 1 } else { chunks(first.past).min(prompt - first.past) };
+            let mut batch = Batch::default();
+            first.schedule(&mut batch, count);
+            // Logits of the last token of the prompt, too.
+            if first.past == prompt {
+                batch.samples.push(SequenceId::new(0, 0));
+                batch.sequences[0].samples.end = 1;
+            }
+            let is_sampled = first.past >= prompt;
+            for other in &mut others {
+                let count = (other.tokens.len() - other.past).min(1 + other.past % 30);
+                if count > 0 {
+                    other.schedule(&mut batch, count);
+                }
+            }
+            let logits = runner.run(&batch).unwrap();
+            if is_sampled {
+                rows.extend(logits.rows().next().unwrap().iter().map(|it| it.to_bits()));
+            }
+        }
+        rows
+    };
+    let whole = logits(&mut |_| usize::MAX, 0);
+    let vocabulary = whole.len() / 2;
+    for (chunk, others) in [(64, 0), (33, 3), (7, 0), (1, 2)] {
+        let found = logits(&mut |_| chunk, others);
+        let same = found.iter().zip(&whole).filter(|(found, expected)| found == expected).count();
+        assert_eq!(
+            (same, found.len()),
+            (2 * vocabulary, 2 * vocabulary),
+            "chunks of {chunk} tokens, {others} others"
+        );
+    }
+    // A long prompt, then single tokens, as in a decode.
+    assert!(logits(&mut |past| if past == 0 { 130 } else { 1 }, 1) == whole, "single tokens behind a chunk");
+}
+
+/// The tokens of requests that are submitted together, and the number of cached tokens of all prompts.
+async fn ask_together(engine: &Engine, requests: &[Request]) -> (Vec<Vec<TokenId>>, u32) {
+    let mut streams: Vec<_> =
+        requests.iter().map(|request| engine.handle().submit(request.clone()).unwrap()).collect();
+    let (mut answers, mut cached) = (Vec::new(), 0);
+    for stream in &mut streams {
+        let mut tokens = Vec::new();
+        while let Some(event) = stream.next().await {
+            match event {
+                Event::Started { cached_tokens } => cached += cached_tokens,
+                Event::Token { token, .. } => tokens.push(token),
+                Event::Failed(failure) => panic!("{failure:?}"),
+                _ => {}
+            }
+        }
+        answers.push(tokens);
+    }
+    (answers, cached)
+}
+
+#[tokio::test]
+async fn with_native_kernels_answers_do_not_depend_on_batch_chunks_or_prefix_cache() {
+    // Prompts of different lengths. Some of them begin with the same blocks.
+    let prompt = |index: usize| -> Vec<TokenId> {
+        let shift = index % 4;
+        let length = 40 + index * 4;
+        long().into_iter().cycle().skip(shift).take(length).chain([504 + index as TokenId % 3]).collect()
+    };
+    let requests: Vec<Request> = (0..32)
+        .map(|index| Request {
+            sampling: match index % 2 {
+                0 => Sampling::greedy(),
+                _ => Sampling { temperature: 0.9, seed: index as u64, ..Sampling::greedy() },
+            },
+            ..request(&prompt(index))
+        })
+        .collect();
+    let engine = async |max_chunk_tokens, max_num_seqs, prefix_caching| {
+        let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+        let (runner, loaded) = load(&config, &mut |_| {}).unwrap();
+        let config = EngineConfig {
+            max_num_batched_tokens: 256,
+            max_chunk_tokens,
+            max_num_seqs,
+            max_queue: 64,
+            prefix_caching,
+            ..engine_config()
+        };
+        let engine =
+            Engine::start_with_options(config, Box::new(runner), EngineOptions::default(), Box::new(|_| {}));
+        loaded.native_kernels.then_some(engine.unwrap())
+    };
+    let Some(alone) = engine(256, 1, false).await else {
+        // This processor has no native projections.
+        return;
+    };
+    let mut expected = Vec::new();
+    for request in &requests {
+        let (mut answers, cached) = ask_together(&alone, std::slice::from_ref(request)).await;
+        assert_eq!(cached, 0);
+        expected.append(&mut answers);
+    }
+    alone.shutdown().unwrap();
+    let in_batch = engine(19, 32, false).await.unwrap();
+    assert_eq!(
+        ask_together(&in_batch, &requests).await,
+        (expected.clone(), 0),
+        "a batch of 32, in chunks of 19"
+    );
+    in_batch.shutdown().unwrap();
+    let cached = engine(256, 32, true).await.unwrap();
+    assert_eq!(ask_together(&cached, &requests).await.0, expected, "a batch that fills the prefix cache");
+    let (answers, cached_tokens) = ask_together(&cached, &requests).await;
+    assert_eq!(answers, expected, "a batch from the prefix cache");
+    assert!(cached_tokens > 32 * 32, "{cached_tokens}");
+    cached.shutdown().unwrap();
 }

@@ -104,9 +104,6 @@ public:
         visit_bits("scale_bits", layer_.scale);
         visit_bits("attention_mass_bits", layer_.attention_mass);
         visit("window", layer_.window);
-        auto prompts_in_bf16 = int64_t(layer_.prompts_in_bf16);
-        visitor.on_attribute("prompts_in_bf16", prompts_in_bf16);
-        layer_.prompts_in_bf16 = prompts_in_bf16 != 0;
         visitor.on_attribute("fuses_rope", fuses_rope_);
         return true;
     }
@@ -275,7 +272,6 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
         Layer layer{};
         OPENVINO_ASSERT(describe(*node, plan.kv_cache, layer), "the native attention does not support ",
                         node->get_friendly_name());
-        layer.prompts_in_bf16 = plan.prompts_in_bf16;
         layer.attention_mass = plan.attention_mass;
         found.emplace_back(node, layer);
     }

@@ -12,8 +12,8 @@ namespace ovfleet {
 struct AttentionPlan {
     Isa isa;
     Precision kv_cache;
-    // Whether queries, keys, values and outputs are bf16 instead of f32; and whether prompts are computed in bf16.
-    bool is_bf16, prompts_in_bf16;
+    // Whether queries, keys, values and outputs are bf16 instead of f32.
+    bool is_bf16;
     float attention_mass;
     bool block_scores;
 };

@@ -2,11 +2,8 @@
 #include "run.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "../threads.hpp"
-#include "../vectors.hpp"
 
 namespace {
 
@@ -77,16 +74,16 @@ void add_items(const Layer& layer, const Sequence& sequence, Work& work) {
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
-        // Prompts have enough items without parts.
-        const size_t part = sequence.count == 1 ? PART_BLOCKS : blocks;
-        const bool is_partial = blocks - first > part;
+        // Prompts have enough items without one for each part.
+        const bool is_decode = sequence.count == 1, is_partial = is_decode && first / PART_BLOCKS != (blocks - 1) / PART_BLOCKS;
         work.queries_max = std::max(work.queries_max, queries);
-        work.blocks_max = std::max(work.blocks_max, std::min(part, blocks - first));
+        work.blocks_max = std::max(work.blocks_max, blocks - first);
         work.products += queries * (keys - first * BLOCK_TOKENS) * layer.key_size * layer.kv_heads;
         for (size_t head = 0; head < layer.kv_heads; ++head)
-            for (size_t block = first; block < blocks; block += part) {
-                const bool stores = sequence.count == 1 && block + part >= blocks;
-                WorkItem item{&sequence, head, begin, end, stores, block, std::min(blocks, block + part), nullptr, nullptr};
+            for (size_t block = first, next; block < blocks; block = next) {
+                next = is_decode ? std::min(blocks, (block / PART_BLOCKS + 1) * PART_BLOCKS) : blocks;
+                const bool stores = is_decode && next == blocks;
+                WorkItem item{&sequence, head, begin, end, stores, block, next, nullptr, nullptr};
                 if (is_partial) item.part = &pending;
                 work.partial_items += is_partial;
                 work.items.push_back(item);
@@ -95,37 +92,13 @@ void add_items(const Layer& layer, const Sequence& sequence, Work& work) {
 }
 
 // Merges the partial results of each query.
-void merge_parts(const Layer& layer, const std::vector<WorkItem>& items, const StepTensors& tensors) {
-    const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
+void merge_parts(const Kernels& kernels, const Layer& layer, const std::vector<WorkItem>& items, const StepTensors& tensors) {
     for (size_t first = 0, last; first < items.size(); first = last) {
         const WorkItem& item = items[first];
         last = first + 1;
         if (!item.part) continue;
         while (last < items.size() && items[last].sequence == item.sequence && items[last].kv_head == item.kv_head) ++last;
-        for (size_t query = 0; query < group; ++query) {
-            float sum[HEAD_SIZE_MAX] = {};
-            const auto part = [&](size_t index) { return items[index].part + query * part_stride(layer); };
-            float maximum = part(first)[0], total = 0;
-            for (size_t index = first + 1; index < last; ++index) maximum = std::max(maximum, part(index)[0]);
-            for (size_t index = first; index < last; ++index) {
-                const float factor = std::exp(part(index)[0] - maximum);
-                total += part(index)[1] * factor;
-                for (size_t i = 0; i < size; ++i) sum[i] += part(index)[2 + i] * factor;
-            }
-            const size_t to = (item.sequence->begin * layer.heads + item.kv_head * group + query) * size;
-            for (size_t i = 0; i < size; ++i) {
-                const float value = sum[i] / total;
-                if (layer.is_bf16) convert(value, static_cast<bf16*>(tensors.output)[to + i]);
-                else static_cast<float*>(tensors.output)[to + i] = value;
-            }
-            for (size_t index = first; layer.block_scores && index < last; ++index) {
-                const WorkItem& one = items[index];
-                float* scores = tensors.block_scores + one.kv_head * tensors.step_blocks + one.sequence->first_block;
-                const float factor = std::exp(part(index)[0] - maximum) / total;
-                for (size_t block = one.block_begin; block < one.block_end; ++block)
-                    scores[block] += part(index)[2 + size + block - one.block_begin] * factor;
-            }
-        }
+        kernels.merge(layer, &item, last - first, tensors);
     }
 }
 
@@ -178,5 +151,5 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
                            thread_local Buffer<float> scratch;
                            kernels.attend(layer, work.items[index], tensors, scratch.at_least(scratch_floats));
                        });
-    if (partial_items) merge_parts(layer, items, tensors);
+    if (partial_items) merge_parts(kernels, layer, items, tensors);
 }

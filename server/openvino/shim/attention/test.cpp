@@ -20,7 +20,6 @@ extern "C" int ovfleet_test_attention(const ovfleet_attention_test* test) {
     layer.block_scores = test->block_scores != nullptr;
     layer.window = test->window;
     layer.is_bf16 = test->is_bf16 != 0;
-    layer.prompts_in_bf16 = test->prompts_in_bf16 != 0;
     set_cache_sizes(layer);
     std::vector<Sequence> sequences;
     for (size_t i = 0; i < test->sequence_count; ++i) {

@@ -28,16 +28,15 @@ ovfleet::Isa isa(uint32_t number) {
 }
 
 // src/shim.rs asserts the same of its struct.
-static_assert(sizeof(ovfleet_kernel_plan) == 36 && alignof(ovfleet_kernel_plan) == 4);
+static_assert(sizeof(ovfleet_kernel_plan) == 32 && alignof(ovfleet_kernel_plan) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, projection_isa) == 0);
 static_assert(offsetof(ovfleet_kernel_plan, projection_activations) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, attention_isa) == 8);
 static_assert(offsetof(ovfleet_kernel_plan, attention_activations) == 12);
-static_assert(offsetof(ovfleet_kernel_plan, attention_prompts) == 16);
-static_assert(offsetof(ovfleet_kernel_plan, kv_cache) == 20);
-static_assert(offsetof(ovfleet_kernel_plan, attention_mass) == 24);
-static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 28);
-static_assert(offsetof(ovfleet_kernel_plan, projection_terms) == 32);
+static_assert(offsetof(ovfleet_kernel_plan, kv_cache) == 16);
+static_assert(offsetof(ovfleet_kernel_plan, attention_mass) == 20);
+static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 24);
+static_assert(offsetof(ovfleet_kernel_plan, projection_terms) == 28);
 
 static_assert(int(ovfleet::Isa::plugin) == OVFLEET_PLUGIN && int(ovfleet::Isa::portable) == OVFLEET_PORTABLE);
 static_assert(int(ovfleet::Isa::avx2) == OVFLEET_AVX2 && int(ovfleet::Isa::avx_vnni) == OVFLEET_AVX_VNNI);
@@ -56,9 +55,8 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
         auto& graph = *model->object;
         const auto attention_isa = isa(plan->attention_isa), projection_isa = isa(plan->projection_isa);
         if (attention_isa != ovfleet::Isa::plugin)
-            ovfleet::replace_attention(graph,
-                                       {attention_isa, precision(plan->kv_cache), is_bf16(plan->attention_activations),
-                                        is_bf16(plan->attention_prompts), plan->attention_mass, plan->block_scores != 0});
+            ovfleet::replace_attention(graph, {attention_isa, precision(plan->kv_cache), is_bf16(plan->attention_activations),
+                                               plan->attention_mass, plan->block_scores != 0});
         ovfleet::select_logits(graph);
         if (attention_isa == ovfleet::Isa::plugin) ovfleet::name_heads(graph);
         *projections = 0;

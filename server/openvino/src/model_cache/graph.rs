@@ -12,7 +12,7 @@ use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
 /// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
-pub(crate) const VERSION: u64 = 12;
+pub(crate) const VERSION: u64 = 13;
 
 /// What a rewritten graph depends on besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]

@@ -20,8 +20,10 @@ constexpr size_t BLOCK_TOKENS = 32;
 // Blocks between two updates of the running maximum.
 constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
-// Blocks of a sequence that one thread computes at a time in a decode. The division does not depend on the threads or on the
-// other sequences of the step, so that the order of sums does not either.
+// Pairs of bf16 in the weights of a chunk.
+constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
+// Blocks of a part. Every query computes each part by itself and adds them one after another, so that threads can share the
+// parts of a decode, and so that a prompt has the same sums.
 constexpr size_t PART_BLOCKS = 32;
 static_assert(PART_BLOCKS % CHUNK_BLOCKS == 0);
 // The largest size of a key or a value.
@@ -45,8 +47,8 @@ struct Layer {
     float scale;
     // The number of tokens to which a token attends, including itself; 0 if it attends to all.
     size_t window;
-    // Whether queries, keys, values and outputs are bf16 instead of f32; and whether prompts are computed in bf16.
-    bool is_bf16, prompts_in_bf16;
+    // Whether queries, keys, values and outputs are bf16 instead of f32.
+    bool is_bf16;
     // The fraction of the attention mass that the keys of a tile of a long prompt must cover; 0 if it attends to all keys.
     float attention_mass;
     // Whether decodes report the attention to each block.
@@ -113,7 +115,7 @@ struct WorkItem {
     size_t token_begin, token_end;
     // Whether the item first stores the new keys and values. No other item of the step reads them.
     bool stores;
-    // The blocks of the sequence, from a multiple of `CHUNK_BLOCKS` on.
+    // The blocks of the sequence, from a multiple of `CHUNK_BLOCKS` on; those of one part, if the result is partial.
     size_t block_begin, block_end;
     // The partial result, if other items have the rest of the keys: for each query the maximum, the sum, the weighted values,
     // and the block scores if they are reported. Null if the item writes the output.
@@ -133,6 +135,8 @@ struct Kernels {
     void (*store)(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head);
     // Computes a work item.
     void (*attend)(const Layer& layer, const WorkItem& item, const StepTensors& tensors, float* scratch);
+    // Adds the partial results of `count` items, which have all keys of a token and a KV head, and writes the output.
+    void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);
 };
 
 // The kernels for an instruction set; null if there are none or this processor does not have it.

@@ -30,6 +30,50 @@ inline const float* value_scales(const Layer& layer, const uint8_t* block) {
     return (const float*)(block + layer.value_size * BLOCK_TOKENS);
 }
 
+constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
+
+// The keys of a block whose dimensions share a scale and a minimum, as floats.
+template <typename T>
+struct KeyGroup {
+    const T* at;
+    Floats scale[BLOCK_VECTORS], minimum[BLOCK_VECTORS];
+
+    KeyGroup(const Layer& layer, const uint8_t* block, size_t group) : at(Keys<T>{block}.of(group * KEY_GROUP)) {
+        if constexpr (sizeof(T) == 1) {
+            const float* scales = Keys<T>{block}.scales(layer, group);
+            for (size_t v = 0; v < BLOCK_VECTORS; ++v) {
+                scale[v] = load(scales + v * LANES);
+                minimum[v] = load(scales + BLOCK_TOKENS + v * LANES);
+            }
+        }
+    }
+    // Dimension `i` of the group.
+    Floats key(size_t i, size_t v) const {
+        const Floats number = load(at + i * BLOCK_TOKENS + v * LANES);
+        if constexpr (sizeof(T) > 1) return number;
+        return fused_multiply_add(number, scale[v], minimum[v]);
+    }
+};
+
+// The value of a token in a block, as floats. The values begin at `at`, and those of a token are `size` numbers.
+template <typename T>
+struct TokenValue {
+    const T* at;
+    Floats scale, minimum;
+
+    TokenValue(const T* values, const float* scales, size_t size, size_t token) : at(values + token * size) {
+        if constexpr (sizeof(T) == 1) {
+            scale = Floats{} + scales[token];
+            minimum = Floats{} + scales[BLOCK_TOKENS + token];
+        }
+    }
+    Floats value(size_t i) const {
+        const Floats number = load(at + i);
+        if constexpr (sizeof(T) > 1) return number;
+        return fused_multiply_add(number, scale, minimum);
+    }
+};
+
 // Computes the scale and the minimum of numbers, and stores them as bytes, `stride` bytes apart.
 inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride, float& scale, float& minimum) {
     Floats low = load(from), high = low;
@@ -42,7 +86,8 @@ inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride
     scale = (largest(high) - minimum) / 255;
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (size_t i = 0; i < count; i += LANES) {
-        Ints whole = __builtin_convertvector((load(from + i) - minimum) * inverse + 0.5f, Ints);
+        Ints whole =
+            __builtin_convertvector(fused_multiply_add(load(from + i) - minimum, Floats{} + inverse, Floats{} + 0.5f), Ints);
         whole = whole < 0 ? Ints{} : whole > 255 ? Ints{} + 255 : whole;
         uint8_t bytes[LANES];
         store_bytes(stride == 1 ? to + i : bytes, whole);
@@ -63,8 +108,8 @@ inline void apply_rope(const Layer& layer, const StepTensors& tensors, size_t to
     const float *cos = tensors.cos + token * layer.key_size, *sin = tensors.sin + token * layer.key_size;
     for (size_t i = 0; i < half; i += LANES) {
         const Floats first = load(numbers + i), second = load(numbers + half + i);
-        ::store(numbers + i, first * load(cos + i) - second * load(sin + i));
-        ::store(numbers + half + i, second * load(cos + half + i) + first * load(sin + half + i));
+        ::store(numbers + i, fused_multiply_add(first, load(cos + i), -(second * load(sin + i))));
+        ::store(numbers + half + i, fused_multiply_add(second, load(cos + half + i), first * load(sin + half + i)));
     }
 }
 

@@ -2,6 +2,12 @@
 // its table of functions. The algorithm is FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A
 // tile has the queries of all heads that share a KV head.
 //
+// The output of a query depends only on the query, its position, and the keys and values up to this position: not on the other
+// queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and parts begin at
+// multiples of their length in the sequence, every sum has one order, and a key that a query does not see adds a zero.
+// `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse other operations
+// (-ffp-contract=off).
+//
 // It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
 // for other callers.
 #include "products_bf16.hpp"
@@ -9,18 +15,36 @@
 
 namespace {
 
+// The sums of some queries over some keys: the largest score, the sum of the weights relative to it, and that of the weighted
+// values.
+struct Sums {
+    float *maxima, *totals, *values;
+};
+
 // The queries `[token][head]` of a work item, and the state of each.
 struct Tile {
-    size_t count, groups;
-    float *queries, *sums, *scores, *values, *maxima, *totals;
-    // Of large tiles: the keys or values of a block in another format, and queries and weights as pairs of bf16.
-    float* unpacked;
+    size_t count;
+    float *queries, *scores;
+    // Of the current part, and of those before it.
+    Sums part, before;
+    // If products are computed in bf16: queries, and the weights of a chunk, as pairs.
     uint32_t *query_pairs, *weight_pairs;
+    // Of large tiles: the keys or values of a block in another format.
+    float* unpacked;
     SelectionScratch selection;
     // Of decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and this
     // maximum. Else null.
     float *block_masses, *block_maxima;
 };
+
+// Whether products are computed in bf16.
+#if defined(__AVX512BF16__)
+constexpr bool PRODUCTS_IN_BF16 = true;
+#else
+constexpr bool PRODUCTS_IN_BF16 = false;
+#endif
+
+constexpr Sums Tile::* SUMS[] = {&Tile::part, &Tile::before};
 
 // The number of queries from which on it is worthwhile to convert a block to another format.
 constexpr size_t LARGE_TILE = 16;
@@ -30,15 +54,12 @@ template <typename Allocate>
 inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile& tile, Allocate allocate) {
     const size_t size = layer.key_size > layer.value_size ? layer.key_size : layer.value_size;
     tile.queries = allocate(count * layer.key_size);
-    tile.sums = allocate(count * (layer.key_size / KEY_GROUP));
     tile.scores = allocate(count * CHUNK_KEYS);
-    tile.values = allocate(count * layer.value_size);
-    tile.maxima = allocate(count);
-    tile.totals = allocate(count);
-    const size_t large = count < LARGE_TILE ? 0 : count;
+    for (Sums Tile::* sums : SUMS) tile.*sums = {allocate(count), allocate(count), allocate(count * layer.value_size)};
+    const size_t in_bf16 = PRODUCTS_IN_BF16 ? count : 0, large = count < LARGE_TILE ? 0 : count;
+    tile.query_pairs = (uint32_t*)allocate(in_bf16 * layer.key_size / 2);
+    tile.weight_pairs = (uint32_t*)allocate(in_bf16 * CHUNK_PAIRS);
     tile.unpacked = allocate(large ? BLOCK_TOKENS * size : 0);
-    tile.query_pairs = (uint32_t*)allocate(large * layer.key_size / 2);
-    tile.weight_pairs = (uint32_t*)allocate(large * BLOCK_TOKENS / 2);
     allocate_selection(layer, large, blocks, tile.selection, allocate);
     // Only decodes report block scores. They have one token, so one query for each query head of the KV head.
     const size_t reported = layer.block_scores ? layer.heads / layer.kv_heads * PART_BLOCKS : 0;
@@ -62,7 +83,6 @@ size_t scratch(const Layer& layer, size_t queries, size_t blocks) {
 Tile tile_in(const Layer& layer, size_t count, size_t blocks, float* scratch) {
     Tile tile;
     tile.count = count;
-    tile.groups = layer.precision == Precision::u8 ? layer.key_size / KEY_GROUP : 0;
     allocate_tile(layer, count, blocks, tile, [&](size_t floats) {
         float* array = scratch;
         scratch += padded(floats);
@@ -79,15 +99,39 @@ void load_queries(const Layer& layer, const WorkItem& item, const StepTensors& t
         float* to = tile.queries + query * layer.key_size;
         read_floats(layer, tensors.queries, token * tensors.query_stride + head * layer.key_size, layer.key_size, to);
         apply_rope(layer, tensors, token, to);
-        for (size_t one = 0; one < tile.groups; ++one) {
-            Floats sum = {};
-            for (size_t i = 0; i < KEY_GROUP; i += LANES) sum += load(to + one * KEY_GROUP + i);
-            tile.sums[query * tile.groups + one] = horizontal_sum(sum);
-        }
-        std::memset(tile.values + query * layer.value_size, 0, layer.value_size * sizeof(float));
-        tile.maxima[query] = MASKED;
-        tile.totals[query] = 0;
     }
+}
+
+// Empties the sums of a tile.
+void clear(const Layer& layer, size_t count, const Sums& sums) {
+    for (size_t query = 0; query < count; ++query) sums.maxima[query] = MASKED;
+    std::memset(sums.totals, 0, count * sizeof(float));
+    std::memset(sums.values, 0, count * layer.value_size * sizeof(float));
+}
+
+// Adds the sums of a query over the next part to those over the parts before it.
+inline void add_part(size_t size, float maximum, float total, const float* values, float& maximum_before, float& total_before,
+                     float* values_before) {
+    // The query sees no key of the part.
+    if (maximum == MASKED) return;
+    const float now = maximum > maximum_before ? maximum : maximum_before;
+    const Floats factor = exponential(Floats{} + (maximum - now));
+    const Floats factor_before = maximum_before == MASKED ? Floats{} : exponential(Floats{} + (maximum_before - now));
+    for (size_t i = 0; i < size; i += LANES)
+        ::store(values_before + i, fused_multiply_add(load(values + i), factor, load(values_before + i) * factor_before));
+    total_before = fused_multiply_add(Floats{} + total, factor, total_before * factor_before)[0];
+    maximum_before = now;
+}
+
+// Adds the sums of the current part of a tile to those before it, and empties them.
+void finish_part(const Layer& layer, const Tile& tile) {
+    const auto& [maxima, totals, values] = tile.part;
+    for (size_t query = 0; query < tile.count; ++query) {
+        const size_t at = query * layer.value_size;
+        add_part(layer.value_size, maxima[query], totals[query], values + at, tile.before.maxima[query],
+                 tile.before.totals[query], tile.before.values + at);
+    }
+    clear(layer, tile.count, tile.part);
 }
 
 // The keys of a chunk that a query sees.
@@ -102,25 +146,141 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     return {within(from), within(position + 1)};
 }
 
-// Turns the scores of a chunk into weights, and rescales the sum and the values of the query if its maximum has grown.
-inline void online_softmax(const Layer& layer, KeyRange visible, size_t keys, float* scores, float& maximum, float& total,
-                           float* values) {
+// The keys or values of a block, the position of the block in its chunk, and the memory that is read after it.
+struct BlockRef {
+    const uint8_t* block;
+    size_t at;
+    const uint8_t* next;
+};
+
+#if defined(__AVX512BF16__)
+
+// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The sum of the weights is that of the
+// rounded ones, so that rounding them does not scale the output.
+struct Weights {
+    static void prepare(const Layer& layer, const Tile& tile) {
+        convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
+    }
+    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
+        const Floats rounded = store_bf16(weights, tile.weight_pairs + query * CHUNK_PAIRS + key / 2);
+        if (tile.block_masses) ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
+        return rounded;
+    }
+};
+
+// Small tiles read blocks in the format of the cache.
+template <typename T>
+struct CacheBlocks : Weights {
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        score_bf16<T>(layer, ref.block, tile.query_pairs, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
+                      {ref.next, layer.value_bytes / layer.key_size});
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        accumulate_values_bf16<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
+                                  tile.weight_pairs + ref.at * BLOCK_TOKENS / 2, tile.part.values, tile.count,
+                                  {ref.next, layer.key_bytes / BLOCK_TOKENS});
+    }
+};
+
+// Large tiles convert each block to pairs once.
+template <typename T>
+struct UnpackedBlocks : Weights {
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        auto* pairs = (uint32_t*)tile.unpacked;
+        for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+            const KeyGroup<T> keys(layer, ref.block, group);
+            for (size_t i = 0; i < KEY_GROUP; i += 2)
+                for (size_t v = 0; v < BLOCK_VECTORS; ++v)
+                    _mm512_storeu_si512(pairs + (group * KEY_GROUP + i) / 2 * BLOCK_TOKENS + v * LANES, key_pair(keys, i, v));
+        }
+        multiply_bf16<2, 8>(tile.query_pairs, layer.key_size / 2, layer.key_size / 2, pairs, BLOCK_TOKENS,
+                            tile.scores + ref.at * BLOCK_TOKENS, CHUNK_KEYS, false, tile.count);
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        auto* pairs = (uint32_t*)tile.unpacked;
+        for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
+            const auto value_of = [&](size_t token) {
+                return TokenValue<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size, token);
+            };
+            const auto first = value_of(token), second = value_of(token + 1);
+            for (size_t i = 0; i < layer.value_size; i += LANES)
+                _mm512_storeu_si512(pairs + token / 2 * layer.value_size + i, interleave_bf16(first.value(i), second.value(i)));
+        }
+        multiply_bf16<4, 4>(tile.weight_pairs + ref.at * BLOCK_TOKENS / 2, CHUNK_PAIRS, BLOCK_TOKENS / 2, pairs,
+                            layer.value_size, tile.part.values, layer.value_size, true, tile.count);
+    }
+};
+
+#else
+
+// Weights in f32 replace the scores.
+struct Weights {
+    static void prepare(const Layer&, const Tile&) {}
+    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
+        ::store(tile.scores + query * CHUNK_KEYS + key, weights);
+        return weights;
+    }
+};
+
+// Small tiles read blocks in the format of the cache.
+template <typename T>
+struct CacheBlocks : Weights {
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        score<T>(layer, ref.block, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
+                 {ref.next, layer.value_bytes / layer.key_size});
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        accumulate_values<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
+                             tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
+                             {ref.next, layer.key_bytes / BLOCK_TOKENS});
+    }
+};
+
+// Large tiles convert each block to f32 once.
+template <typename T>
+struct UnpackedBlocks : Weights {
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+            const KeyGroup<T> keys(layer, ref.block, group);
+            float* to = tile.unpacked + group * KEY_GROUP * BLOCK_TOKENS;
+            for (size_t i = 0; i < KEY_GROUP; ++i)
+                for (size_t v = 0; v < BLOCK_VECTORS; ++v) ::store(to + i * BLOCK_TOKENS + v * LANES, keys.key(i, v));
+        }
+        score<float>(layer, (const uint8_t*)tile.unpacked, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
+                     {(const uint8_t*)tile.unpacked, 0});
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        for (size_t token = 0; token < BLOCK_TOKENS; ++token) {
+            const TokenValue<T> value((const T*)ref.block, value_scales(layer, ref.block), layer.value_size, token);
+            for (size_t i = 0; i < layer.value_size; i += LANES)
+                ::store(tile.unpacked + token * layer.value_size + i, value.value(i));
+        }
+        accumulate_values<float>(tile.unpacked, nullptr, layer.value_size, tile.scores + ref.at * BLOCK_TOKENS,
+                                 tile.part.values, tile.count, {(const uint8_t*)tile.unpacked, 0});
+    }
+};
+
+#endif
+
+// Turns the scores of a chunk into weights, and rescales the sums of the query if its maximum has grown.
+inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, KeyRange visible, size_t keys) {
+    float *scores = tile.scores + query * CHUNK_KEYS, *values = tile.part.values + query * layer.value_size;
+    float &maximum = tile.part.maxima[query], &total = tile.part.totals[query];
     for (size_t key = 0; key < visible.from; ++key) scores[key] = MASKED;
     for (size_t key = visible.to; key < keys; ++key) scores[key] = MASKED;
     Floats high = load(scores);
     for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
     float now = largest(high) * layer.scale;
     if (maximum > now) now = maximum;
+    // The query sees no key of the chunk, nor of the part before it.
     if (now == MASKED) {
-        // The query sees no key of the chunk.
-        std::memset(scores, 0, keys * sizeof(float));
+        for (size_t key = 0; key < keys; key += LANES) Weights::store(tile, query, key, Floats{});
         return;
     }
     Floats sum = {};
     for (size_t key = 0; key < keys; key += LANES) {
-        const Floats weight = exponential(load(scores + key) * layer.scale - now);
-        sum += weight;
-        ::store(scores + key, weight);
+        const Floats score = fused_multiply_add(load(scores + key), Floats{} + layer.scale, Floats{} - now);
+        sum += Weights::store(tile, query, key, exponential(score));
     }
     if (now != maximum) {
         const float factor = maximum == MASKED ? 0 : exponential(Floats{} + (maximum - now))[0];
@@ -131,118 +291,6 @@ inline void online_softmax(const Layer& layer, KeyRange visible, size_t keys, fl
     total += horizontal_sum(sum);
 }
 
-// The keys or values of a block, the position of the block in its chunk, and the memory that is read after it.
-struct BlockRef {
-    const uint8_t* block;
-    size_t at;
-    const uint8_t* next;
-};
-
-// Small tiles read blocks in the format of the cache.
-template <typename T>
-struct CacheBlocks {
-    static void prepare(const Layer&, const Tile&) {}
-    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        score<T>(layer, ref.block, tile.queries, tile.sums, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
-                 {ref.next, layer.value_bytes / layer.key_size});
-    }
-    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        float* weights = tile.scores + ref.at * BLOCK_TOKENS;
-        if constexpr (sizeof(T) == 1) {
-            const float *scales = value_scales(layer, ref.block), *minima = scales + BLOCK_TOKENS;
-            for (size_t query = 0; query < tile.count; ++query) {
-                float* weight = weights + query * CHUNK_KEYS;
-                Floats sum = {};
-                for (size_t token = 0; token < BLOCK_TOKENS; token += LANES) {
-                    const Floats now = load(weight + token);
-                    sum += now * load(minima + token);
-                    ::store(weight + token, now * load(scales + token));
-                }
-                const float add = horizontal_sum(sum);
-                float* values = tile.values + query * layer.value_size;
-                for (size_t i = 0; i < layer.value_size; i += LANES) ::store(values + i, load(values + i) + add);
-            }
-        }
-        accumulate_values<T>((const T*)ref.block, layer.value_size, weights, tile.values, tile.count,
-                             {ref.next, layer.key_bytes / BLOCK_TOKENS});
-    }
-};
-
-// One dimension of the keys of a block, and some values of a token, as floats.
-template <typename T>
-inline Floats key_at(const Layer& layer, const uint8_t* block, size_t i, size_t token) {
-    const Keys<T> keys{block};
-    const Floats key = load(keys.of(i) + token);
-    if constexpr (sizeof(T) > 1) return key;
-    const float* scales = keys.scales(layer, i / KEY_GROUP) + token;
-    return key * load(scales) + load(scales + BLOCK_TOKENS);
-}
-
-template <typename T>
-inline Floats value_at(const Layer& layer, const uint8_t* block, size_t token, size_t i) {
-    const Floats value = load((const T*)block + token * layer.value_size + i);
-    if constexpr (sizeof(T) > 1) return value;
-    const float* scales = value_scales(layer, block) + token;
-    return value * scales[0] + scales[BLOCK_TOKENS];
-}
-
-// Large tiles convert each block to f32.
-template <typename T>
-struct F32Blocks {
-    static void prepare(const Layer&, const Tile&) {}
-    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        float* keys = (float*)tile.unpacked;
-        for (size_t i = 0; i < layer.key_size; ++i)
-            for (size_t token = 0; token < BLOCK_TOKENS; token += LANES)
-                ::store(keys + i * BLOCK_TOKENS + token, key_at<T>(layer, ref.block, i, token));
-        score<float>(layer, (const uint8_t*)keys, tile.queries, nullptr, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
-                     {(const uint8_t*)keys, 0});
-    }
-    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        float* values = (float*)tile.unpacked;
-        for (size_t token = 0; token < BLOCK_TOKENS; ++token)
-            for (size_t i = 0; i < layer.value_size; i += LANES)
-                ::store(values + token * layer.value_size + i, value_at<T>(layer, ref.block, token, i));
-        accumulate_values<float>(values, layer.value_size, tile.scores + ref.at * BLOCK_TOKENS, tile.values, tile.count,
-                                 {(const uint8_t*)values, 0});
-    }
-};
-
-#if defined(__AVX512BF16__)
-
-// In bf16, large tiles convert each block to pairs of dimensions or of tokens, which one instruction multiplies and adds.
-template <typename T>
-struct Bf16Blocks {
-    static void prepare(const Layer& layer, const Tile& tile) {
-        convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
-    }
-    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        auto* keys = (uint32_t*)tile.unpacked;
-        for (size_t i = 0; i < layer.key_size; i += 2)
-            for (size_t token = 0; token < BLOCK_TOKENS; token += 16)
-                _mm512_storeu_si512(
-                    keys + i / 2 * BLOCK_TOKENS + token,
-                    interleave_bf16(key_at<T>(layer, ref.block, i, token), key_at<T>(layer, ref.block, i + 1, token)));
-        multiply_bf16<2, 8>(tile.query_pairs, layer.key_size / 2, layer.key_size / 2, keys, BLOCK_TOKENS,
-                            tile.scores + ref.at * BLOCK_TOKENS, CHUNK_KEYS, false, tile.count);
-    }
-    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        auto* values = (uint32_t*)tile.unpacked;
-        for (size_t token = 0; token < BLOCK_TOKENS; token += 2)
-            for (size_t i = 0; i < layer.value_size; i += 16)
-                _mm512_storeu_si512(
-                    values + token / 2 * layer.value_size + i,
-                    interleave_bf16(value_at<T>(layer, ref.block, token, i), value_at<T>(layer, ref.block, token + 1, i)));
-        for (size_t query = 0; query < tile.count; ++query)
-            convert_to_bf16(tile.scores + query * CHUNK_KEYS + ref.at * BLOCK_TOKENS, BLOCK_TOKENS,
-                            tile.weight_pairs + query * BLOCK_TOKENS / 2);
-        multiply_bf16<4, 4>(tile.weight_pairs, BLOCK_TOKENS / 2, BLOCK_TOKENS / 2, values, layer.value_size, tile.values,
-                            layer.value_size, true, tile.count);
-    }
-};
-
-#endif
-
 // Records the mass of `count` blocks from `first` on.
 inline void record_block_masses(const Tile& tile, size_t first, size_t count) {
     for (size_t query = 0; query < tile.count; ++query)
@@ -251,15 +299,15 @@ inline void record_block_masses(const Tile& tile, size_t first, size_t count) {
             Floats sum = {};
             for (size_t token = 0; token < BLOCK_TOKENS; token += LANES) sum += load(weights + token);
             tile.block_masses[query * PART_BLOCKS + first + at] = horizontal_sum(sum);
-            tile.block_maxima[query * PART_BLOCKS + first + at] = tile.maxima[query];
+            tile.block_maxima[query * PART_BLOCKS + first + at] = tile.part.maxima[query];
         }
 }
 
-// The mass of a block for a query, relative to the final maximum of the query.
-inline float block_mass(const Tile& tile, size_t query, size_t block) {
-    const size_t at = query * PART_BLOCKS + block;
-    const float mass = tile.block_masses[at];
-    return mass > 0 ? mass * power(tile.block_maxima[at] - tile.maxima[query]) : 0;
+// Makes the recorded masses of a part relative to its maximum.
+inline void rescale_block_masses(const Tile& tile, size_t blocks) {
+    for (size_t query = 0; query < tile.count; ++query)
+        for (size_t at = query * PART_BLOCKS; at < query * PART_BLOCKS + blocks; ++at)
+            if (tile.block_masses[at] > 0) tile.block_masses[at] *= power(tile.block_maxima[at] - tile.part.maxima[query]);
 }
 
 // The chunks that an item attends to: all, or those that are listed.
@@ -275,13 +323,12 @@ ChunkSelection select_keys(const Layer& layer, const WorkItem& item, const StepT
     const size_t chunks = chunks_of(item.block_end - item.block_begin), first_key = item.block_begin * BLOCK_TOKENS;
     if (!(layer.attention_mass > 0) || chunks < SELECTION_CHUNKS_MIN) return {chunks, nullptr};
     const SelectionScratch& scratch = tile.selection;
-    const size_t group = layer.heads / layer.kv_heads, groups = layer.key_size / KEY_GROUP;
+    const size_t group = layer.heads / layer.kv_heads;
     const Sample sample = sample_of(group, tile.count);
     for (size_t index = 0; index < sample.count; ++index) {
         const size_t query = sample.query(index);
         std::memcpy(scratch.queries + index * layer.key_size, tile.queries + query * layer.key_size,
                     layer.key_size * sizeof(float));
-        std::memcpy(scratch.sums + index * groups, tile.sums + query * groups, tile.groups * sizeof(float));
     }
     for (size_t chunk = 0; chunk < chunks; ++chunk) {
         const size_t begin = item.block_begin + chunk * CHUNK_BLOCKS;
@@ -289,7 +336,7 @@ ChunkSelection select_keys(const Layer& layer, const WorkItem& item, const StepT
         for (size_t at = 0; at < count; ++at) {
             const uint8_t* block = key_block(layer, tensors, item.sequence->blocks[begin + at], item.kv_head);
             const size_t next = begin + at + 1 < item.block_end ? begin + at + 1 : item.block_begin;
-            score<T>(layer, block, scratch.queries, scratch.sums, scratch.scores + at * BLOCK_TOKENS, sample.count,
+            score<T>(layer, block, scratch.queries, scratch.scores + at * BLOCK_TOKENS, sample.count,
                      {key_block(layer, tensors, item.sequence->blocks[next], item.kv_head), layer.key_bytes / layer.key_size});
         }
         for (size_t index = 0; index < sample.count; ++index) {
@@ -319,8 +366,13 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
     };
     const auto values_of = [&](size_t block) { return value_block(layer, tensors, blocks[block], item.kv_head); };
     Blocks::prepare(layer, tile);
+    clear(layer, tile.count, tile.part);
+    clear(layer, tile.count, tile.before);
+    size_t part = item.block_begin / PART_BLOCKS;
     for (size_t index = 0; index < selection.count; ++index) {
         const size_t first = item.block_begin + selection.at(index) * CHUNK_BLOCKS;
+        if (first / PART_BLOCKS != part) finish_part(layer, tile);
+        part = first / PART_BLOCKS;
         const size_t rest = item.block_end - first, count = rest < CHUNK_BLOCKS ? rest : CHUNK_BLOCKS;
         const size_t next =
             index + 1 < selection.count ? item.block_begin + selection.at(index + 1) * CHUNK_BLOCKS : item.block_end;
@@ -328,53 +380,82 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
         for (size_t at = 0; at < count; ++at)
             Blocks::score_block(layer, tile, {keys_of(first + at), at, values_of(first + at)});
         for (size_t query = 0; query < tile.count; ++query)
-            online_softmax(layer, visible_keys(layer, item, query, first * BLOCK_TOKENS, keys), keys,
-                           tile.scores + query * CHUNK_KEYS, tile.maxima[query], tile.totals[query],
-                           tile.values + query * layer.value_size);
+            online_softmax(layer, tile, query, visible_keys(layer, item, query, first * BLOCK_TOKENS, keys), keys);
         if (tile.block_masses) record_block_masses(tile, first - item.block_begin, count);
         for (size_t at = 0; at < count; ++at)
             Blocks::accumulate_block(layer, tile, {values_of(first + at), at, keys_of(next + at)});
     }
+    if (tile.block_masses) rescale_block_masses(tile, item.block_end - item.block_begin);
+    if (!item.part) finish_part(layer, tile);
 }
 
 template <typename T>
 void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile) {
-    if (tile.count < LARGE_TILE)
-        return attend_with<CacheBlocks<T>>(layer, item, tensors, tile, {chunks_of(item.block_end - item.block_begin), nullptr});
-    const ChunkSelection selection = select_keys<T>(layer, item, tensors, tile);
-#if defined(__AVX512BF16__)
-    if (layer.prompts_in_bf16) return attend_with<Bf16Blocks<T>>(layer, item, tensors, tile, selection);
-#endif
-    attend_with<F32Blocks<T>>(layer, item, tensors, tile, selection);
+    const bool is_large = tile.count >= LARGE_TILE;
+    const ChunkSelection selection = is_large ? select_keys<T>(layer, item, tensors, tile)
+                                              : ChunkSelection{chunks_of(item.block_end - item.block_begin), nullptr};
+    const auto attend_in = [&](auto small, auto large) {
+        if (is_large) attend_with<decltype(large)>(layer, item, tensors, tile, selection);
+        else attend_with<decltype(small)>(layer, item, tensors, tile, selection);
+    };
+    attend_in(CacheBlocks<T>{}, UnpackedBlocks<T>{});
+}
+
+// Writes the output of a query.
+inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float total,
+                         const float* values) {
+    const size_t group = layer.heads / layer.kv_heads;
+    const size_t token = item.sequence->begin + item.token_begin + query / group;
+    const size_t at = (token * layer.heads + item.kv_head * group + query % group) * layer.value_size;
+    for (size_t i = 0; i < layer.value_size; i += LANES) {
+        // Adding zero turns the negative zeros positive that keys of other queries of the tile can turn, too.
+        const Floats output = load(values + i) * (1 / total) + 0.0f;
+        if (!layer.is_bf16) ::store((float*)tensors.output + at + i, output);
+        else
+            for (size_t lane = 0; lane < LANES; ++lane) convert(output[lane], ((bf16*)tensors.output)[at + i + lane]);
+    }
+}
+
+inline float* block_scores_of(const WorkItem& item, const StepTensors& tensors) {
+    return tensors.block_scores + item.kv_head * tensors.step_blocks + item.sequence->first_block + item.block_begin;
 }
 
 // Writes the output, or the partial result of the item.
 void store_results(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile) {
-    const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
-    const size_t blocks = tile.block_masses ? item.block_end - item.block_begin : 0;
+    const size_t size = layer.value_size, blocks = tile.block_masses ? item.block_end - item.block_begin : 0;
     for (size_t query = 0; query < tile.count; ++query) {
-        const float* values = tile.values + query * size;
-        if (item.part) {
-            float* part = item.part + query * part_stride(layer);
-            part[0] = tile.maxima[query];
-            part[1] = tile.totals[query];
-            std::memcpy(part + 2, values, size * sizeof(float));
-            for (size_t block = 0; block < blocks; ++block) part[2 + size + block] = block_mass(tile, query, block);
+        if (!item.part) {
+            store_output(layer, item, tensors, query, tile.before.totals[query], tile.before.values + query * size);
+            for (size_t block = 0; block < blocks; ++block)
+                block_scores_of(item, tensors)[block] +=
+                    tile.block_masses[query * PART_BLOCKS + block] / tile.before.totals[query];
             continue;
         }
-        if (blocks > 0) {
-            float* scores =
-                tensors.block_scores + item.kv_head * tensors.step_blocks + item.sequence->first_block + item.block_begin;
-            for (size_t block = 0; block < blocks; ++block)
-                scores[block] += block_mass(tile, query, block) / tile.totals[query];
+        float* part = item.part + query * part_stride(layer);
+        part[0] = tile.part.maxima[query];
+        part[1] = tile.part.totals[query];
+        std::memcpy(part + 2, tile.part.values + query * size, size * sizeof(float));
+        for (size_t block = 0; block < blocks; ++block) part[2 + size + block] = tile.block_masses[query * PART_BLOCKS + block];
+    }
+}
+
+void merge(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors) {
+    const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
+    for (size_t query = 0; query < group; ++query) {
+        float values[HEAD_SIZE_MAX], maximum = MASKED, total = 0;
+        std::memset(values, 0, size * sizeof(float));
+        const auto part_of = [&](size_t index) { return items[index].part + query * part_stride(layer); };
+        for (size_t index = 0; index < count; ++index) {
+            const float* part = part_of(index);
+            add_part(size, part[0], part[1], part + 2, maximum, total, values);
         }
-        const size_t token = item.sequence->begin + item.token_begin + query / group;
-        const size_t at = (token * layer.heads + item.kv_head * group + query % group) * size;
-        const float factor = 1 / tile.totals[query];
-        if (layer.is_bf16)
-            for (size_t i = 0; i < size; ++i) convert(values[i] * factor, ((bf16*)tensors.output)[at + i]);
-        else
-            for (size_t i = 0; i < size; ++i) ((float*)tensors.output)[at + i] = values[i] * factor;
+        store_output(layer, items[0], tensors, query, total, values);
+        for (size_t index = 0; layer.block_scores && index < count; ++index) {
+            const WorkItem& item = items[index];
+            const float* part = part_of(index);
+            for (size_t block = 0; block < item.block_end - item.block_begin; ++block)
+                block_scores_of(item, tensors)[block] += part[2 + size + block] * power(part[0] - maximum) / total;
+        }
     }
 }
 
@@ -395,4 +476,4 @@ void attend(const Layer& layer, const WorkItem& item, const StepTensors& tensors
 
 }  // namespace
 
-const ovfleet::Kernels ovfleet::OVFLEET_KERNELS = {scratch, store_new_tokens, attend};
+const ovfleet::Kernels ovfleet::OVFLEET_KERNELS = {scratch, store_new_tokens, attend, merge};

@@ -1,7 +1,7 @@
 // The products of the attention in bf16, with the dot products of AVX-512. Only for kernels.cpp.
 #pragma once
 
-#include "cache_block.hpp"
+#include "products_f32.hpp"
 
 #if defined(__AVX512BF16__)
 
@@ -9,9 +9,22 @@ namespace {
 
 // Interleaves the numbers of two vectors as pairs of bf16, the first in the lower half.
 inline __m512i interleave_bf16(Floats first, Floats second) {
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)first));
-    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)second));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
+
+// Stores numbers as bf16, and returns what they are then.
+inline Floats store_bf16(Floats numbers, uint32_t* to) {
+    const auto rounded = (__m256i)_mm512_cvtneps_pbh((__m512)numbers);
+    _mm256_storeu_si256((__m256i*)to, rounded);
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
+}
+
+// Dimensions `i` and `i + 1` of the keys of a group.
+template <typename T>
+inline __m512i key_pair(const KeyGroup<T>& keys, size_t i, size_t v) {
+    return interleave_bf16(keys.key(i, v), keys.key(i + 1, v));
 }
 
 // Converts numbers to bf16.
@@ -56,6 +69,81 @@ inline void multiply_bf16(const uint32_t* left, size_t left_stride, size_t pairs
     }
     if constexpr (R > 1)
         if (rows) multiply_bf16<V, R / 2>(left, left_stride, pairs, right, columns, sums, sums_stride, add, rows);
+}
+
+// The scores of `R` queries with the keys of a block of the cache. The order of sums is that of `multiply_bf16`.
+template <typename T, size_t R>
+inline void score_bf16_tile(const Layer& layer, const uint8_t* block, const uint32_t* queries, float* scores,
+                            Prefetch& prefetch) {
+    constexpr size_t V = BLOCK_VECTORS, GROUP_PAIRS = KEY_GROUP / 2;
+    const size_t pairs = layer.key_size / 2;
+    __m512 sum[R][V];
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_setzero_ps();
+    for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+        const KeyGroup<T> keys(layer, block, group);
+        for (size_t i = 0; i < GROUP_PAIRS; ++i) {
+            prefetch.next();
+            prefetch.next();
+            __m512i key[V];
+            for (size_t v = 0; v < V; ++v) key[v] = key_pair(keys, 2 * i, v);
+            for (size_t r = 0; r < R; ++r) {
+                const __m512i query = _mm512_set1_epi32(int(queries[r * pairs + group * GROUP_PAIRS + i]));
+                for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)query, (__m512bh)key[v]);
+            }
+        }
+    }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) _mm512_storeu_ps(scores + r * CHUNK_KEYS + v * LANES, sum[r][v]);
+}
+
+template <typename T, size_t R = SCORE_QUERIES>
+inline void score_bf16(const Layer& layer, const uint8_t* block, const uint32_t* queries, float* scores, size_t count,
+                       Prefetch prefetch) {
+    for (; count >= R; count -= R) {
+        score_bf16_tile<T, R>(layer, block, queries, scores, prefetch);
+        queries += R * layer.key_size / 2;
+        scores += R * CHUNK_KEYS;
+    }
+    if constexpr (R > 1)
+        if (count) score_bf16<T, R - 1>(layer, block, queries, scores, count, prefetch);
+}
+
+// Adds the weighted values of a block of the cache to the sums of `R` queries, two tokens at a time.
+template <typename T, size_t R, size_t V>
+inline void accumulate_bf16_tile(const T* values, const float* scales, size_t size, const uint32_t* weights, float* sums,
+                                 Prefetch& prefetch) {
+    __m512 sum[R][V];
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * size + v * LANES);
+    for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
+        prefetch.next();
+        prefetch.next();
+        const TokenValue<T> first(values, scales, size, token), second(values, scales, size, token + 1);
+        __m512i value[V];
+        for (size_t v = 0; v < V; ++v) value[v] = interleave_bf16(first.value(v * LANES), second.value(v * LANES));
+        for (size_t r = 0; r < R; ++r) {
+            const __m512i weight = _mm512_set1_epi32(int(weights[r * CHUNK_PAIRS + token / 2]));
+            for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)weight, (__m512bh)value[v]);
+        }
+    }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) _mm512_storeu_ps(sums + r * size + v * LANES, sum[r][v]);
+}
+
+template <typename T, size_t R = VALUE_QUERIES>
+inline void accumulate_values_bf16(const T* values, const float* scales, size_t size, const uint32_t* weights, float* sums,
+                                   size_t count, Prefetch prefetch) {
+    for (; count >= R; count -= R) {
+        size_t at = 0;
+        for (; at + VALUE_VECTORS * LANES <= size; at += VALUE_VECTORS * LANES)
+            accumulate_bf16_tile<T, R, VALUE_VECTORS>(values + at, scales, size, weights, sums + at, prefetch);
+        for (; at < size; at += LANES) accumulate_bf16_tile<T, R, 1>(values + at, scales, size, weights, sums + at, prefetch);
+        weights += R * CHUNK_PAIRS;
+        sums += R * size;
+    }
+    if constexpr (R > 1)
+        if (count) accumulate_values_bf16<T, R - 1>(values, scales, size, weights, sums, count, prefetch);
 }
 
 }  // namespace

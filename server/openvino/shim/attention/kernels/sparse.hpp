@@ -27,11 +27,10 @@ inline Sample sample_of(size_t group, size_t queries) {
     return {group, step, tokens / step * group};
 }
 
-// Scratch memory of the selection. Of the sample: its queries, the sums of their groups, the scores of a chunk, and for each
-// chunk the largest score and the mass relative to it. Of each chunk: its fraction of the mass. And the list of selected
-// chunks.
+// Scratch memory of the selection. Of the sample: its queries, the scores of a chunk, and for each chunk the largest score and
+// the mass relative to it. Of each chunk: its fraction of the mass. And the list of selected chunks.
 struct SelectionScratch {
-    float *queries, *sums, *scores, *maxima, *masses, *fractions;
+    float *queries, *scores, *maxima, *masses, *fractions;
     uint32_t* chunks;
 };
 
@@ -41,7 +40,6 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     const bool selects = layer.attention_mass > 0 && queries > 0;
     const size_t sampled = selects ? sample_of(layer.heads / layer.kv_heads, queries).count : 0, chunks = chunks_of(blocks);
     scratch.queries = allocate(sampled * layer.key_size);
-    scratch.sums = allocate(sampled * (layer.key_size / KEY_GROUP));
     scratch.scores = allocate(sampled * CHUNK_KEYS);
     scratch.maxima = allocate(sampled * chunks);
     scratch.masses = allocate(sampled * chunks);
