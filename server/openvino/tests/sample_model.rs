@@ -403,7 +403,7 @@ const NATIVE: [(&str, &str); 1] = [("KV_CACHE_PRECISION", "u8")];
 #[test]
 fn with_native_kernels_logits_do_not_depend_on_the_chunks_of_a_prompt() {
     let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+    let config = Config { plugin_config, ..config() };
     let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
     if !loaded.native_kernels {
         // This processor has no native projections.
@@ -494,7 +494,7 @@ async fn with_native_kernels_answers_do_not_depend_on_batch_chunks_or_prefix_cac
         .collect();
     let engine = async |max_chunk_tokens, max_num_seqs, prefix_caching| {
         let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let config = Config { plugin_config, ..config(None, UnpackWeights::Never) };
+        let config = Config { plugin_config, ..config() };
         let (runner, loaded) = load(&config, &mut |_| {}).unwrap();
         let config = EngineConfig {
             max_num_batched_tokens: 256,
