@@ -39,7 +39,8 @@ fn flag(argument: &Arg, name: &str) -> String {
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     for value in argument.get_possible_values().iter().filter(|_| argument.get_action().takes_values()) {
-        let meaning = value.get_help().map(ToString::to_string).unwrap_or_default();
+        // The help of a flag lists the values that explain themselves.
+        let Some(meaning) = value.get_help() else { continue };
         let end = if help.ends_with('.') { "" } else { "." };
         let _ = write!(help, "{end} `{}`: {meaning}", value.get_name());
     }
