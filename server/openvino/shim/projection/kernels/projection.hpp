@@ -129,8 +129,8 @@ struct PackedSrc {
 };
 
 // The source of the kernels for 8-bit integers, in tiles of rows whose sums fit into registers. The last tile is padded with
-// zeros. For each tile and group of 32 columns: the first terms of its rows and then the second ones, and the scale of each row,
-// multiplied by the scale factor of the weights. For each group of weights: the sum of the quants of each row.
+// zeros. For each tile and group of 32 columns: the first terms of its rows and then the second ones, and the scale of each
+// row, multiplied by the scale factor of the weights. For each group of weights: the sum of the quants of each row.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
