@@ -19,4 +19,4 @@ FROM --platform=${PLATFORM} ${BASE_IMAGE} AS operator
 COPY --from=build /out/ /
 USER 65532:65532
 EXPOSE 8080
-ENTRYPOINT ["/usr/local/bin/operator"]
+ENTRYPOINT ["/usr/local/bin/ovfleet-operator"]

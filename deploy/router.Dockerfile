@@ -19,4 +19,4 @@ FROM --platform=${PLATFORM} ${BASE_IMAGE} AS router
 COPY --from=build /out/ /
 USER 65532:65532
 EXPOSE 8000 50051 8081
-ENTRYPOINT ["/usr/local/bin/router"]
+ENTRYPOINT ["/usr/local/bin/ovfleet-router"]

@@ -24,4 +24,4 @@ COPY --from=build /out/ /
 ENV LD_LIBRARY_PATH=/opt/openvino/libs
 USER 65532:65532
 EXPOSE 8000 50051 8081
-ENTRYPOINT ["/usr/local/bin/server"]
+ENTRYPOINT ["/usr/local/bin/ovfleet-server"]
