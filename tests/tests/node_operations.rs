@@ -153,7 +153,7 @@ async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     let pod = || node::get(&["pod", &former, "--namespace", OPERATOR_NAMESPACE]);
     let restarts = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
     let before = pod()?;
-    let processes = node::processes(OPERATOR_NAMESPACE, &former, "operator")?;
+    let processes = node::processes(OPERATOR_NAMESPACE, &former, "ovfleet-operator")?;
     let signal = |name: &str| node::run("kill", &["-s", name, &processes[0].to_string()]);
 
     signal("STOP")?;

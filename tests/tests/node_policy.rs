@@ -195,13 +195,13 @@ async fn a_pinned_replica_has_a_processor_to_itself() -> anyhow::Result<()> {
     let class = node::get(&["pod", &server, "--namespace", name])?["status"]["qosClass"].clone();
     assert_eq!(class, "Guaranteed");
 
-    let process = node::processes(name, &server, "server")?.pop().context("no server")?;
+    let process = node::processes(name, &server, "ovfleet-server")?.pop().context("no server")?;
     let own = processors(process)?;
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let [own] = own[..] else { anyhow::bail!("threads of the server run on {own:?}") };
     own.parse::<u32>().with_context(|| format!("the server may run on {own} instead of one processor"))?;
     // The kubelet moves other pods to the remaining processors within a second.
-    let router = node::processes(name, &router, "router")?.pop().context("no router")?;
+    let router = node::processes(name, &router, "ovfleet-router")?.pop().context("no router")?;
     node::await_state("the router to run elsewhere", LIMIT, || {
         let others = processors(router)?;
         anyhow::ensure!(

@@ -134,7 +134,7 @@ async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
 async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let pods = node::pods(NAMESPACE, SERVER)?;
-    node::kill(NAMESPACE, &pods[0], "server")?;
+    node::kill(NAMESPACE, &pods[0], "ovfleet-server")?;
     scene.await_requests().await;
     settled(2)?;
     scene.await_requests().await;
@@ -159,7 +159,7 @@ async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let pods = node::pods(NAMESPACE, ROUTER)?;
     assert_eq!(pods.len(), 2);
-    node::kill(NAMESPACE, &pods[0], "router")?;
+    node::kill(NAMESPACE, &pods[0], "ovfleet-router")?;
     scene.await_requests().await;
     settled(2)?;
     scene.await_requests().await;
@@ -177,7 +177,7 @@ async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
 async fn killing_the_operator_or_the_api_server_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;
     let operators = node::pods(OPERATOR_NAMESPACE, "app.kubernetes.io/name=ovfleet-operator")?;
-    node::kill(OPERATOR_NAMESPACE, &operators[0], "operator")?;
+    node::kill(OPERATOR_NAMESPACE, &operators[0], "ovfleet-operator")?;
     scene.await_requests().await;
     scale(3)?;
 
