@@ -364,7 +364,7 @@ impl Backend {
 /// The precision in which the native kernels multiply activations by quantized weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ActivationPrecision {
-    /// The fastest precision whose rounding errors do not exceed those of bf16 inference.
+    /// A precision whose rounding errors do not exceed those of bf16 inference.
     Auto,
     /// Not exact: activations are rounded to 8 bits, with a scale for each 32 of them. It is faster for prompts and large batches.
     Int8,

@@ -37,7 +37,7 @@ pub struct Config {
 /// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationPrecision {
-    /// The fastest one whose rounding errors are not larger than those of bf16.
+    /// One whose rounding errors are not larger than those of bf16.
     #[default]
     Auto,
     /// Integers of 8 bits, with a scale for each 32 activations. This is faster, and its rounding errors are several times larger.

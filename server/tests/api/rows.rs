@@ -23,7 +23,7 @@ const ELSEWHERE: [(&str, &str, &str); 8] = [
 ];
 const BEAMS: &str = include_str!("beams.rs");
 /// Parameters whose only effect is that the response repeats them.
-const TOLD_AGAIN: [&str; 2] = ["metadata", "store"];
+const REPEATED_FIELDS: [&str; 2] = ["metadata", "store"];
 /// Members that differ between answers.
 const NAMES: [&str; 8] = [
     "id",
@@ -281,7 +281,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
                 name => entry(schema, name),
             };
             let server = models.get(model);
-            let without = TOLD_AGAIN.iter().all(|repeated| *repeated != name).then_some(name.as_str());
+            let without = REPEATED_FIELDS.iter().all(|repeated| *repeated != name).then_some(name.as_str());
             // The second request finds the prompt in the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
