@@ -73,21 +73,24 @@ pub fn metric_table(exposition: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::builder::PossibleValue;
+
     use super::*;
 
     #[test]
     fn flags_have_sections_by_heading() {
         let flag = |name: &'static str| Arg::new(name).long(name);
+        let levels = [PossibleValue::new("high").help("More."), PossibleValue::new("low")];
         let command = Command::new("program")
             .arg(flag("port").env("PORT").default_value("80").help("Port to listen on."))
             .arg(flag("mode").env("MODE").help_heading("Modes").help("One | two."))
             .arg(flag("hidden").help_heading("Modes"))
-            .arg(flag("level").env("LEVEL").help_heading("Modes").value_parser(["high"]).help("The level"))
+            .arg(flag("level").env("LEVEL").help_heading("Modes").value_parser(levels).help("The level"))
             .arg(flag("version"));
         let expected = format!(
             "\n## Network\n\n{FLAG_HEADER}| `--port` | `PORT` | `80` | Port to listen on. |\n\
              \n## Modes\n\n{FLAG_HEADER}| `--mode` | `MODE` |  | One \\| two. |\n\
-             | `--level` | `LEVEL` |  | The level. `high`:  |\n"
+             | `--level` | `LEVEL` |  | The level. `high`: More. |\n"
         );
         assert_eq!(flag_sections(&command, "Network"), expected);
     }
