@@ -129,7 +129,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
         .parent()
         .and_then(std::path::Path::parent)
         .context("this program is not in a target directory")?;
-    let mut command = tests::server::without_settings(Command::new(folder.join("operator")));
+    let mut command = tests::server::without_settings(Command::new(folder.join("ovfleet-operator")));
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }
 
