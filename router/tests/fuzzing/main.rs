@@ -17,7 +17,7 @@ fn the_router_frees_everything_and_serves_the_next_client_after_any_input() {
     seeds.iter().for_each(|seed| connection::check(seed));
     let words = words(include_str!("../../../server/fuzz/dictionaries/router.dict"));
     for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| connection::check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }

@@ -16,7 +16,7 @@ async fn a_mutated_body_is_answered_or_rejected() {
     let server = server();
     for seed in 0..CASES {
         println!("seed {seed}");
-        check(&server, &mutated(&mut Random::new(seed), &seeds, &words)).await;
+        check(&server, &mutated(&mut Random(seed), &seeds, &words)).await;
     }
     server.idle().await;
     assert_eq!(

@@ -12,7 +12,7 @@ fn damaged_files_of_blocks_are_never_used() {
     check(&[]);
     let words = words(include_str!("../../../fuzz/dictionaries/spill.dict"));
     for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {input:?}");
     }

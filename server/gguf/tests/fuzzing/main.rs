@@ -18,7 +18,7 @@ fn any_file_opens_or_is_rejected_with_an_error_message() {
     seeds.iter().for_each(|seed| file::check(seed));
     let words = words(include_str!("../../../fuzz/dictionaries/gguf.dict"));
     for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| file::check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {input:?}");
     }

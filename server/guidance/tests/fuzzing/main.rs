@@ -18,7 +18,7 @@ fn any_form_can_be_followed_or_is_rejected_with_a_path() {
     assert!(!seeds.is_empty(), "there are seeds");
     let words = words(include_str!("../../../fuzz/dictionaries/form.dict"));
     for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| form::check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }

@@ -61,7 +61,7 @@ mod tests {
         seeds.iter().for_each(|seed| check(seed));
         let words = words(include_str!("../../../fuzz/dictionaries/adapter.dict"));
         for seed in 0..CASES {
-            let input = mutated(&mut Random::new(seed), &seeds, &words);
+            let input = mutated(&mut Random(seed), &seeds, &words);
             let outcome = std::panic::catch_unwind(|| check(&input));
             assert!(outcome.is_ok(), "seed {seed}: {input:?}");
         }

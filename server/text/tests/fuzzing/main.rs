@@ -40,7 +40,7 @@ fn seeds() -> Vec<Vec<u8>> {
 fn a_template_renders_or_is_rejected() {
     let (seeds, words) = (seeds(), words(include_str!("../../../fuzz/dictionaries/template.dict")));
     for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| template::check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }
@@ -58,7 +58,7 @@ fn a_tokenizer_loads_or_is_refused_with_a_reason() {
     seeds.iter().for_each(|seed| tokenizer::check(seed));
     let words = words(include_str!("../../../fuzz/dictionaries/tokenizer.dict"));
     for seed in 0..TOKENIZER_CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
+        let input = mutated(&mut Random(seed), &seeds, &words);
         let outcome = std::panic::catch_unwind(|| tokenizer::check(&input));
         assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
     }
