@@ -10,6 +10,27 @@ pub(crate) use random::Random;
 /// Maximum size of an input in bytes, as in `scripts/fuzz`.
 const INPUT_BYTES_MAX: usize = 4096;
 
+/// Reads the seeds in a folder, in the order of their names.
+pub(crate) fn seeds(folder: &str) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("the folder of seeds can be read");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be listed").path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder} contains seeds");
+    paths.iter().map(|path| std::fs::read(path).expect("a seed can be read")).collect()
+}
+
+/// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the `dictionary`.
+/// If it panics, this prints the number of the case, with which it can be repeated, and its input.
+pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
+    seeds.iter().for_each(|seed| check(seed));
+    let words = words(dictionary);
+    for case in 0..cases {
+        let input = mutated(&mut Random(case), seeds, &words);
+        let outcome = std::panic::catch_unwind(|| check(&input));
+        assert!(outcome.is_ok(), "case {case}: {}", input.escape_ascii());
+    }
+}
+
 /// Returns one of the `seeds` with random mutations, some of which insert `words`.
 pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>]) -> Vec<u8> {
     let mut input = pick(random, seeds).clone();
