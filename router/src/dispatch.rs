@@ -42,7 +42,7 @@ use backfill::{Backfill, Offer};
 pub use pick_log::{Pick, PickLog, ScoredCandidate};
 use picker::{Picker, Search, SearchResult};
 
-/// Number of unused retries that the router saves under `--retry-share`. It starts with that many.
+/// Number of unused retries that the router saves under `--retry-budget-percent`. It starts with that many.
 ///
 /// Beyond it: further unused retries are lost.
 const SAVED_RETRIES_MAX: u32 = 256;
@@ -92,14 +92,14 @@ impl Dispatch {
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         // The standard library seeds the hash from the random numbers of the operating system.
         let random = RandomState::new();
-        let retry_share = settings.load().retry_share;
+        let retry_budget_percent = settings.load().retry_budget_percent;
         Arc::new(Self {
             replicas: Replicas::new(random.hash_one("router").max(1)),
             seed: random.hash_one("prompts"),
             picker: Picker::new(Arc::clone(&settings), metrics.clone()),
             settings,
             metrics,
-            retries: Mutex::new(RetryBudget::new(retry_share, SAVED_RETRIES_MAX)),
+            retries: Mutex::new(RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX)),
             queued: AtomicUsize::new(0),
             queued_without_replica: AtomicUsize::new(0),
             in_waiting_room: AtomicUsize::new(0),
@@ -153,8 +153,8 @@ impl Dispatch {
 
     /// Applies settings that have changed.
     pub fn reconfigure(self: &Arc<Self>) {
-        let retry_share = self.settings.load().retry_share;
-        *self.lock_retries() = RetryBudget::new(retry_share, SAVED_RETRIES_MAX);
+        let retry_budget_percent = self.settings.load().retry_budget_percent;
+        *self.lock_retries() = RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX);
         self.pump_all();
     }
 
