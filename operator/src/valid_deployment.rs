@@ -338,8 +338,8 @@ pub struct RouterSettings {
     pub queue_timeout: Duration,
     /// The maximum number of replicas that a request is sent to.
     pub attempts: u32,
-    /// The maximum fraction of requests that are retried.
-    pub retry_share: f64,
+    /// The maximum percentage of requests that are retried.
+    pub retry_budget_percent: u32,
     /// The timeout for connecting to a replica.
     pub connect_timeout: Duration,
     /// The timeout for the first token of a streamed answer.
@@ -363,9 +363,9 @@ pub struct RouterSettings {
     /// The API keys that share stored responses and cached prompts.
     pub key_isolation: KeyIsolation,
     /// The maximum number of requests per minute with one key.
-    pub key_requests: Option<u32>,
+    pub requests_per_minute: Option<u32>,
     /// The maximum number of tokens per minute with one key.
-    pub key_tokens: Option<u32>,
+    pub tokens_per_minute: Option<u32>,
     /// The log level of the router.
     pub log: LogLevel,
     /// Whether the router logs each request.

@@ -163,7 +163,7 @@ mod tests {
     fn usage_is_counted_per_key() {
         let access = Access::default();
         let client = |id| Client { id, name: "c".into() };
-        let rates = Rates { key_requests: Some(2), key_tokens: Some(1000) };
+        let rates = Rates { requests_per_minute: Some(2), tokens_per_minute: Some(1000) };
         access.charge(&client(1), rates, 900).unwrap();
         assert!(access.charge(&client(1), rates, 900).is_err());
         access.settle(&client(1), 900, 10);

@@ -158,19 +158,19 @@ pub struct Args {
     )]
     pub attempts: u32,
 
-    /// Fraction of requests that may be retried, so that retries do not multiply the load during a failure. Unused
+    /// Percentage of requests that may be retried, so that retries do not multiply the load during a failure. Unused
     /// retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not count.
     ///
     /// Beyond it: the client gets the last failure, as with `--attempts`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_RETRY_SHARE",
-        value_name = "SHARE",
-        default_value = "0.2",
-        value_parser = fraction,
+        env = "OVFLEET_ROUTER_RETRY_BUDGET_PERCENT",
+        value_name = "PERCENT",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(0..=100),
         help_heading = "Routing"
     )]
-    pub retry_share: f32,
+    pub retry_budget_percent: u32,
 
     /// Time in which a replica must accept a connection.
     ///
@@ -314,14 +314,14 @@ pub struct Args {
     /// Number of requests per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After`.
-    #[arg(long, env = "OVFLEET_ROUTER_KEY_REQUESTS", value_name = "COUNT", help_heading = "Access")]
-    pub key_requests: Option<u32>,
+    #[arg(long, env = "OVFLEET_ROUTER_REQUESTS_PER_MINUTE", value_name = "COUNT", help_heading = "Access")]
+    pub requests_per_minute: Option<u32>,
 
     /// Number of prompt and completion tokens per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After` unless the request alone exceeds the limit.
-    #[arg(long, env = "OVFLEET_ROUTER_KEY_TOKENS", value_name = "COUNT", help_heading = "Access")]
-    pub key_tokens: Option<u32>,
+    #[arg(long, env = "OVFLEET_ROUTER_TOKENS_PER_MINUTE", value_name = "COUNT", help_heading = "Access")]
+    pub tokens_per_minute: Option<u32>,
 
     /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached
     /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.

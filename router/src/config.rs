@@ -166,11 +166,11 @@ attempts: 2
 access-log: true
 replica: [127.0.0.1:1/2, 127.0.0.1:3]
 # This sets nothing.
-key-tokens:
+tokens-per-minute:
 ";
         let args = with_file(&["--attempts", "3"], text).unwrap();
         assert_eq!((args.policy.name(), args.attempts, args.access_log), ("round-robin", 3, true));
-        assert_eq!((args.idle_timeout, args.key_tokens), (Duration::from_secs(90), None));
+        assert_eq!((args.idle_timeout, args.tokens_per_minute), (Duration::from_secs(90), None));
         assert_eq!(args.replicas.len(), 2);
         assert!(with_file(&[], "").is_ok());
     }

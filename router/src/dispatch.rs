@@ -14,9 +14,7 @@
 //! requests that wait: the work of an event does not grow with the number of replicas. Room that no event announces (a
 //! report has become too old, an ejection is over) is used by [`Dispatch::pump_all`], which runs periodically.
 //!
-//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
-//! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
-//! it has waited at the head of the queue for two seconds.
+//! The module `backfill` decides which of the requests that wait gets the room, and `picker` which replica a request gets.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,25 +32,20 @@ use crate::metrics::Metrics;
 use crate::queue::{QueueConfig, QueueFull, QueuedRequest, Ticket};
 use crate::replica::Replica;
 use crate::replicas::Replicas;
-use crate::waiting::{Assignment, PlacementRequest, Waiter, WaitingList};
+use crate::waiting::{Assignment, PlacementRequest, Waiter};
 
+mod backfill;
 mod pick_log;
 mod picker;
 
+use backfill::{Backfill, Offer};
 pub use pick_log::{Pick, PickLog, ScoredCandidate};
 use picker::{Picker, Search, SearchResult};
 
-/// Number of unused retries that the router saves under `--retry-share`. It starts with that many.
+/// Number of unused retries that the router saves under `--retry-budget-percent`. It starts with that many.
 ///
 /// Beyond it: further unused retries are lost.
 const SAVED_RETRIES_MAX: u32 = 256;
-/// Number of requests at the head of a queue that may get the room that appears.
-const BACKFILL_MAX: usize = 16;
-/// The time after which a replica is reserved for the first request of a queue.
-const RESERVE_AFTER: Duration = Duration::from_secs(2);
-/// How long a request waits until its reservation keeps the requests of other tenants away too. Otherwise a tenant with large
-/// requests would stop everybody, and without it a tenant with many small ones could.
-const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 /// The pause before a request is sent again to the replica that failed to answer it, if the model has no other replica.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
@@ -99,14 +92,14 @@ impl Dispatch {
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         // The standard library seeds the hash from the random numbers of the operating system.
         let random = RandomState::new();
-        let retry_share = settings.load().retry_share;
+        let retry_budget_percent = settings.load().retry_budget_percent;
         Arc::new(Self {
             replicas: Replicas::new(random.hash_one("router").max(1)),
             seed: random.hash_one("prompts"),
             picker: Picker::new(Arc::clone(&settings), metrics.clone()),
             settings,
             metrics,
-            retries: Mutex::new(RetryBudget::new(retry_share, SAVED_RETRIES_MAX)),
+            retries: Mutex::new(RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX)),
             queued: AtomicUsize::new(0),
             queued_without_replica: AtomicUsize::new(0),
             in_waiting_room: AtomicUsize::new(0),
@@ -160,8 +153,8 @@ impl Dispatch {
 
     /// Applies settings that have changed.
     pub fn reconfigure(self: &Arc<Self>) {
-        let retry_share = self.settings.load().retry_share;
-        *self.lock_retries() = RetryBudget::new(retry_share, SAVED_RETRIES_MAX);
+        let retry_budget_percent = self.settings.load().retry_budget_percent;
+        *self.lock_retries() = RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX);
         self.pump_all();
     }
 
@@ -386,69 +379,17 @@ impl Dispatch {
 
     /// Tries to place the next requests until one of them leaves the queue. Returns whether there may be more room.
     fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
-        let offer = fleet.with_waiting(|waiting| {
-            for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
-                match self.offer(fleet, waiting, ticket, at, now) {
-                    Offer::Full if position == 0 && at.is_none() => {
-                        self.reserve_for(fleet, waiting, ticket, now);
-                    }
-                    Offer::Full => {}
-                    offer => return offer,
-                }
-            }
-            Offer::Full
-        });
+        let backfill = Backfill { picker: &self.picker, fleet, now };
+        let offer = fleet.with_waiting(|waiting| backfill.offer_room(waiting, at));
         self.settle(fleet, offer)
     }
 
-    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
-    /// of the queue is tried before it, for room that no event has announced.
+    /// Tries to place a request that has just entered the queue.
     fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
-        let now = Instant::now();
-        let offer = fleet.with_waiting(|waiting| {
-            let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
-            if !upcoming.contains(&ticket) {
-                return Offer::Full;
-            }
-            let first = upcoming.first().copied().filter(|&first| first != ticket);
-            match first.map_or(Offer::Full, |first| self.offer(fleet, waiting, first, None, now)) {
-                Offer::Full => self.offer(fleet, waiting, ticket, None, now),
-                offer => offer,
-            }
-        });
+        let backfill = Backfill { picker: &self.picker, fleet, now: Instant::now() };
+        let offer = fleet.with_waiting(|waiting| backfill.offer_newcomer(waiting, ticket));
         if self.settle(fleet, offer) {
             self.pump(fleet, None);
-        }
-    }
-
-    /// Tries to place one request that waits.
-    fn offer(
-        &self,
-        fleet: &Arc<Fleet>,
-        waiting: &mut WaitingList,
-        ticket: Ticket,
-        at: Option<&Arc<Replica>>,
-        now: Instant,
-    ) -> Offer {
-        let reserved = waiting.reserved_for(ticket).cloned();
-        let waiter = waiting.waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
-        let Some(waiter) = waiter else {
-            waiting.cancel(ticket, now);
-            return Offer::Left { unclaimed: None };
-        };
-        let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
-        match self.picker.book(search, now) {
-            SearchResult::Booked(assignment) => {
-                let waiter = waiting.dequeue(ticket, now).expect("invariant: the waiter was just there");
-                Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
-            }
-            SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
-                // Only replicas that failed to answer it are left. It must not block the other requests.
-                waiter.request.tried.clear();
-                Offer::TryAgain
-            }
-            SearchResult::NoReplica => Offer::NoReplica,
-            SearchResult::Full => Offer::Full,
         }
     }
 
@@ -464,44 +405,12 @@ impl Dispatch {
             Offer::Full | Offer::NoReplica => false,
         }
     }
-
-    /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
-    /// reserved one cannot take the request any more.
-    fn reserve_for(&self, fleet: &Arc<Fleet>, waiting: &mut WaitingList, ticket: Ticket, now: Instant) {
-        let Some(waiter) = waiting.waiters.get(&ticket) else { return };
-        if now.saturating_duration_since(waiter.since) < RESERVE_AFTER {
-            return;
-        }
-        let reserved = waiting.reserved_for(ticket);
-        if reserved.is_some_and(|reserved| self.picker.can_fit(fleet, &waiter.request, reserved, now)) {
-            if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
-                && let Some((_, reservation)) = &waiting.reservation
-            {
-                reservation.extend_to_everybody();
-            }
-            return;
-        }
-        let reservation = self.picker.reserve(fleet, &waiter.request, now);
-        waiting.reservation = reservation.map(|reservation| (ticket, reservation));
-    }
 }
 
 /// The time until which a request that begins to wait now may wait.
 fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
     let latest = Instant::now() + timeout;
     queued.deadline.map_or(latest, |deadline| deadline.min(latest))
-}
-
-/// The result of an attempt to place a request that waits.
-enum Offer {
-    /// The request has left the queue. An assignment that no task waits for any more is returned.
-    Left { unclaimed: Option<Assignment> },
-    /// The request can be tried again immediately: its list of failed replicas was cleared.
-    TryAgain,
-    /// There is no room for the request.
-    Full,
-    /// No replica accepts requests.
-    NoReplica,
 }
 
 /// Why a request is in the queue.

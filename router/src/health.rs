@@ -276,26 +276,26 @@ impl Record {
     }
 }
 
-/// Limits the retries to a fraction of the requests, so that retries do not multiply the load of a fleet that fails.
+/// Limits the retries to a percentage of the requests, so that retries do not multiply the load of a fleet that fails.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryBudget {
-    retry_share: f64,
+    retries_per_request: f64,
     saved_max: f64,
     saved: f64,
 }
 
 impl RetryBudget {
-    /// A budget of `retry_share` retries per request. It saves up to `saved_max` unused retries, and starts with that
-    /// many.
+    /// A budget of `retry_budget_percent` retries per 100 requests. It saves up to `saved_max` unused retries, and starts
+    /// with that many.
     #[must_use]
-    pub fn new(retry_share: f32, saved_max: u32) -> Self {
+    pub fn new(retry_budget_percent: u32, saved_max: u32) -> Self {
         let saved_max = f64::from(saved_max);
-        Self { retry_share: f64::from(retry_share).clamp(0.0, 1.0), saved_max, saved: saved_max }
+        Self { retries_per_request: f64::from(retry_budget_percent) / 100.0, saved_max, saved: saved_max }
     }
 
     /// Counts a request toward the budget.
     pub fn earn(&mut self) {
-        self.saved = (self.saved + self.retry_share).min(self.saved_max);
+        self.saved = (self.saved + self.retries_per_request).min(self.saved_max);
     }
 
     /// Whether a retry is permitted; if so, it is charged to the budget.

@@ -14,9 +14,9 @@ pub const KEYS_MAX: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// The number of requests per minute, which is also the largest burst.
-    pub key_requests: Option<u32>,
+    pub requests_per_minute: Option<u32>,
     /// The number of prompt and completion tokens per minute, which is also the largest burst.
-    pub key_tokens: Option<u32>,
+    pub tokens_per_minute: Option<u32>,
 }
 
 /// The rate limit that a request exceeds.
@@ -62,12 +62,12 @@ impl RateLimits {
             self.buckets.retain(|_, buckets| !buckets.is_full(now));
         }
         let buckets = self.buckets.entry(key).or_insert_with(|| Buckets {
-            requests: Bucket::full(rates.key_requests, now),
-            tokens: Bucket::full(rates.key_tokens, now),
+            requests: Bucket::full(rates.requests_per_minute, now),
+            tokens: Bucket::full(rates.tokens_per_minute, now),
         });
         let Buckets { requests, tokens: token_bucket } = buckets;
-        requests.refill(rates.key_requests, now);
-        token_bucket.refill(rates.key_tokens, now);
+        requests.refill(rates.requests_per_minute, now);
+        token_bucket.refill(rates.tokens_per_minute, now);
         let over = |kind, retry_after| RateExceeded { kind, retry_after };
         requests.check(1.0).map_err(|after| over(RateKind::Requests, after))?;
         token_bucket.check(f64::from(tokens)).map_err(|after| over(RateKind::Tokens, after))?;

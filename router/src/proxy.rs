@@ -244,9 +244,12 @@ fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_
 /// Charges the request to the rate limits of its client. Returns whether the tokens of the client are limited.
 fn charge(app: &App, client: &Client, demand: &Demand, record: &mut RequestRecord) -> Result<bool, Error> {
     let settings = app.settings();
-    let rates = Rates { key_requests: settings.key_requests, key_tokens: settings.key_tokens };
+    let rates = Rates {
+        requests_per_minute: settings.requests_per_minute,
+        tokens_per_minute: settings.tokens_per_minute,
+    };
     let tokens = demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences));
     app.access().charge(client, rates, tokens)?;
     record.charged(tokens, demand);
-    Ok(rates.key_tokens.is_some())
+    Ok(rates.tokens_per_minute.is_some())
 }

@@ -1,46 +1,48 @@
 //! Mutates inputs: tests run the fuzz targets with them for seconds, while libFuzzer runs for hours. The same seed gives
 //! the same inputs. It does not check results.
 
+#[path = "../scheduler/tests/random/random.rs"]
+#[expect(dead_code, reason = "mutations need numbers below a limit only")]
+mod random;
+
+pub(crate) use random::Random;
+
 /// Maximum size of an input in bytes, as in `scripts/fuzz`.
 const INPUT_BYTES_MAX: usize = 4096;
 
-/// Numbers by SplitMix64.
-pub(crate) struct Random(u64);
+/// Reads the seeds in a folder, in the order of their names.
+pub(crate) fn seeds(folder: &str) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("the folder of seeds can be read");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be listed").path()).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder} contains seeds");
+    paths.iter().map(|path| std::fs::read(path).expect("a seed can be read")).collect()
+}
 
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let value = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
-    }
-
-    /// Returns a random number below `end`, or 0 if `end` is 0.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
+/// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the `dictionary`.
+/// If it panics, this prints the number of the case, with which it can be repeated, and its input.
+pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
+    seeds.iter().for_each(|seed| check(seed));
+    let words = words(dictionary);
+    for case in 0..cases {
+        let input = mutated(&mut Random(case), seeds, &words);
+        let outcome = std::panic::catch_unwind(|| check(&input));
+        assert!(outcome.is_ok(), "case {case}: {}", input.escape_ascii());
     }
 }
 
 /// Returns one of the `seeds` with random mutations, some of which insert `words`.
 pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>]) -> Vec<u8> {
-    let mut input = random.pick(seeds).clone();
-    for _ in 0..random.below(8) {
-        let at = random.below(input.len() + 1);
-        let until = (at + random.below(24)).min(input.len());
-        match random.below(7) {
+    let mut input = pick(random, seeds).clone();
+    for _ in 0..below(random, 8) {
+        let at = below(random, input.len() + 1);
+        let until = (at + below(random, 24)).min(input.len());
+        match below(random, 7) {
             0 => drop(input.drain(at..until)),
-            1 => drop(input.splice(at..at, random.pick(words).iter().copied())),
-            2 => drop(input.splice(at..until, random.pick(words).iter().copied())),
+            1 => drop(input.splice(at..at, pick(random, words).iter().copied())),
+            2 => drop(input.splice(at..until, pick(random, words).iter().copied())),
             3 => {
-                let part = input[at..until].repeat(1 + random.below(20));
+                let part = input[at..until].repeat(1 + below(random, 20));
                 input.splice(at..at, part);
             }
             4 => {
@@ -48,21 +50,30 @@ pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>])
                 input.splice(at..(at + 1).min(until), [byte]);
             }
             5 => {
-                let other = random.pick(seeds);
-                let from = random.below(other.len());
+                let other = pick(random, seeds);
+                let from = below(random, other.len());
                 input.truncate(at);
                 input.extend_from_slice(&other[from..]);
             }
             _ => {
-                let other = random.pick(seeds);
-                let from = random.below(other.len());
-                let part = other[from..(from + random.below(64)).min(other.len())].to_vec();
+                let other = pick(random, seeds);
+                let from = below(random, other.len());
+                let part = other[from..(from + below(random, 64)).min(other.len())].to_vec();
                 input.splice(at..at, part);
             }
         }
     }
     input.truncate(INPUT_BYTES_MAX);
     input
+}
+
+fn pick<'a, T>(random: &mut Random, all: &'a [T]) -> &'a T {
+    &all[below(random, all.len())]
+}
+
+/// Returns a random number below `end`, or 0 if `end` is 0.
+fn below(random: &mut Random, end: usize) -> usize {
+    random.below(end.max(1) as u32) as usize
 }
 
 /// Returns the words of a dictionary in libFuzzer's format: one quoted word per line, with the escapes `\\`, `\"` and

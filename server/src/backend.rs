@@ -12,7 +12,9 @@ mod sim;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
-use server_engine::{CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, SpillConfig};
+use server_engine::{
+    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, SchedulerConfig, SpillConfig,
+};
 use server_text::{LoadOptions, ModelText, TextSource};
 
 use crate::app::ServedModel;
@@ -39,17 +41,19 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
     let Runners { model: runner, draft, description, identity } = runners;
     let layout = runner.layout();
     let engine_config = EngineConfig {
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_chunk_tokens: config.max_chunk_tokens,
-        max_itl: config.max_itl,
-        max_num_seqs: config.max_num_seqs,
-        max_queue: config.max_queue,
-        max_model_len: match config.backend {
-            Backend::Sim => context.unwrap_or(config.sim.sim_model_len),
-            Backend::OpenVino => context.unwrap_or(u32::MAX),
+        scheduler: SchedulerConfig {
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_chunk_tokens: config.max_chunk_tokens,
+            max_itl: config.max_itl,
+            max_num_seqs: config.max_num_seqs,
+            max_queue: config.max_queue,
+            max_model_len: match config.backend {
+                Backend::Sim => context.unwrap_or(config.sim.sim_model_len),
+                Backend::OpenVino => context.unwrap_or(u32::MAX),
+            },
+            prefix_caching: config.prefix_caching,
+            kv_eviction_tokens: config.kv_eviction_tokens,
         },
-        prefix_caching: config.prefix_caching,
-        kv_eviction_tokens: config.kv_eviction_tokens,
         clock: Clock::real(),
     };
     let spill = config.kv_spill.clone().map(|KvSpill { dir, bytes }| SpillConfig {

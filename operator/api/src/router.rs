@@ -25,8 +25,6 @@ pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--host", "the operator sets it"),
     ("--idle-timeout", "use router.timeouts.idle"),
     ("--key-isolation", "use router.keyIsolation"),
-    ("--key-requests", "use access.requestsPerMinute"),
-    ("--key-tokens", "use access.tokensPerMinute"),
     ("--log", "use observability.logLevel"),
     ("--log-format", "the operator sets it"),
     ("--otlp-endpoint", "use observability.tracing"),
@@ -39,7 +37,9 @@ pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--replica-token-file", "use security.replicaTokenSecretRef"),
     ("--replicas-dns", "the operator sets it"),
     ("--replicas-service", "the operator sets it"),
-    ("--retry-share", "use router.retry.budgetPercent"),
+    ("--requests-per-minute", "use access.requestsPerMinute"),
+    ("--retry-budget-percent", "use router.retry.budgetPercent"),
+    ("--tokens-per-minute", "use access.tokensPerMinute"),
 ];
 
 /// The rules for the flags in `router.extraArgs`.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use operator_api::{KeyIsolation, LogLevel};
+use operator_api::{KeyIsolation, LogLevel, Retry};
 use serde_json::{Map, Value, json};
 
 use super::replica_token;
@@ -178,7 +178,6 @@ pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> S
     let mut set = |name: &str, value: Value| drop(options.insert(name.to_owned(), value));
     set("policy", json!(router.policy.name()));
     set("attempts", json!(router.attempts));
-    set("retry-share", json!(router.retry_share));
     set("connect-timeout", json!(time(router.connect_timeout)));
     set("first-token-timeout", json!(time(router.first_token_timeout)));
     set("answer-timeout", json!(time(router.answer_timeout)));
@@ -186,13 +185,16 @@ pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> S
     set("queue-requests", json!(router.queue_requests));
     set("queue-tokens", json!(router.queue_tokens));
     set("queue-timeout", json!(time(router.queue_timeout)));
-    if let Some(requests) = router.key_requests {
-        set("key-requests", json!(requests));
+    if let Some(requests) = router.requests_per_minute {
+        set("requests-per-minute", json!(requests));
     }
-    if let Some(tokens) = router.key_tokens {
-        set("key-tokens", json!(tokens));
+    if let Some(tokens) = router.tokens_per_minute {
+        set("tokens-per-minute", json!(tokens));
     }
-    // Omit the default, so that routers of a former release, which do not have the option, can start.
+    // Omit defaults, so that routers of a former release, which do not have these options, can start.
+    if router.retry_budget_percent != Retry::default().budget_percent {
+        set("retry-budget-percent", json!(router.retry_budget_percent));
+    }
     if router.key_isolation != KeyIsolation::default() {
         set("key-isolation", json!(router.key_isolation.name()));
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, Event, Load, NewRequest, SampledToken, ScheduledSequence, Scheduler, SchedulerConfig,
+    Batch, CacheSize, Event, Load, NewRequest, SampledToken, ScheduledSequence, Scheduler, SchedulerConfig,
     StopCriteria, TokenId,
 };
 
@@ -94,9 +94,7 @@ impl Speed {
 
 impl Engine {
     pub(crate) fn new(config: EngineConfig) -> Self {
-        let scheduler = Scheduler::new(SchedulerConfig {
-            block_tokens: config.block_tokens,
-            blocks_total: config.blocks_total,
+        let settings = SchedulerConfig {
             max_num_batched_tokens: config.max_num_batched_tokens,
             max_chunk_tokens: config.max_chunk_tokens,
             max_itl: None,
@@ -105,7 +103,9 @@ impl Engine {
             max_model_len: config.blocks_total * config.block_tokens,
             prefix_caching: true,
             kv_eviction_tokens: None,
-        });
+        };
+        let cache = CacheSize { block_tokens: config.block_tokens, blocks_total: config.blocks_total };
+        let scheduler = Scheduler::new(settings, cache);
         Self {
             config,
             scheduler,

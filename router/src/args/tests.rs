@@ -36,7 +36,7 @@ fn errors_about_invalid_values_name_the_flag() {
         "--replicas-service=a/b/c",
         "--replicas-service=A_b",
         "--policy=best",
-        "--retry-share=2",
+        "--retry-budget-percent=101",
         "--attempts=0",
         "--idle-timeout=soon",
         "--max-body-bytes=8 potatoes",

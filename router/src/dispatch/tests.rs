@@ -6,6 +6,7 @@ use proto::v1alpha1::{DispatchRange, Dispatches, Load, State};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::backfill::{BACKFILL_MAX, RESERVE_AFTER, RESERVE_AGAINST_ALL_AFTER};
 use super::picker::EXAMINED;
 use super::*;
 use crate::app::App;

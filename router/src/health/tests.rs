@@ -173,7 +173,7 @@ fn a_new_process_starts_with_a_clean_history() {
 
 #[test]
 fn retries_are_a_fraction_of_requests() {
-    let mut budget = RetryBudget::new(0.1, 5);
+    let mut budget = RetryBudget::new(10, 5);
     assert_eq!((0..9).filter(|_| budget.spend()).count(), 5, "what is saved up at the start");
     let mut retries = 0;
     for _ in 0..1000 {

@@ -3,7 +3,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
 
-const RATES: Rates = Rates { key_requests: Some(60), key_tokens: Some(6000) };
+const RATES: Rates = Rates { requests_per_minute: Some(60), tokens_per_minute: Some(6000) };
 
 #[test]
 fn without_limits_no_bucket_is_created() {
@@ -51,10 +51,10 @@ fn a_client_that_used_more_than_estimated_waits_longer() {
 fn a_changed_limit_counts_the_usage_under_the_previous_one() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 5000, now), Ok(()));
-    let more = Rates { key_tokens: Some(12_000), ..RATES };
+    let more = Rates { tokens_per_minute: Some(12_000), ..RATES };
     assert_eq!(limits.charge(1, more, 7000, now), Ok(()));
     assert!(limits.charge(1, more, 1, now).is_err());
-    assert_eq!(limits.charge(1, Rates { key_tokens: None, ..RATES }, u32::MAX, now), Ok(()));
+    assert_eq!(limits.charge(1, Rates { tokens_per_minute: None, ..RATES }, u32::MAX, now), Ok(()));
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn replicas_learn_the_tenant_from_the_router_and_not_from_the_client() {
 fn requests_of_a_key_are_limited() {
     let upstream = upstream();
     let (_folder, keys) = file("alpha\nbeta\n");
-    let router = start(&upstream, &[&keys, "--key-requests=2"]);
+    let router = start(&upstream, &[&keys, "--requests-per-minute=2"]);
     assert_eq!((ask(&router, "alpha").status, ask(&router, "alpha").status), (200, 200));
     let over = ask(&router, "alpha");
     assert_eq!(over.status, 429);
@@ -116,7 +116,7 @@ fn requests_of_a_key_are_limited() {
 fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
     let upstream = upstream();
     let (_folder, keys) = file("alpha\n");
-    let router = start(&upstream, &[&keys, "--key-tokens=400"]);
+    let router = start(&upstream, &[&keys, "--tokens-per-minute=400"]);
     // About 130 tokens are expected of each request and 30 are used, so more than three requests pass.
     for _ in 0..6 {
         assert_eq!(ask(&router, "alpha").status, 200);

@@ -148,7 +148,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
             _ => send_and_close(stream, "zz\r\n"),
         }
     });
-    let router = Router::start(&[&upstream], &["--attempts=16", "--retry-share=1"]);
+    let router = Router::start(&[&upstream], &["--attempts=16", "--retry-budget-percent=100"]);
     let (mut whole, mut broken) = (0, 0);
     for _ in 0..REQUESTS / 2 {
         let answer = router.post(CHAT, &chat("m", true));

@@ -46,7 +46,7 @@ const KEY: &str = "authorization: Bearer alpha\r\n";
 fn start(upstream: &Upstream, tokens_per_minute: u32) -> (tempfile::TempDir, Router) {
     let (folder, keys) = file("alpha\n");
     let replica = upstream.argument();
-    let router = Router::unready(&[&replica, &keys, &format!("--key-tokens={tokens_per_minute}")]);
+    let router = Router::unready(&[&replica, &keys, &format!("--tokens-per-minute={tokens_per_minute}")]);
     router.await_log("ready");
     (folder, router)
 }

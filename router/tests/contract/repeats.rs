@@ -24,7 +24,8 @@ fn deadly_seen(upstreams: &[Upstream]) -> usize {
 fn a_query_of_death_meets_two_replicas_and_no_more() {
     let upstreams: Vec<Upstream> = (0..6).map(|_| mortal()).collect();
     let all: Vec<&Upstream> = upstreams.iter().collect();
-    let router = Router::start(&all, &["--policy=round-robin", "--attempts=16", "--retry-share=1"]);
+    let router =
+        Router::start(&all, &["--policy=round-robin", "--attempts=16", "--retry-budget-percent=100"]);
     // Each replica has a connection that was used before.
     for _ in 0..upstreams.len() {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);

@@ -4,21 +4,17 @@ mod connection;
 #[path = "../../../server/fuzz/mutations.rs"]
 mod mutations;
 
-use mutations::{Random, mutated, words};
+use mutations::{check_mutations, seeds};
 
 const CASES: u64 = 2_000;
 
 #[test]
 fn the_router_frees_everything_and_serves_the_next_client_after_any_input() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/fuzz/seeds/router");
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    seeds.iter().for_each(|seed| connection::check(seed));
-    let words = words(include_str!("../../../server/fuzz/dictionaries/router.dict"));
-    for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
-        let outcome = std::panic::catch_unwind(|| connection::check(&input));
-        assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
-    }
+    check_mutations(
+        CASES,
+        &seeds(folder),
+        include_str!("../../../server/fuzz/dictionaries/router.dict"),
+        connection::check,
+    );
 }

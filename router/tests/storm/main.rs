@@ -47,7 +47,13 @@ async fn router(replicas: &[Arc<Replica>], log: &mut JoinSet<String>) -> Router 
     for replica in replicas {
         command.arg(format!("--replica={}/{}", replica.http, replica.grpc.port()));
     }
-    command.args(["--port=0", "--threads=2", "--attempts=8", "--retry-share=1", "--connect-timeout=5s"]);
+    command.args([
+        "--port=0",
+        "--threads=2",
+        "--attempts=8",
+        "--retry-budget-percent=100",
+        "--connect-timeout=5s",
+    ]);
     command.args([
         "--first-token-timeout=2s",
         "--answer-timeout=2s",

@@ -68,10 +68,11 @@ impl Core {
     pub(crate) fn new(config: SchedulerConfig, runners: Runners, observer: Observer, links: Links) -> Self {
         let Runners { target: runner, draft } = runners;
         let Links { commands, waker, clock, spill } = links;
-        let vocabulary = runner.layout().vocabulary;
+        let layout = runner.layout();
+        let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
         let speculator = Speculator::new(draft, vocabulary, config.max_chunk_tokens);
-        let mut scheduler = Scheduler::new(config);
+        let mut scheduler = Scheduler::new(config, layout.size());
         let spill = spill.map(|(spill, key_scheme)| {
             scheduler.enable_spill(key_scheme);
             spill

@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use server_scheduler::{KV_EVICTION_BLOCKS_MIN, SchedulerConfig};
 use tokio::sync::{Semaphore, watch};
@@ -19,32 +18,16 @@ use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 use crate::spill::{self, Spill, SpillConfig, SpillStats};
 use crate::waker::Waker;
 
-/// The limits of an engine. The runner determines the sizes of the cache and of the vocabulary.
+/// The settings of an engine. The runner determines the sizes of the cache and of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Number of tokens that one step computes at most, over all sequences.
-    pub max_num_batched_tokens: u32,
-    /// Number of tokens that a step computes at most while sequences decode and prompts wait to be computed.
-    pub max_chunk_tokens: u32,
-    /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as are predicted to fit.
-    /// Until enough steps were recorded, `max_chunk_tokens` applies.
-    pub max_itl: Option<Duration>,
-    /// Number of sequences that run at the same time at most.
-    pub max_num_seqs: u32,
-    /// Number of sequences that wait at most. A burst of requests waits as a whole until the next step.
-    pub max_queue: u32,
-    /// Number of tokens of a prompt and its completion together at most. It is reduced to the size of the cache.
-    pub max_model_len: u32,
-    /// Whether blocks with equal content are computed once and stay cached after their sequence has ended.
-    pub prefix_caching: bool,
-    /// Number of tokens of a generating sequence that stay in the cache at most, rounded down to whole blocks. The blocks with the
-    /// lowest scores ([`ModelRunner::block_scores`]) are evicted. `None` keeps all.
-    pub kv_eviction_tokens: Option<u32>,
+    /// The settings of the scheduler. The engine reduces `max_model_len` to the size of the cache.
+    pub scheduler: SchedulerConfig,
     /// The clock that measures queue times and step times.
     pub clock: Clock,
 }
 
-/// The largest value of [`EngineConfig::max_queue`]. The queue is allocated at the start.
+/// The largest value of [`SchedulerConfig::max_queue`] that an engine accepts. The queue is allocated at the start.
 pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 
 /// Why an engine could not be started.
@@ -53,7 +36,7 @@ pub enum StartError {
     /// A size is zero or too small.
     #[error("{name} must be at least {min}")]
     TooSmall {
-        /// The name of the field of [`EngineConfig`] or [`CacheLayout`].
+        /// The name of the field of [`SchedulerConfig`] or [`CacheLayout`].
         name: &'static str,
         /// The smallest valid value.
         min: u32,
@@ -107,7 +90,7 @@ impl EngineOptions {
         }
         if let Some(spill) = &self.spill {
             let (known, adapters) = (spill.identity.adapters.len(), runner.adapters());
-            if !config.prefix_caching {
+            if !config.scheduler.prefix_caching {
                 return Err(StartError::NothingToSpill);
             }
             if known != adapters as usize {
@@ -153,8 +136,9 @@ impl Engine {
         let EngineOptions { draft, spill } = options;
         let runners = Runners { target: runner, draft };
         let layout = runners.target.layout();
-        let scheduler = scheduler_config(&config, layout)?;
-        let requests = SchedulerConfig { max_queue: config.max_queue, ..scheduler.clone() }.request_limits();
+        let EngineConfig { scheduler: config, clock } = config;
+        let config = fit(config, layout)?;
+        let requests = config.request_limits(layout.size());
         let limits =
             EngineLimits { requests, vocabulary: layout.vocabulary, adapters: runners.target.adapters() };
         let (commands, receiver) = mpsc::sync_channel(config.max_queue as usize + CONTROL_COMMANDS_MAX);
@@ -169,7 +153,7 @@ impl Engine {
             commands,
             load: watch::Sender::new(EngineLoad::default()),
             limits,
-            clock: config.clock,
+            clock,
             has_draft_model: runners.draft.is_some(),
             spill_stats: stats,
             waiting: Arc::new(AtomicU32::new(0)),
@@ -181,7 +165,9 @@ impl Engine {
         let handle = EngineHandle { shared: Arc::clone(&shared) };
         let links =
             Links { commands: receiver, waker: waker.clone(), clock: shared.clock.clone(), spill: started };
-        let core = Core::new(scheduler, runners, observer, links);
+        // The handle checks max_queue. Preempted sequences wait as well, and must not cause rejections.
+        let max_queue = config.max_queue.saturating_add(config.max_num_seqs);
+        let core = Core::new(SchedulerConfig { max_queue, ..config }, runners, observer, links);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))
@@ -222,9 +208,11 @@ impl Drop for Engine {
     }
 }
 
-fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
+/// Checks the settings and fits them to the cache.
+fn fit(mut config: SchedulerConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
     let CacheLayout { block_tokens, blocks_total, vocabulary, .. } = layout;
-    let cache_tokens = block_tokens.saturating_mul(blocks_total);
+    config.max_model_len = config.max_model_len.min(block_tokens.saturating_mul(blocks_total));
+    let eviction_tokens_min = KV_EVICTION_BLOCKS_MIN * block_tokens;
     let sizes = [
         ("block_tokens", block_tokens, 1),
         ("blocks_total", blocks_total, 1),
@@ -233,12 +221,8 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
         ("max_chunk_tokens", config.max_chunk_tokens, 1),
         ("max_num_seqs", config.max_num_seqs, 1),
         ("max_queue", config.max_queue, 1),
-        ("max_model_len", config.max_model_len.min(cache_tokens), 2),
-        (
-            "kv_eviction_tokens",
-            config.kv_eviction_tokens.unwrap_or(u32::MAX),
-            KV_EVICTION_BLOCKS_MIN * block_tokens,
-        ),
+        ("max_model_len", config.max_model_len, 2),
+        ("kv_eviction_tokens", config.kv_eviction_tokens.unwrap_or(u32::MAX), eviction_tokens_min),
     ];
     if let Some((name, _, min)) = sizes.into_iter().find(|(_, size, min)| size < min) {
         return Err(StartError::TooSmall { name, min });
@@ -246,19 +230,7 @@ fn scheduler_config(config: &EngineConfig, layout: CacheLayout) -> Result<Schedu
     if config.max_queue > MAX_QUEUE_LIMIT {
         return Err(StartError::TooManyWaiting);
     }
-    Ok(SchedulerConfig {
-        block_tokens,
-        blocks_total,
-        max_num_batched_tokens: config.max_num_batched_tokens,
-        max_chunk_tokens: config.max_chunk_tokens,
-        max_itl: config.max_itl,
-        max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens),
-        // The handle checks max_queue. Preempted sequences wait as well, and must not cause rejections.
-        max_queue: config.max_queue.saturating_add(config.max_num_seqs),
-        max_model_len: config.max_model_len.min(cache_tokens),
-        prefix_caching: config.prefix_caching,
-        kv_eviction_tokens: config.kv_eviction_tokens,
-    })
+    Ok(config)
 }
 
 /// The engine's thread.

@@ -1,6 +1,6 @@
 //! The interface to the hardware: a runner computes the logits of a batch.
 
-use server_scheduler::{Batch, BlockId};
+use server_scheduler::{Batch, BlockId, CacheSize};
 
 use crate::sleep::SleepLevel;
 
@@ -88,6 +88,13 @@ pub struct CacheLayout {
     pub block_bytes: u64,
     /// Number of tokens in the vocabulary, which is the width of a row of logits.
     pub vocabulary: u32,
+}
+
+impl CacheLayout {
+    /// The size of the cache, for the scheduler.
+    pub fn size(&self) -> CacheSize {
+        CacheSize { block_tokens: self.block_tokens, blocks_total: self.blocks_total }
+    }
 }
 
 /// The logits of a step, row-major `[rows, vocabulary]`.

@@ -16,9 +16,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) kv_cache_precision: String,
     /// Whether the configuration prefers accuracy to speed.
     pub(crate) prefers_accuracy: bool,
-    /// The configured group size of the plugin's dynamic quantization. A configured size selects the plugin's projections; 0
-    /// turns the quantization off.
-    pub(crate) dynamic_quantization: Option<String>,
+    /// Whether the dynamic quantization of the plugin's projections is configured, on or off, which selects these projections.
+    pub(crate) configures_plugin_projections: bool,
     /// Whether the KV cache is configured by properties that only the plugin's attention knows.
     pub(crate) configures_plugin_cache: bool,
 }
@@ -44,7 +43,7 @@ impl DeviceOptions {
             inference_precision: precision("INFERENCE_PRECISION_HINT"),
             kv_cache_precision: precision("KV_CACHE_PRECISION"),
             prefers_accuracy,
-            dynamic_quantization: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE"),
+            configures_plugin_projections: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE").is_some(),
             configures_plugin_cache: plugin_config.iter().any(is_plugin_cache),
         }
     }

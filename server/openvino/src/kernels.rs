@@ -218,7 +218,7 @@ impl CpuFeatures {
 
 /// Chooses the kernels for projections. This much is known before the graph is.
 pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> ProjectionKernels {
-    let allows_native = device.is_cpu && !device.prefers_accuracy && device.dynamic_quantization.is_none();
+    let allows_native = device.is_cpu && !device.prefers_accuracy && !device.configures_plugin_projections;
     match cpu.first(&PROJECTION_ISAS) {
         Some(isa) if allows_native => ProjectionKernels::Native(isa),
         _ => ProjectionKernels::Plugin,

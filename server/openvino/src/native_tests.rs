@@ -15,8 +15,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
+        self.0 = server_engine::mix(self.0);
+        self.0 as usize % end
     }
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {

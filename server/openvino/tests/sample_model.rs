@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use server_engine::{
-    Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SpillConfig,
-    SpillIdentity, StopCriteria,
+    Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SchedulerConfig,
+    SpillConfig, SpillIdentity, StopCriteria,
 };
 use server_openvino::{ActivationPrecision, CacheIdentity, Config, OpenVinoRunner, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
@@ -293,14 +293,16 @@ async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
 
 fn engine_config() -> EngineConfig {
     EngineConfig {
-        max_num_batched_tokens: 512,
-        max_chunk_tokens: 128,
-        max_itl: None,
-        max_num_seqs: 4,
-        max_queue: 16,
-        max_model_len: 256,
-        prefix_caching: true,
-        kv_eviction_tokens: None,
+        scheduler: SchedulerConfig {
+            max_num_batched_tokens: 512,
+            max_chunk_tokens: 128,
+            max_itl: None,
+            max_num_seqs: 4,
+            max_queue: 16,
+            max_model_len: 256,
+            prefix_caching: true,
+            kv_eviction_tokens: None,
+        },
         clock: Clock::real(),
     }
 }
@@ -496,14 +498,16 @@ async fn with_native_kernels_answers_do_not_depend_on_batch_chunks_or_prefix_cac
         let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let config = Config { plugin_config, ..config() };
         let (runner, loaded) = load(&config, &mut |_| {}).unwrap();
-        let config = EngineConfig {
+        let EngineConfig { scheduler, clock } = engine_config();
+        let scheduler = SchedulerConfig {
             max_num_batched_tokens: 256,
             max_chunk_tokens,
             max_num_seqs,
             max_queue: 64,
             prefix_caching,
-            ..engine_config()
+            ..scheduler
         };
+        let config = EngineConfig { scheduler, clock };
         let engine =
             Engine::start_with_options(config, Box::new(runner), EngineOptions::default(), Box::new(|_| {}));
         loaded.native_kernels.then_some(engine.unwrap())

@@ -7,10 +7,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A token of the model's vocabulary.
 pub type TokenId = u32;
 
-/// A block of the KV cache: the keys and values of [`SchedulerConfig::block_tokens`] consecutive tokens of a sequence,
+/// A block of the KV cache: the keys and values of [`CacheSize::block_tokens`] consecutive tokens of a sequence,
 /// in every layer.
 ///
-/// [`SchedulerConfig::block_tokens`]: crate::SchedulerConfig::block_tokens
+/// [`CacheSize::block_tokens`]: crate::CacheSize::block_tokens
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 

@@ -21,13 +21,18 @@ pub const DRAFT_TOKENS_MAX: u32 = 256;
 /// the number of tokens in a step is a multiple of it, because a model prepares anew for each different number of tokens.
 pub const PROMPT_TOKENS_MIN: u32 = 16;
 
-/// The sizes and limits of a [`Scheduler`](crate::Scheduler). All numbers are greater than zero.
-#[derive(Clone, Debug)]
-pub struct SchedulerConfig {
-    /// Number of tokens in a block, as the compiled model defines it.
+/// The size of the KV cache, which the compiled model and the available memory define. Both numbers are greater than zero.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSize {
+    /// Number of tokens in a block.
     pub block_tokens: u32,
     /// Number of blocks in the cache.
     pub blocks_total: u32,
+}
+
+/// The settings of a [`Scheduler`](crate::Scheduler). All numbers are greater than zero.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
     /// Number of tokens that one step computes at most, over all sequences. A longer prompt is computed in chunks
     /// beside the decoding sequences, which come first.
     pub max_num_batched_tokens: u32,
@@ -107,16 +112,18 @@ impl RequestLimits {
 }
 
 impl SchedulerConfig {
-    /// The limits for requests of a scheduler with this configuration.
-    pub fn request_limits(&self) -> RequestLimits {
-        let Self { block_tokens, blocks_total, max_model_len, max_queue, .. } = *self;
+    /// The limits for requests of a scheduler with this configuration and a cache of this size.
+    pub fn request_limits(&self, cache: CacheSize) -> RequestLimits {
+        let Self { max_model_len, max_queue, .. } = *self;
+        let CacheSize { block_tokens, blocks_total } = cache;
         let max_num_seqs = self.max_num_seqs.min(self.max_num_batched_tokens).min(max_queue);
         RequestLimits { block_tokens, blocks_total, max_model_len, max_num_seqs, max_queue }
     }
 
-    /// Panics unless a scheduler can work with these sizes.
-    pub(crate) fn validate(&self) {
-        let Self { block_tokens, blocks_total, max_model_len, .. } = *self;
+    /// Panics unless a scheduler can work with this configuration and a cache of this size.
+    pub(crate) fn validate(&self, cache: CacheSize) {
+        let CacheSize { block_tokens, blocks_total } = cache;
+        let max_model_len = self.max_model_len;
         assert!(
             block_tokens > 0 && blocks_total > 0,
             "block_tokens and blocks_total must be greater than zero"
@@ -132,13 +139,13 @@ impl SchedulerConfig {
              {block_tokens} tokens)"
         );
         assert!(
-            self.kv_eviction_blocks().is_none_or(|blocks| blocks >= KV_EVICTION_BLOCKS_MIN),
+            self.kv_eviction_blocks(block_tokens).is_none_or(|blocks| blocks >= KV_EVICTION_BLOCKS_MIN),
             "kv_eviction_tokens must be at least {KV_EVICTION_BLOCKS_MIN} blocks"
         );
     }
 
-    /// `kv_eviction_tokens` in whole blocks.
-    pub(crate) fn kv_eviction_blocks(&self) -> Option<u32> {
-        self.kv_eviction_tokens.map(|tokens| tokens / self.block_tokens)
+    /// `kv_eviction_tokens` in whole blocks of `block_tokens` tokens.
+    pub(crate) fn kv_eviction_blocks(&self, block_tokens: u32) -> Option<u32> {
+        self.kv_eviction_tokens.map(|tokens| tokens / block_tokens)
     }
 }

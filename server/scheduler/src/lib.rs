@@ -40,7 +40,7 @@ pub use batch::{Batch, BlockCopy, ScheduledSequence};
 pub use block::{BlockHash, BlockId, TokenId, block_hash};
 pub use block_keys::{BlockKey, BlockKeyFn, BlockKeyScheme, EvictedBlock};
 pub use config::{
-    DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, RequestLimits, SCORED_TOKENS_MAX,
+    CacheSize, DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, RequestLimits, SCORED_TOKENS_MAX,
     SchedulerConfig,
 };
 pub use load::Load;

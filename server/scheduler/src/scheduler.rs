@@ -11,7 +11,7 @@ use crate::batch::Batch;
 use crate::block::{BlockHash, TokenId, block_hash};
 use crate::block_pool::BlockPool;
 use crate::claims::Claims;
-use crate::config::SchedulerConfig;
+use crate::config::{CacheSize, SchedulerConfig};
 use crate::fairness::FairQueue;
 use crate::load::Load;
 use crate::request::{NewRequest, Rejection, SequenceId};
@@ -42,6 +42,7 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
+    cache: CacheSize,
     /// Number of blocks that admission leaves free, so that the running sequences can grow.
     watermark_blocks: u32,
     block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
@@ -80,8 +81,8 @@ impl Scheduler {
     ///
     /// # Panics
     /// If a size is zero, or the longest sequence does not fit into the cache.
-    pub fn new(config: SchedulerConfig) -> Self {
-        Self::with_block_hash(config, block_hash)
+    pub fn new(config: SchedulerConfig, cache: CacheSize) -> Self {
+        Self::with_block_hash(config, cache, block_hash)
     }
 
     /// Creates a scheduler that uses another hash of blocks. Any function is correct, even a constant one: the hash affects which
@@ -91,11 +92,13 @@ impl Scheduler {
     /// As [`Self::new`].
     pub fn with_block_hash(
         mut config: SchedulerConfig,
+        cache: CacheSize,
         block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     ) -> Self {
-        config.validate();
+        config.validate(cache);
         config.max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
-        let SchedulerConfig { block_tokens, blocks_total, max_num_seqs, max_queue, .. } = config;
+        let SchedulerConfig { max_num_seqs, max_queue, .. } = config;
+        let CacheSize { block_tokens, blocks_total } = cache;
         let reserved = max_num_seqs.saturating_add(max_queue).min(RESERVED_SEQUENCES_MAX) as usize;
         let running = max_num_seqs.min(RESERVED_SEQUENCES_MAX) as usize;
         Self {
@@ -120,6 +123,7 @@ impl Scheduler {
             preemptions_total: 0,
             arrivals: 0,
             config,
+            cache,
         }
     }
 
@@ -270,7 +274,7 @@ impl Scheduler {
         let has_new_id =
             (0..num_sequences).all(|index| self.sequences.slot(SequenceId::new(request.id, index)).is_none());
         assert!(has_new_id, "the id of a request must not be used twice");
-        let limits = self.config.request_limits();
+        let limits = self.config.request_limits(self.cache);
         limits.check(request.prompt.len(), request.stop.max_tokens, num_sequences, request.lockstep)?;
         if self.waiting_sequences + num_sequences > limits.max_queue {
             return Err(Rejection::QueueFull);
@@ -284,7 +288,7 @@ impl Scheduler {
             return;
         }
         let Sequence { tokens, prefix, .. } = sequence;
-        let block_tokens = self.config.block_tokens as usize;
+        let block_tokens = self.cache.block_tokens as usize;
         for block in tokens.chunks_exact(block_tokens).skip(prefix.hashes.len()) {
             prefix.hashes.push((self.block_hash)(prefix.last_hash(), block));
         }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{
     Conversation, ConversationRequest, DeletedObject, InputItem, Item, ItemsRequest, Object,
@@ -32,12 +31,7 @@ const ADDED_MAX: usize = 20;
 
 /// `POST /conversations`.
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
-    let (headers, read) = read_body(&app, request, ConversationRequest::parse).await;
-    let request = match read {
-        Ok(request) => request,
-        Err(error) => return refused(&app, &headers, error),
-    };
-    answered(&app, ENDPOINT, &headers, async |tenant| {
+    answered_with_body(&app, request, ConversationRequest::parse, async |tenant, request| {
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata)?;
         if !app.store().is_enabled() {
@@ -76,12 +70,7 @@ pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
 
 /// `POST /conversations/{id}` replaces the metadata.
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let (headers, read) = read_body(&app, request, ConversationRequest::parse).await;
-    let request = match read {
-        Ok(request) => request,
-        Err(error) => return refused(&app, &headers, error),
-    };
-    answered(&app, ENDPOINT, &headers, async |tenant| {
+    answered_with_body(&app, request, ConversationRequest::parse, async |tenant, request| {
         let metadata = request.metadata.ok_or_else(|| Error::missing("metadata"))?;
         check_metadata(&metadata)?;
         let parsed = parse_id(&id)?;
@@ -122,12 +111,7 @@ pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, reques
 
 /// `POST /conversations/{id}/items`.
 pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    let (headers, read) = read_body(&app, request, ItemsRequest::parse).await;
-    let request = match read {
-        Ok(request) => request,
-        Err(error) => return refused(&app, &headers, error),
-    };
-    answered(&app, ENDPOINT, &headers, async |tenant| {
+    answered_with_body(&app, request, ItemsRequest::parse, async |tenant, request| {
         let given = check_count(request.items.ok_or_else(|| Error::missing("items"))?)?;
         let parsed = parse_id(&id)?;
         let owned = app.clone();
@@ -212,20 +196,20 @@ impl From<Failure> for Error {
     }
 }
 
-/// Returns the headers of a request, and its body, read with `parse`. The body arrives before the request is admitted, so
-/// that slow clients do not exclude others.
-async fn read_body<T, E: Into<Error>>(
+/// Answers a request whose body is read with `parse`. The body arrives before the request is admitted, so that slow clients
+/// do not exclude others.
+async fn answered_with_body<T, E: Into<Error>>(
     app: &App,
     request: Request,
     parse: fn(&[u8]) -> Result<T, E>,
-) -> (HeaderMap, Result<T, Error>) {
+    work: impl AsyncFnOnce(Tenant, T) -> Result<Response, Error>,
+) -> Response {
     let headers = request.headers().clone();
     let read = async { parse(&body::read(app, request).await?).map_err(Into::into) };
-    (headers, read.await)
-}
-
-fn refused(app: &App, headers: &HeaderMap, error: Error) -> Response {
-    counted::answered(app, ENDPOINT, Dispatch::of(headers), Err(error))
+    match read.await {
+        Ok(read) => answered(app, ENDPOINT, &headers, async |tenant| work(tenant, read).await).await,
+        Err(error) => counted::answered(app, ENDPOINT, Dispatch::of(&headers), Err(error)),
+    }
 }
 
 fn check_count(given: Vec<InputItem>) -> Result<Vec<InputItem>, Error> {

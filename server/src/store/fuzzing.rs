@@ -238,23 +238,13 @@ fn item() -> Arc<Item> {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use super::mutations::{Random, mutated, words};
+    use super::mutations::{check_mutations, seeds};
 
     const CASES: u64 = 2_000;
 
     #[test]
     fn any_bytes_in_the_files_of_the_store_are_harmless() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/store");
-        let mut paths: Vec<_> =
-            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        seeds.iter().for_each(|seed| check(seed));
-        let words = words(include_str!("../../fuzz/dictionaries/store.dict"));
-        for seed in 0..CASES {
-            let input = mutated(&mut Random::new(seed), &seeds, &words);
-            let outcome = std::panic::catch_unwind(|| check(&input));
-            assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
-        }
+        check_mutations(CASES, &seeds(folder), include_str!("../../fuzz/dictionaries/store.dict"), check);
     }
 }

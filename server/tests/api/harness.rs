@@ -13,7 +13,7 @@ use server::{
 };
 use server_engine::{
     CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, Logits, ModelRunner, RunError,
-    TokenId,
+    SchedulerConfig, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
 };
 use server_scheduler::Batch;
@@ -84,14 +84,16 @@ impl Setup {
     pub(crate) fn start(self) -> Server {
         let metrics = Metrics::new("parrot", "test");
         let config = EngineConfig {
-            max_num_batched_tokens: 64,
-            max_chunk_tokens: 64,
-            max_itl: None,
-            max_num_seqs: 32,
-            max_queue: self.max_queue,
-            max_model_len: self.max_model_len,
-            prefix_caching: true,
-            kv_eviction_tokens: None,
+            scheduler: SchedulerConfig {
+                max_num_batched_tokens: 64,
+                max_chunk_tokens: 64,
+                max_itl: None,
+                max_num_seqs: 32,
+                max_queue: self.max_queue,
+                max_model_len: self.max_model_len,
+                prefix_caching: true,
+                kv_eviction_tokens: None,
+            },
             clock: Clock::simulated(),
         };
         let draft = self.draft.map(|runner| DraftRunner { runner, max_model_len: 400 });

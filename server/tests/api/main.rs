@@ -18,6 +18,7 @@ mod lookup;
 mod metrics;
 mod mutated;
 #[path = "../../fuzz/mutations.rs"]
+#[expect(dead_code, reason = "the check is asynchronous")]
 mod mutations;
 mod openapi;
 mod ovms;

@@ -2,21 +2,19 @@
 
 use crate::bodies::{check, server};
 use crate::harness::completion;
-use crate::mutations::{Random, mutated, words};
+use crate::mutations::{Random, mutated, seeds, words};
 
 const CASES: u64 = 4_000;
 
 #[tokio::test]
 async fn a_mutated_body_is_answered_or_rejected() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/request");
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let seeds = seeds(folder);
     let words = words(include_str!("../../fuzz/dictionaries/request.dict"));
     let server = server();
     for seed in 0..CASES {
         println!("seed {seed}");
-        check(&server, &mutated(&mut Random::new(seed), &seeds, &words)).await;
+        check(&server, &mutated(&mut Random(seed), &seeds, &words)).await;
     }
     server.idle().await;
     assert_eq!(

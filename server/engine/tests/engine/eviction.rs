@@ -10,7 +10,7 @@ const KEPT: u32 = 64;
 
 fn setup() -> Setup {
     let mut setup = Setup::new(100);
-    setup.engine.kv_eviction_tokens = Some(KEPT);
+    setup.engine.scheduler.kv_eviction_tokens = Some(KEPT);
     setup
 }
 
@@ -60,7 +60,7 @@ async fn blocks_after_evicted_ones_are_not_shared() {
 #[test]
 fn a_limit_below_four_blocks_is_rejected() {
     let mut setup = setup();
-    setup.engine.kv_eviction_tokens = Some(4 * BLOCK_TOKENS - 1);
+    setup.engine.scheduler.kv_eviction_tokens = Some(4 * BLOCK_TOKENS - 1);
     let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
     assert!(started.err().unwrap().to_string().contains("kv_eviction_tokens must be at least 32"));
 }

@@ -17,7 +17,7 @@ fn with_fault(step: u64, kind: SimFaultKind) -> Setup {
 async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
     for failing in 0..8 {
         let mut setup = with_fault(failing, SimFaultKind::Step);
-        setup.engine.max_num_seqs = 4;
+        setup.engine.scheduler.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
         // A prompt of three chunks and a second one that shares them: more requests than can run at the same time.
@@ -99,7 +99,7 @@ async fn a_fatal_error_fails_all_requests_and_is_reported() {
         (SimFaultKind::Panic, "a simulated panic"),
     ] {
         let mut setup = with_fault(4, kind);
-        setup.engine.max_num_seqs = 2;
+        setup.engine.scheduler.max_num_seqs = 2;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
         let streams: Vec<_> =
@@ -122,7 +122,7 @@ async fn a_fatal_error_fails_all_requests_and_is_reported() {
 #[tokio::test]
 async fn draining_finishes_accepted_requests_and_rejects_new_ones() {
     let mut setup = Setup::new(100);
-    setup.engine.max_num_seqs = 2;
+    setup.engine.scheduler.max_num_seqs = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
@@ -167,8 +167,8 @@ async fn dropping_the_engine_fails_unfinished_requests() {
 #[tokio::test]
 async fn a_full_queue_rejects_immediately() {
     let mut setup = Setup::new(100);
-    setup.engine.max_num_seqs = 1;
-    setup.engine.max_queue = 3;
+    setup.engine.scheduler.max_num_seqs = 1;
+    setup.engine.scheduler.max_queue = 3;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let mut streams = vec![handle.submit(request(&[1, 2, 3], 4)).unwrap()];
@@ -196,7 +196,7 @@ async fn a_full_queue_rejects_immediately() {
 #[tokio::test]
 async fn requests_that_can_never_run_are_rejected_with_the_reason() {
     let mut setup = Setup::new(10);
-    setup.engine.max_num_seqs = 4;
+    setup.engine.scheduler.max_num_seqs = 4;
     let engine = setup.start();
     let handle = engine.handle();
     let check = |request: Request, expected: SubmitError, message: &str| {
@@ -236,11 +236,14 @@ fn an_engine_with_invalid_limits_does_not_start() {
     };
     let message = |text: &str| Some(text.to_owned());
     let least = |what, min| Some(format!("{what} must be at least {min}"));
-    assert_eq!(start(|setup| setup.engine.max_num_batched_tokens = 0), least("max_num_batched_tokens", 1));
-    assert_eq!(start(|setup| setup.engine.max_num_seqs = 0), least("max_num_seqs", 1));
-    assert_eq!(start(|setup| setup.engine.max_queue = 0), least("max_queue", 1));
-    assert_eq!(start(|setup| setup.engine.max_model_len = 1), least("max_model_len", 2));
+    assert_eq!(
+        start(|setup| setup.engine.scheduler.max_num_batched_tokens = 0),
+        least("max_num_batched_tokens", 1)
+    );
+    assert_eq!(start(|setup| setup.engine.scheduler.max_num_seqs = 0), least("max_num_seqs", 1));
+    assert_eq!(start(|setup| setup.engine.scheduler.max_queue = 0), least("max_queue", 1));
+    assert_eq!(start(|setup| setup.engine.scheduler.max_model_len = 1), least("max_model_len", 2));
     let many = "max_queue must be at most 1048576";
-    assert_eq!(start(|setup| setup.engine.max_queue = u32::MAX), message(many));
+    assert_eq!(start(|setup| setup.engine.scheduler.max_queue = u32::MAX), message(many));
     assert_eq!(start(|_| {}), None);
 }

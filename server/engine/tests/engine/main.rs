@@ -18,6 +18,7 @@ mod guides;
 mod mutated_spill;
 #[cfg(test)]
 #[path = "../../../fuzz/mutations.rs"]
+#[expect(dead_code, reason = "the seed is not in a folder")]
 mod mutations;
 #[cfg(test)]
 mod scores;

@@ -472,7 +472,7 @@ async fn a_draft_model_proposes_after_restored_blocks() {
 async fn spilling_requires_prefix_caching() {
     let folder = tempfile::tempdir().unwrap();
     let mut setup = Setup::new(32);
-    setup.engine.prefix_caching = false;
+    setup.engine.scheduler.prefix_caching = false;
     let extras = EngineOptions { spill: Some(config(folder.path(), "a")), ..EngineOptions::default() };
     let runner = Box::new(setup.runner());
     let refused = Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}));

@@ -172,8 +172,8 @@ async fn sequences_aborted_at_any_step_do_not_affect_the_others() {
 #[tokio::test]
 async fn a_request_without_sequences_is_removed() {
     let mut setup = Setup::new(100);
-    setup.engine.max_num_seqs = 1;
-    setup.engine.max_queue = 2;
+    setup.engine.scheduler.max_num_seqs = 1;
+    setup.engine.scheduler.max_queue = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
@@ -193,8 +193,8 @@ async fn a_request_without_sequences_is_removed() {
 #[tokio::test]
 async fn a_dropped_request_frees_its_queue_slot() {
     let mut setup = Setup::new(100);
-    setup.engine.max_num_seqs = 1;
-    setup.engine.max_queue = 2;
+    setup.engine.scheduler.max_num_seqs = 1;
+    setup.engine.scheduler.max_queue = 2;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let running = handle.submit(request(&[1, 2, 3], 5)).unwrap();
@@ -244,7 +244,7 @@ async fn a_seed_gives_the_same_output_alone_and_among_others() {
 async fn prefix_caching_changes_no_output() {
     for prefix_caching in [false, true] {
         let mut setup = Setup::new(100);
-        setup.engine.prefix_caching = prefix_caching;
+        setup.engine.scheduler.prefix_caching = prefix_caching;
         let (engine, reports) = setup.start_observed();
         let handle = engine.handle();
         for (round, cached) in [(0, 0), (1, 48), (2, 48)] {
@@ -271,7 +271,7 @@ async fn prefix_caching_changes_no_output() {
 async fn a_tiny_cache_preempts_and_gives_the_output_of_a_large_one() {
     for prefix_caching in [false, true] {
         let mut setup = Setup::new(12);
-        setup.engine.prefix_caching = prefix_caching;
+        setup.engine.scheduler.prefix_caching = prefix_caching;
         let (engine, reports) = setup.start_observed();
         let handle = engine.handle();
         let streams: Vec<_> =

@@ -5,7 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use server_engine::sim::{SimConfig, SimCosts, SimRunner};
 use server_engine::{
     CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineState, Event, Failure, FinishReason,
-    Logits, ModelRunner, Request, RunError, Sampling, StepReport, StopCriteria, TokenId, TokenStream,
+    Logits, ModelRunner, Request, RunError, Sampling, SchedulerConfig, StepReport, StopCriteria, TokenId,
+    TokenStream,
 };
 use server_scheduler::Batch;
 
@@ -32,14 +33,16 @@ impl Setup {
                 faults: Vec::new(),
             },
             engine: EngineConfig {
-                max_num_batched_tokens: 64,
-                max_chunk_tokens: 64,
-                max_itl: None,
-                max_num_seqs: 32,
-                max_queue: 1000,
-                max_model_len: 100_000,
-                prefix_caching: true,
-                kv_eviction_tokens: None,
+                scheduler: SchedulerConfig {
+                    max_num_batched_tokens: 64,
+                    max_chunk_tokens: 64,
+                    max_itl: None,
+                    max_num_seqs: 32,
+                    max_queue: 1000,
+                    max_model_len: 100_000,
+                    prefix_caching: true,
+                    kv_eviction_tokens: None,
+                },
                 clock,
             },
             adapters: 0,

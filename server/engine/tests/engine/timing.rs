@@ -18,8 +18,8 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
     let chunk = 256;
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.max_num_batched_tokens = 2 * chunk;
-    setup.engine.max_chunk_tokens = chunk;
+    setup.engine.scheduler.max_num_batched_tokens = 2 * chunk;
+    setup.engine.scheduler.max_chunk_tokens = chunk;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
@@ -59,9 +59,9 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_max_itl() {
     let max_itl = Duration::from_millis(20);
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.max_num_batched_tokens = 512;
-    setup.engine.max_chunk_tokens = 128;
-    setup.engine.max_itl = Some(max_itl);
+    setup.engine.scheduler.max_num_batched_tokens = 512;
+    setup.engine.scheduler.max_chunk_tokens = 128;
+    setup.engine.scheduler.max_itl = Some(max_itl);
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let streams: Vec<_> =
@@ -100,7 +100,7 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_max_itl() {
 async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_step() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.max_num_seqs = 4;
+    setup.engine.scheduler.max_num_seqs = 4;
     let clock = setup.engine.clock.clone();
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
@@ -139,7 +139,7 @@ async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_st
 async fn reports_and_rates_use_the_clock_of_the_engine() {
     let mut setup = Setup::new(1000);
     setup.sim.costs = COSTS;
-    setup.engine.max_num_seqs = 1;
+    setup.engine.scheduler.max_num_seqs = 1;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
     let first = handle.submit(request(&prompt(1, 8), 3)).unwrap();

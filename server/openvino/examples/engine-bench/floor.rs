@@ -31,7 +31,7 @@ fn node_times(runner: &Runner) -> anyhow::Result<Value> {
 }
 
 fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec<f64>, usize)> {
-    let mut scheduler = Scheduler::new(config(args, runner));
+    let mut scheduler = Scheduler::new(config(args, runner), runner.layout().size());
     let mut produced = vec![0; work.len()];
     let mut submitted = vec![false; work.len()];
     let (mut steps, mut batch, mut sampled, mut events) =
@@ -74,8 +74,6 @@ fn submit(scheduler: &mut Scheduler, index: usize, work: &Work) -> anyhow::Resul
 pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
     let layout = runner.layout();
     SchedulerConfig {
-        block_tokens: layout.block_tokens,
-        blocks_total: layout.blocks_total,
         max_num_batched_tokens: args.max_num_batched_tokens,
         max_chunk_tokens: args.max_chunk_tokens,
         // The batches must not depend on time.

@@ -165,14 +165,16 @@ impl Args {
     /// The configuration of the engine.
     fn engine_config(&self) -> server_engine::EngineConfig {
         server_engine::EngineConfig {
-            max_num_batched_tokens: self.max_num_batched_tokens,
-            max_chunk_tokens: self.max_chunk_tokens,
-            max_itl: self.max_itl_ms.map(std::time::Duration::from_millis),
-            max_num_seqs: self.max_num_seqs,
-            max_queue: 4096,
-            max_model_len: u32::MAX,
-            prefix_caching: !self.no_prefix_caching,
-            kv_eviction_tokens: self.kv_eviction_tokens,
+            scheduler: server_engine::SchedulerConfig {
+                max_num_batched_tokens: self.max_num_batched_tokens,
+                max_chunk_tokens: self.max_chunk_tokens,
+                max_itl: self.max_itl_ms.map(std::time::Duration::from_millis),
+                max_num_seqs: self.max_num_seqs,
+                max_queue: 4096,
+                max_model_len: u32::MAX,
+                prefix_caching: !self.no_prefix_caching,
+                kv_eviction_tokens: self.kv_eviction_tokens,
+            },
             clock: server_engine::Clock::real(),
         }
     }

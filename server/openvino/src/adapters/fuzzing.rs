@@ -47,23 +47,18 @@ pub(crate) fn check(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use super::mutations::{Random, mutated, words};
+    use super::mutations::{check_mutations, seeds};
 
     const CASES: u64 = 10_000;
 
     #[test]
     fn any_adapter_is_read_completely_or_rejected_with_a_reason() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/adapter");
-        let mut paths: Vec<_> =
-            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-        seeds.iter().for_each(|seed| check(seed));
-        let words = words(include_str!("../../../fuzz/dictionaries/adapter.dict"));
-        for seed in 0..CASES {
-            let input = mutated(&mut Random::new(seed), &seeds, &words);
-            let outcome = std::panic::catch_unwind(|| check(&input));
-            assert!(outcome.is_ok(), "seed {seed}: {input:?}");
-        }
+        check_mutations(
+            CASES,
+            &seeds(folder),
+            include_str!("../../../fuzz/dictionaries/adapter.dict"),
+            check,
+        );
     }
 }

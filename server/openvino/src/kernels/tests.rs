@@ -110,7 +110,7 @@ fn the_activation_precision_selects_the_products_of_native_projections_only() {
         case.plan(),
         format!("projections: native avx2, int8 products, f32 activations; {F32_ATTENTION} (all native)")
     );
-    case.device.dynamic_quantization = Some("0".to_owned());
+    case.device.configures_plugin_projections = true;
     assert_eq!(case.plan(), format!("projections: plugin; {F32_ATTENTION}"));
 }
 
@@ -124,8 +124,7 @@ fn the_configuration_can_select_the_plugin_kernels() {
     };
     let plugin_projections = format!("projections: plugin; {F32_ATTENTION}");
     assert_eq!(changed(&|case| case.device.prefers_accuracy = true), plugin_projections);
-    assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("0".to_owned())), plugin_projections);
-    assert_eq!(changed(&|case| case.device.dynamic_quantization = Some("64".to_owned())), plugin_projections);
+    assert_eq!(changed(&|case| case.device.configures_plugin_projections = true), plugin_projections);
     let plugin_attention = "projections: native avx2, int16 products, f32 activations; attention: plugin";
     assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
     assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);

@@ -7,7 +7,8 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use server_gguf::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-use crate::reference::{Random, Reference};
+use crate::random::Random;
+use crate::reference::{Reference, normals};
 
 /// The names of projections in GGUF files and in the code for which adapters are made.
 const MODULES: [(&str, &str); 7] = [
@@ -58,10 +59,16 @@ impl AdapterRecipe {
             for part in &self.changes {
                 let tensor = format!("blk.{layer}.{part}.weight");
                 let (rows, columns) = model.shape(&tensor);
-                let down =
-                    self.rounded(random.normals((self.rank * columns) as u64, 1.0 / (columns as f32).sqrt()));
-                let up =
-                    self.rounded(random.normals((rows * self.rank) as u64, 0.5 / (self.rank as f32).sqrt()));
+                let down = self.rounded(normals(
+                    &mut random,
+                    (self.rank * columns) as u64,
+                    1.0 / (columns as f32).sqrt(),
+                ));
+                let up = self.rounded(normals(
+                    &mut random,
+                    (rows * self.rank) as u64,
+                    0.5 / (self.rank as f32).sqrt(),
+                ));
                 let change = product(&up, &down, self.rank, scale);
                 model.add(&tensor, &model.in_file_order(part, &change, columns));
                 let fused = FUSED.iter().filter(|_| model.is_fused());

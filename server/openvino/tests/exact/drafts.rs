@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 
 use server_engine::{
     Clock, DraftModelParams, DraftRunner, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request,
-    Sampling, StepReport, StopCriteria, TokenId,
+    Sampling, SchedulerConfig, StepReport, StopCriteria, TokenId,
 };
 use server_gguf::TensorType;
 use server_openvino::load_pair;
@@ -17,14 +17,16 @@ const TOKENS: u32 = 70;
 
 fn engine_config() -> EngineConfig {
     EngineConfig {
-        max_num_batched_tokens: 64,
-        max_chunk_tokens: 24,
-        max_num_seqs: 8,
-        max_queue: 64,
-        max_model_len: 256,
-        prefix_caching: true,
-        kv_eviction_tokens: None,
-        max_itl: None,
+        scheduler: SchedulerConfig {
+            max_num_batched_tokens: 64,
+            max_chunk_tokens: 24,
+            max_num_seqs: 8,
+            max_queue: 64,
+            max_model_len: 256,
+            prefix_caching: true,
+            kv_eviction_tokens: None,
+            max_itl: None,
+        },
         // Time stands still: every guess is worth it, whatever a model costs.
         clock: Clock::simulated(),
     }

@@ -7,4 +7,7 @@ mod adapters;
 mod architectures;
 mod drafts;
 mod quantized;
+#[path = "../../../scheduler/tests/random/random.rs"]
+#[expect(dead_code, reason = "weights need no numbers below a limit")]
+mod random;
 mod reference;

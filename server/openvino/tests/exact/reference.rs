@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use server_gguf::TensorType;
 use server_openvino::{ActivationPrecision, Config, LoadReport, OpenVinoRunner, load};
 
-pub(crate) use file::{CONTEXT, EXPERTS, Random, Recipe};
+pub(crate) use file::{CONTEXT, EXPERTS, Recipe, normals};
 pub(crate) use forward::Reference;
 pub(crate) use steps::{deviation, worst_difference, worst_difference_with};
 

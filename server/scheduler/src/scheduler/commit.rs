@@ -110,7 +110,7 @@ impl Scheduler {
         if self.config.prefix_caching && self.sequences.get(slot).residency.evicted_tokens == 0 {
             self.cache_full_blocks(slot);
         }
-        if let Some(blocks_max) = self.config.kv_eviction_blocks() {
+        if let Some(blocks_max) = self.config.kv_eviction_blocks(self.cache.block_tokens) {
             self.evict_low_scores(slot, blocks_max);
         }
     }
@@ -120,7 +120,7 @@ impl Scheduler {
     /// A cached block must follow cached blocks. So the sequence's blocks are removed from the prefix cache first, from the
     /// last one up to a block that is shared or has cached children. The remaining cached blocks are not evicted.
     fn evict_low_scores(&mut self, slot: u32, blocks_max: u32) {
-        let block_tokens = self.config.block_tokens;
+        let block_tokens = self.cache.block_tokens;
         let Sequence { group, prefix, residency, .. } = self.sequences.get_mut(slot);
         let full = (residency.resident_tokens() / block_tokens) as usize;
         let is_generating = residency.computed_tokens >= group.prompt_tokens;
@@ -146,9 +146,9 @@ impl Scheduler {
     /// Registers the full blocks of a sequence in the prefix cache. If the content of a block is cached already, the sequence
     /// uses the cached block and releases its own, which saves memory and keeps prefixes shared.
     fn cache_full_blocks(&mut self, slot: u32) {
-        let block_tokens = self.config.block_tokens as usize;
+        let block_tokens = self.cache.block_tokens as usize;
         let sequence = self.sequences.get_mut(slot);
-        let full = sequence.residency.computed_tokens / self.config.block_tokens;
+        let full = sequence.residency.computed_tokens / self.cache.block_tokens;
         let prefix = &mut sequence.prefix;
         while prefix.claims.start < prefix.claims.end.min(full) {
             self.claims.release(prefix.hashes[prefix.claims.start as usize], slot);

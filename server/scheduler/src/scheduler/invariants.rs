@@ -63,7 +63,7 @@ impl Scheduler {
                 (sequence.uncomputed_tokens() == 0) == sequence.is_suspended,
                 "invariant: a running sequence has a token to compute, or is suspended"
             );
-            let resident_blocks = residency.resident_tokens().div_ceil(self.config.block_tokens);
+            let resident_blocks = residency.resident_tokens().div_ceil(self.cache.block_tokens);
             assert!(
                 residency.block_table.len() >= resident_blocks as usize,
                 "invariant: a resident token is in a block"
@@ -77,7 +77,7 @@ impl Scheduler {
             }
             // Decodes allocate or copy the block that they write when they are scheduled.
             if sequence.uncomputed_tokens() > 1 || sequence.batch_index.is_some() {
-                let next = (residency.resident_tokens() / self.config.block_tokens) as usize;
+                let next = (residency.resident_tokens() / self.cache.block_tokens) as usize;
                 for block in &residency.block_table[next..] {
                     assert!(!self.pool.is_shared(*block), "invariant: a block to write is not shared");
                     assert!(self.pool.serial(*block).is_none(), "invariant: a block to write is not cached");

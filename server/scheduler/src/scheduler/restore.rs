@@ -16,7 +16,7 @@ impl Scheduler {
     pub fn enable_spill(&mut self, scheme: BlockKeyScheme) {
         assert!(self.arrivals == 0, "evicted blocks must be stored from the start");
         assert!(self.config.prefix_caching, "without prefix caching no blocks are evicted");
-        self.pool.set_keys(Some(BlockKeys::new(scheme, self.config.blocks_total)));
+        self.pool.set_keys(Some(BlockKeys::new(scheme, self.cache.blocks_total)));
         self.restores = Some(Box::default());
     }
 
@@ -150,7 +150,7 @@ impl Scheduler {
         if self.restores.is_none() || sequence.restore != RestoreState::Eligible {
             return false;
         }
-        let block_tokens = self.config.block_tokens;
+        let block_tokens = self.cache.block_tokens;
         let cacheable = (sequence.cacheable_tokens() / block_tokens) as usize;
         let cacheable = cacheable.min(sequence.prefix.hashes.len());
         let block_table = self.find_cached(sequence, cacheable);

@@ -195,7 +195,7 @@ impl Scheduler {
         }
         let num_tokens = sequence.num_tokens();
         let residency = &mut sequence.residency;
-        let block_tokens = self.config.block_tokens;
+        let block_tokens = self.cache.block_tokens;
         let end = num_tokens - residency.evicted_tokens + drafts;
         while residency.block_table.len() < end.div_ceil(block_tokens) as usize
             && self.pool.blocks_available() > self.watermark_blocks
@@ -280,7 +280,7 @@ impl Scheduler {
         sequence.num_draft_tokens = 0;
         let computed_tokens = sequence.residency.computed_tokens;
         sequence.batch_index = Some(self.in_flight.len() as u32);
-        sequence.add_to_batch(num_tokens, num_draft_tokens, self.config.block_tokens, batch);
+        sequence.add_to_batch(num_tokens, num_draft_tokens, self.cache.block_tokens, batch);
         budget.tokens -= num_tokens + num_draft_tokens;
         budget.draft_tokens -= num_draft_tokens;
         budget.scored_tokens -= batch.sequences.last().map_or(0, |last| last.scored_tokens.len() as u32);
@@ -305,7 +305,7 @@ impl Scheduler {
         let slot = self.running[position].slot;
         loop {
             let residency = &mut self.sequences.get_mut(slot).residency;
-            let index = (residency.resident_tokens() / self.config.block_tokens) as usize;
+            let index = (residency.resident_tokens() / self.cache.block_tokens) as usize;
             match residency.block_table.get(index).copied() {
                 None => {
                     if let Some(block) = self.pool.allocate() {
@@ -441,7 +441,7 @@ impl Scheduler {
     /// Estimates the leading blocks of a waiting sequence that the cache has. Binary search is correct because the parent of
     /// a cached block is cached and the parent of an active block is active. Only hash collisions make the result wrong.
     fn estimate_cached_prefix(&self, sequence: &Sequence) -> CachedPrefix {
-        let cacheable = (sequence.cacheable_tokens() / self.config.block_tokens) as usize;
+        let cacheable = (sequence.cacheable_tokens() / self.cache.block_tokens) as usize;
         let hashes = &sequence.prefix.hashes;
         let cached = hashes.partition_point(|&hash| self.pool.contains_hash(hash)).min(cacheable);
         let active = hashes[..cached].partition_point(|&hash| self.pool.is_hash_active(hash));
@@ -451,7 +451,7 @@ impl Scheduler {
     /// The number of available blocks that the admission of a waiting sequence needs: those that it lacks, those of its cached
     /// prefix that no sequence holds, and some for growth.
     fn blocks_needed(&self, sequence: &Sequence, prefix: CachedPrefix) -> u32 {
-        let block_tokens = self.config.block_tokens;
+        let block_tokens = self.cache.block_tokens;
         let reused = prefix.cached.min((sequence.num_tokens() as usize - 1) / block_tokens as usize);
         let lacking = sequence.num_tokens().div_ceil(block_tokens) - reused as u32;
         let evictable = reused.saturating_sub(prefix.active) as u32;
@@ -476,7 +476,7 @@ impl Scheduler {
         let limit = |total: u32| total - total / RESERVED_FOR_OTHERS;
         sequences > 0
             && (sequences + num_sequences > limit(self.config.max_num_seqs)
-                || blocks + blocks_needed > limit(self.config.blocks_total))
+                || blocks + blocks_needed > limit(self.cache.blocks_total))
     }
 
     /// Whether a waiting group that needs this many blocks can be admitted. If no block is held it can be, because every
@@ -515,7 +515,7 @@ impl Scheduler {
     /// Allocates the blocks of a waiting sequence that are not in the prefix cache, and claims them. `last` is the cached
     /// block of its last token, if there is one.
     fn allocate_uncached(&mut self, slot: u32, last: Option<BlockId>, batch: &mut Batch) {
-        let block_tokens = self.config.block_tokens;
+        let block_tokens = self.cache.block_tokens;
         let sequence = self.sequences.get_mut(slot);
         sequence.reserve(block_tokens);
         let num_tokens = sequence.num_tokens();
@@ -551,7 +551,7 @@ impl Scheduler {
     /// acquired, and returned so that it can be copied: to compute one token is cheaper than to compute a block.
     fn acquire_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
         let sequence = self.sequences.get(slot);
-        let block_tokens = self.config.block_tokens as usize;
+        let block_tokens = self.cache.block_tokens as usize;
         let cacheable = sequence.cacheable_tokens() as usize / block_tokens;
         let mut blocks = self.find_cached(sequence, cacheable);
         let cached = blocks.len();

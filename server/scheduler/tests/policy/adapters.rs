@@ -3,7 +3,7 @@
 use expect_test::expect;
 use server_scheduler::{Batch, BlockHash, NewRequest, SampledToken, Scheduler, SequenceId, StopCriteria};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, config};
 
 #[test]
 fn adapters_share_no_cached_blocks() {
@@ -51,7 +51,7 @@ fn adapters_share_no_cached_blocks() {
 
 #[test]
 fn adapters_share_no_cached_blocks_even_if_their_hashes_collide() {
-    let mut scheduler = Scheduler::with_block_hash(config(), |_, _| BlockHash(1));
+    let mut scheduler = Scheduler::with_block_hash(config(), cache(), |_, _| BlockHash(1));
     for (number, adapter) in (0..).zip([0, 1, 2, 1]) {
         let stop = StopCriteria { max_tokens: 1, ..StopCriteria::default() };
         let mut request = NewRequest::new(number, 1, vec![3; 6], stop);

@@ -1,9 +1,9 @@
 //! Admission, waiting and preemption.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
@@ -137,8 +137,9 @@ fn a_request_waits_until_its_whole_prompt_has_room() {
         abort 1
         step
     ";
-    check(
-        SchedulerConfig { blocks_total: 13, max_model_len: 52, ..config() },
+    check_in_cache(
+        CacheSize { blocks_total: 13, ..cache() },
+        SchedulerConfig { max_model_len: 52, ..config() },
         script,
         expect![[r#"
         > submit 1 a*20 max=9
@@ -169,8 +170,9 @@ fn a_request_that_fills_the_cache_runs_when_nothing_else_does() {
         step
         load
     ";
-    let config = SchedulerConfig { blocks_total: 4, max_model_len: 16, ..config() };
-    check(
+    let config = SchedulerConfig { max_model_len: 16, ..config() };
+    check_in_cache(
+        CacheSize { blocks_total: 4, ..cache() },
         config,
         script,
         expect![[r#"
@@ -206,9 +208,9 @@ fn the_youngest_is_preempted_and_reuses_its_cached_blocks() {
         step
         step
     ";
-    let config =
-        SchedulerConfig { blocks_total: 8, max_model_len: 32, max_num_batched_tokens: 32, ..config() };
-    check(
+    let config = SchedulerConfig { max_model_len: 32, max_num_batched_tokens: 32, ..config() };
+    check_in_cache(
+        CacheSize { blocks_total: 8, ..cache() },
         config,
         script,
         expect![[r#"
@@ -255,8 +257,9 @@ fn the_oldest_decode_gets_the_last_block_and_the_others_resume_in_order() {
         steps 9
         load
     ";
-    let config = SchedulerConfig { blocks_total: 4, max_model_len: 16, prefix_caching: false, ..config() };
-    check(
+    let config = SchedulerConfig { max_model_len: 16, prefix_caching: false, ..config() };
+    check_in_cache(
+        CacheSize { blocks_total: 4, ..cache() },
         config,
         script,
         expect![[r#"

@@ -1,9 +1,9 @@
 //! The number of prompt tokens that a step computes beside decodes.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn the_step_is_larger_if_more_prompts_wait_than_sequences_decode() {
@@ -46,12 +46,12 @@ fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
     let config = SchedulerConfig {
         max_chunk_tokens: 20,
         max_num_batched_tokens: 60,
-        blocks_total: 64,
         max_num_seqs: 16,
         max_queue: 16,
         ..config()
     };
-    check(
+    check_in_cache(
+        CacheSize { blocks_total: 64, ..cache() },
         config,
         &script,
         expect![[r#"

@@ -2,10 +2,11 @@
 
 use expect_test::expect;
 use server_scheduler::{
-    Batch, DRAFT_TOKENS_MAX, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId, StopCriteria,
+    Batch, CacheSize, DRAFT_TOKENS_MAX, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId,
+    StopCriteria,
 };
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
@@ -49,8 +50,7 @@ fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
 #[test]
 fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
     // Eight tokens a step, and six blocks.
-    let config =
-        SchedulerConfig { blocks_total: 6, max_num_batched_tokens: 8, max_model_len: 24, ..config() };
+    let config = SchedulerConfig { max_num_batched_tokens: 8, max_model_len: 24, ..config() };
     let script = "
         submit 1 abc max=4
         step
@@ -68,7 +68,8 @@ fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
         draft 3 zzz
         step
     ";
-    check(
+    check_in_cache(
+        CacheSize { blocks_total: 6, ..cache() },
         config,
         script,
         expect![[r#"
@@ -144,14 +145,12 @@ fn prompts_and_siblings_get_no_drafts() {
 #[test]
 fn a_step_has_a_limited_number_of_drafts_over_all_sequences() {
     let config = SchedulerConfig {
-        block_tokens: 16,
-        blocks_total: 4096,
         max_num_batched_tokens: 8192,
         max_chunk_tokens: 8192,
         max_model_len: 4096,
         ..config()
     };
-    let mut scheduler = Scheduler::new(config);
+    let mut scheduler = Scheduler::new(config, CacheSize { block_tokens: 16, blocks_total: 4096 });
     let ids = (0..8).map(|request| SequenceId::new(request, 0));
     for id in ids.clone() {
         let stop = StopCriteria { max_tokens: 4000, ..StopCriteria::default() };

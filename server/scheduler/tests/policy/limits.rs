@@ -3,7 +3,7 @@
 use expect_test::expect;
 use server_scheduler::{Batch, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, config};
 
 #[test]
 fn a_request_that_can_never_run_is_rejected() {
@@ -121,7 +121,7 @@ fn a_sequence_ends_by_its_stop_criteria() {
 #[test]
 #[should_panic(expected = "a sequence of max_model_len (65) tokens must fit")]
 fn a_cache_smaller_than_a_sequence_panics() {
-    Scheduler::new(SchedulerConfig { max_model_len: 65, ..config() });
+    Scheduler::new(SchedulerConfig { max_model_len: 65, ..config() }, cache());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn an_id_in_use_panics() {
 
 #[test]
 fn a_clone_continues_from_the_same_state() {
-    let mut scheduler = Scheduler::new(config());
+    let mut scheduler = Scheduler::new(config(), cache());
     for id in 0..3 {
         let stop = StopCriteria { max_tokens: 5, ..StopCriteria::default() };
         scheduler.submit(NewRequest::new(id, 1, vec![1; 10], stop)).expect("there is room");

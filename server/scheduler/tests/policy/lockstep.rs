@@ -1,9 +1,9 @@
 //! Sequences in lockstep, as the beams of a search.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_sequence_continues_from_another_and_copies_the_block_it_writes() {
@@ -44,7 +44,6 @@ fn a_sequence_continues_from_another_and_copies_the_block_it_writes() {
 fn a_group_is_preempted_together_and_resumes_together() {
     // An older sequence needs most of the 8 blocks eventually.
     let config = SchedulerConfig {
-        blocks_total: 8,
         max_num_batched_tokens: 8,
         max_chunk_tokens: 8,
         max_model_len: 32,
@@ -67,7 +66,8 @@ fn a_group_is_preempted_together_and_resumes_together() {
         step 1=u 2<1=v
         step
     ";
-    check(
+    check_in_cache(
+        CacheSize { blocks_total: 8, ..cache() },
         config,
         script,
         expect![[r#"

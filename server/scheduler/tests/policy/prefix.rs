@@ -1,9 +1,9 @@
 //! The prefix cache: hits, eviction, and requests that wait for blocks being computed.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_prefix_of_full_blocks_is_computed_once() {
@@ -159,8 +159,9 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_overwritten_in_place() {
         step
         load
     ";
-    let config = SchedulerConfig { blocks_total: 2, max_model_len: 8, ..config() };
-    check(
+    let config = SchedulerConfig { max_model_len: 8, ..config() };
+    check_in_cache(
+        CacheSize { blocks_total: 2, ..cache() },
         config,
         script,
         expect![[r#"
@@ -279,8 +280,9 @@ fn evicts_the_least_recently_used_prefix_first_and_its_end_before_its_start() {
         submit 5 b*9 max=1
         step
     ";
-    let config = SchedulerConfig { blocks_total: 5, max_model_len: 20, ..config() };
-    check(
+    let config = SchedulerConfig { max_model_len: 20, ..config() };
+    check_in_cache(
+        CacheSize { blocks_total: 5, ..cache() },
         config,
         script,
         expect![[r#"
@@ -349,7 +351,6 @@ fn a_scored_prompt_is_computed_completely_and_cached() {
 #[test]
 fn a_step_has_a_limited_number_of_scored_tokens_and_other_requests_overtake() {
     let config = SchedulerConfig {
-        block_tokens: 64,
         max_num_batched_tokens: 512,
         max_chunk_tokens: 512,
         max_model_len: 512,
@@ -363,7 +364,8 @@ fn a_step_has_a_limited_number_of_scored_tokens_and_other_requests_overtake() {
         step
         step
     ";
-    check(
+    check_in_cache(
+        CacheSize { block_tokens: 64, ..cache() },
         config,
         script,
         expect![[r#"
@@ -423,7 +425,7 @@ fn requests_with_different_prefix_seeds_share_no_blocks() {
 
 #[test]
 fn a_shared_prefix_outlasts_blocks_used_more_recently() {
-    let config = SchedulerConfig { blocks_total: 5, max_model_len: 20, ..config() };
+    let config = SchedulerConfig { max_model_len: 20, ..config() };
     let script = "
         submit 1 aaaab max=1
         step
@@ -442,7 +444,8 @@ fn a_shared_prefix_outlasts_blocks_used_more_recently() {
         submit 8 aaaai max=1
         step
     ";
-    check(
+    check_in_cache(
+        CacheSize { blocks_total: 5, ..cache() },
         config,
         script,
         expect![[r#"

@@ -29,15 +29,13 @@ use std::fmt::Write;
 
 use expect_test::Expect;
 use server_scheduler::{
-    Batch, BlockHash, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId, StopCriteria,
-    TokenId,
+    Batch, BlockHash, CacheSize, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId,
+    StopCriteria, TokenId,
 };
 
 /// A small configuration with enough room for tests that are not about room.
 pub(crate) fn config() -> SchedulerConfig {
     SchedulerConfig {
-        block_tokens: 4,
-        blocks_total: 16,
         max_num_batched_tokens: 16,
         max_chunk_tokens: 16,
         max_itl: None,
@@ -49,10 +47,19 @@ pub(crate) fn config() -> SchedulerConfig {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
+/// The size of the cache that goes with [`config`].
+pub(crate) fn cache() -> CacheSize {
+    CacheSize { block_tokens: 4, blocks_total: 16 }
+}
+
 pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
+    check_in_cache(cache(), config, script, expect);
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
+pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: &str, expect: Expect) {
     let mut run = Run {
-        scheduler: Scheduler::new(config),
+        scheduler: Scheduler::new(config, cache),
         batch: Batch::default(),
         in_flight: false,
         quiet: false,

@@ -1,9 +1,9 @@
 //! Several sequences that continue one prompt.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn siblings_share_the_prompt_and_all_but_one_copy_its_last_block() {
@@ -172,8 +172,9 @@ fn a_preempted_sibling_is_recomputed_alone() {
         load
         step
     ";
-    check(
-        SchedulerConfig { blocks_total: 4, max_model_len: 16, ..config() },
+    check_in_cache(
+        CacheSize { blocks_total: 4, ..cache() },
+        SchedulerConfig { max_model_len: 16, ..config() },
         script,
         expect![[r#"
         > submit 1,2 a*10 max=6

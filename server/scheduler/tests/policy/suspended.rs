@@ -1,9 +1,9 @@
 //! Sequences whose next token is not known when their step ends.
 
 use expect_test::expect;
-use server_scheduler::SchedulerConfig;
+use server_scheduler::{CacheSize, SchedulerConfig};
 
-use crate::script::{check, config};
+use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_suspended_sequence_skips_steps_and_is_not_recomputed() {
@@ -94,7 +94,7 @@ fn siblings_are_suspended_individually_and_lockstep_groups_resume_together() {
 #[test]
 fn a_suspended_sequence_may_be_preempted_and_others_overtake_it() {
     // The first sequence needs all six blocks eventually.
-    let config = SchedulerConfig { blocks_total: 6, max_model_len: 24, ..config() };
+    let config = SchedulerConfig { max_model_len: 24, ..config() };
     let script = "
         submit 1 abcdefghijklmn max=9
         submit 2 opq max=9
@@ -111,7 +111,8 @@ fn a_suspended_sequence_may_be_preempted_and_others_overtake_it() {
         abort 2
         load
     ";
-    check(
+    check_in_cache(
+        CacheSize { blocks_total: 6, ..cache() },
         config,
         script,
         expect![[r#"

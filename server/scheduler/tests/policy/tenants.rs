@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria, TokenId,
+    Batch, CacheSize, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria, TokenId,
 };
 
 use crate::script::config;
@@ -36,8 +36,6 @@ struct Simulation {
 impl Simulation {
     fn new(clients: Vec<Client>) -> Self {
         let config = SchedulerConfig {
-            block_tokens: 16,
-            blocks_total: 1024,
             max_num_batched_tokens: 512,
             max_chunk_tokens: 128,
             max_num_seqs: 256,
@@ -45,7 +43,8 @@ impl Simulation {
             max_model_len: 8192,
             ..config()
         };
-        let scheduler = Scheduler::new(config);
+        let cache = CacheSize { block_tokens: 16, blocks_total: 1024 };
+        let scheduler = Scheduler::new(config, cache);
         let mut simulation = Self { scheduler, clients, requests: BTreeMap::new(), now: Duration::ZERO };
         (0..simulation.clients.len()).for_each(|client| simulation.send(client));
         simulation

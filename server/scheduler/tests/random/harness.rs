@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::cache::Cache;
 use crate::random::Random;
 use server_scheduler::{
-    Batch, BlockHash, Event, FinishReason, NewRequest, Rejection, SampledToken, ScheduledSequence, Scheduler,
-    SchedulerConfig, SequenceId, StopCriteria, TokenId,
+    Batch, BlockHash, CacheSize, Event, FinishReason, NewRequest, Rejection, SampledToken, ScheduledSequence,
+    Scheduler, SchedulerConfig, SequenceId, StopCriteria, TokenId,
 };
 use storage::Storage;
 
@@ -16,6 +16,7 @@ mod tokens;
 
 pub(crate) struct Setup {
     pub(crate) config: SchedulerConfig,
+    pub(crate) cache: CacheSize,
     pub(crate) hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     /// The number of different tokens. With few of them, prompts share prefixes by chance.
     pub(crate) vocabulary: u32,
@@ -82,6 +83,7 @@ pub(crate) struct Harness {
     operation: u32,
     random: Random,
     config: SchedulerConfig,
+    cache_size: CacheSize,
     vocabulary: u32,
     scheduler: Scheduler,
     cache: Cache,
@@ -108,8 +110,8 @@ impl Drop for Harness {
 
 impl Harness {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
-        let Setup { config, hash, vocabulary, spills } = setup;
-        let mut scheduler = Scheduler::with_block_hash(config.clone(), hash);
+        let Setup { config, cache: cache_size, hash, vocabulary, spills } = setup;
+        let mut scheduler = Scheduler::with_block_hash(config.clone(), cache_size, hash);
         if spills {
             scheduler.enable_spill(storage::key_scheme(2));
         }
@@ -121,7 +123,8 @@ impl Harness {
             scheduler,
             spills,
             storage: Storage::default(),
-            cache: Cache::new(config.blocks_total, config.block_tokens),
+            cache: Cache::new(cache_size.blocks_total, cache_size.block_tokens),
+            cache_size,
             config,
             batch: Batch::default(),
             sequences: BTreeMap::new(),
@@ -197,7 +200,7 @@ impl Harness {
         let result = self.scheduler.submit(request);
         let config = &self.config;
         let max_num_seqs = config.max_num_seqs.min(config.max_num_batched_tokens);
-        let lockstep_len = config.blocks_total / count * config.block_tokens;
+        let lockstep_len = self.cache_size.blocks_total / count * self.cache_size.block_tokens;
         let max_model_len =
             if lockstep { config.max_model_len.min(lockstep_len) } else { config.max_model_len };
         let expected = match () {
@@ -337,7 +340,7 @@ impl Harness {
                 sequence.num_draft_tokens == 0 || generated < stop.max_tokens as usize,
                 "a token can follow the drafts"
             );
-            let block_tokens = self.config.block_tokens as usize;
+            let block_tokens = self.cache_size.block_tokens as usize;
             let num_blocks = (range.end - sequence.evicted_tokens as usize).div_ceil(block_tokens);
             assert_eq!(sequence.blocks.len(), num_blocks);
             assert!(

@@ -11,12 +11,10 @@ mod random;
 use std::time::Duration;
 
 use harness::{Harness, Setup, Totals};
-use server_scheduler::{BlockHash, SchedulerConfig, TokenId, block_hash};
+use server_scheduler::{BlockHash, CacheSize, SchedulerConfig, TokenId, block_hash};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig {
-        block_tokens: 4,
-        blocks_total: 20,
         max_num_batched_tokens: 24,
         max_chunk_tokens: 24,
         max_itl: None,
@@ -26,6 +24,11 @@ fn config() -> SchedulerConfig {
         prefix_caching: true,
         kv_eviction_tokens: None,
     }
+}
+
+/// The size of the cache that goes with [`config`].
+fn cache() -> CacheSize {
+    CacheSize { block_tokens: 4, blocks_total: 20 }
 }
 
 fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
@@ -49,7 +52,8 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
 #[test]
 fn holds_when_blocks_are_scarce() {
     for seed in 1..=4 {
-        let setup = Setup { config: config(), hash: block_hash, vocabulary: 2, spills: false };
+        let setup =
+            Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false };
         let totals = check(seed, 15_000, setup);
         assert!(totals.preempted > 50 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
@@ -57,62 +61,57 @@ fn holds_when_blocks_are_scarce() {
 
 #[test]
 fn holds_when_a_sequence_can_fill_the_cache() {
-    let config = SchedulerConfig { blocks_total: 12, max_num_seqs: 4, ..config() };
-    let totals = check(5, 15_000, Setup { config, hash: block_hash, vocabulary: 2, spills: false });
+    let config = SchedulerConfig { max_num_seqs: 4, ..config() };
+    let cache = CacheSize { blocks_total: 12, ..cache() };
+    let totals = check(5, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false });
     assert!(totals.preempted > 50, "{totals:?}");
 }
 
 #[test]
 fn holds_when_there_is_room_and_little_budget() {
-    let config = SchedulerConfig {
-        blocks_total: 400,
-        max_num_batched_tokens: 7,
-        max_chunk_tokens: 3,
-        max_num_seqs: 9,
-        ..config()
-    };
-    let totals = check(6, 15_000, Setup { config, hash: block_hash, vocabulary: 3, spills: false });
+    let config =
+        SchedulerConfig { max_num_batched_tokens: 7, max_chunk_tokens: 3, max_num_seqs: 9, ..config() };
+    let cache = CacheSize { blocks_total: 400, ..cache() };
+    let totals = check(6, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 3, spills: false });
     assert_eq!(totals.preempted, 0, "there is room");
 }
 
 #[test]
 fn holds_when_steps_are_limited_by_random_times() {
-    let config = SchedulerConfig {
-        blocks_total: 60,
-        max_num_batched_tokens: 64,
-        max_itl: Some(Duration::from_millis(3)),
-        ..config()
-    };
-    check(12, 15_000, Setup { config, hash: block_hash, vocabulary: 2, spills: false });
+    let config =
+        SchedulerConfig { max_num_batched_tokens: 64, max_itl: Some(Duration::from_millis(3)), ..config() };
+    let cache = CacheSize { blocks_total: 60, ..cache() };
+    check(12, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false });
 }
 
 #[test]
 fn holds_when_sequences_evict_blocks() {
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
     let evicting = SchedulerConfig { kv_eviction_tokens: Some(5 * 4), max_model_len: 64, ..config() };
-    let roomy = SchedulerConfig { blocks_total: 200, ..evicting.clone() };
     let uncached = SchedulerConfig { prefix_caching: false, ..evicting.clone() };
-    for (seed, config, hash, spills) in [
-        (16, evicting.clone(), block_hash as fn(_, &[_]) -> _, false),
-        (17, roomy, block_hash, true),
-        (18, uncached, block_hash, false),
-        (19, evicting, few, true),
+    let roomy = CacheSize { blocks_total: 200, ..cache() };
+    for (seed, config, cache, hash, spills) in [
+        (16, evicting.clone(), cache(), block_hash as fn(_, &[_]) -> _, false),
+        (17, evicting.clone(), roomy, block_hash, true),
+        (18, uncached, cache(), block_hash, false),
+        (19, evicting, cache(), few, true),
     ] {
-        let totals = check(seed, 15_000, Setup { config, hash, vocabulary: 2, spills });
+        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills });
         assert!(totals.evicted_tokens > 4_000, "{totals:?}");
     }
 }
 
 #[test]
 fn holds_when_a_block_is_a_token() {
-    let config = SchedulerConfig { block_tokens: 1, blocks_total: 80, ..config() };
-    check(7, 15_000, Setup { config, hash: block_hash, vocabulary: 2, spills: false });
+    let cache = CacheSize { block_tokens: 1, blocks_total: 80 };
+    check(7, 15_000, Setup { config: config(), cache, hash: block_hash, vocabulary: 2, spills: false });
 }
 
 #[test]
 fn holds_without_a_prefix_cache() {
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let totals = check(8, 15_000, Setup { config, hash: block_hash, vocabulary: 2, spills: false });
+    let totals =
+        check(8, 15_000, Setup { config, cache: cache(), hash: block_hash, vocabulary: 2, spills: false });
     assert_eq!(totals.cached_tokens, 0, "nothing is cached");
 }
 
@@ -121,23 +120,28 @@ fn holds_when_hashes_collide() {
     // The hash has four values, then one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
-    let few = check(9, 15_000, Setup { config: config(), hash: few, vocabulary: 2, spills: false });
-    let one = check(10, 15_000, Setup { config: config(), hash: one, vocabulary: 2, spills: false });
+    let few =
+        check(9, 15_000, Setup { config: config(), cache: cache(), hash: few, vocabulary: 2, spills: false });
+    let one = check(
+        10,
+        15_000,
+        Setup { config: config(), cache: cache(), hash: one, vocabulary: 2, spills: false },
+    );
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
 }
 
 #[test]
 fn holds_when_evicted_blocks_are_stored_and_restored() {
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
-    let large = SchedulerConfig { blocks_total: 100, max_num_seqs: 9, ..config() };
-    let whole = SchedulerConfig { blocks_total: 12, max_num_seqs: 4, ..config() };
-    for (seed, config, hash) in [
-        (12, config(), block_hash as fn(_, &[_]) -> _),
-        (13, whole, block_hash),
-        (14, large, block_hash),
-        (15, config(), few),
+    for (seed, blocks_total, max_num_seqs, hash) in [
+        (12, cache().blocks_total, config().max_num_seqs, block_hash as fn(_, &[_]) -> _),
+        (13, 12, 4, block_hash),
+        (14, 100, 9, block_hash),
+        (15, cache().blocks_total, config().max_num_seqs, few),
     ] {
-        let totals = check(seed, 15_000, Setup { config, hash, vocabulary: 2, spills: true });
+        let config = SchedulerConfig { max_num_seqs, ..config() };
+        let cache = CacheSize { blocks_total, ..cache() };
+        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills: true });
         assert!(totals.restored > 300 && totals.ended_restores > 20 && totals.missing > 20, "{totals:?}");
         assert!(totals.cleared > 20, "{totals:?}");
     }
@@ -145,6 +149,12 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
 
 #[test]
 fn the_same_calls_give_the_same_batches() {
-    let run = || check(11, 2_000, Setup { config: config(), hash: block_hash, vocabulary: 2, spills: false });
+    let run = || {
+        check(
+            11,
+            2_000,
+            Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false },
+        )
+    };
     assert_eq!(run(), run());
 }

@@ -7,12 +7,12 @@ mod mutations;
 mod template;
 mod tokenizer;
 
-use mutations::{Random, mutated, words};
+use mutations::{check_mutations, seeds};
 
 const CASES: u64 = 20_000;
 
 /// The templates of model families and small templates, each followed by the other parts of an input.
-fn seeds() -> Vec<Vec<u8>> {
+fn template_seeds() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
     let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect();
@@ -38,12 +38,8 @@ fn seeds() -> Vec<Vec<u8>> {
 
 #[test]
 fn a_template_renders_or_is_rejected() {
-    let (seeds, words) = (seeds(), words(include_str!("../../../fuzz/dictionaries/template.dict")));
-    for seed in 0..CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
-        let outcome = std::panic::catch_unwind(|| template::check(&input));
-        assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
-    }
+    let dictionary = include_str!("../../../fuzz/dictionaries/template.dict");
+    check_mutations(CASES, &template_seeds(), dictionary, template::check);
 }
 
 /// Tokenizers take milliseconds each to build.
@@ -52,14 +48,10 @@ const TOKENIZER_CASES: u64 = 3_000;
 #[test]
 fn a_tokenizer_loads_or_is_refused_with_a_reason() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/tokenizer");
-    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    seeds.iter().for_each(|seed| tokenizer::check(seed));
-    let words = words(include_str!("../../../fuzz/dictionaries/tokenizer.dict"));
-    for seed in 0..TOKENIZER_CASES {
-        let input = mutated(&mut Random::new(seed), &seeds, &words);
-        let outcome = std::panic::catch_unwind(|| tokenizer::check(&input));
-        assert!(outcome.is_ok(), "seed {seed}: {:?}", String::from_utf8_lossy(&input));
-    }
+    check_mutations(
+        TOKENIZER_CASES,
+        &seeds(folder),
+        include_str!("../../../fuzz/dictionaries/tokenizer.dict"),
+        tokenizer::check,
+    );
 }

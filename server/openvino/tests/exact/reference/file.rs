@@ -5,6 +5,8 @@ use std::path::Path;
 use server_gguf::TensorType;
 use server_gguf::write::GgufWriter;
 
+use crate::random::Random;
+
 const HIDDEN: u64 = 256;
 const FEED_FORWARD: u64 = 512;
 const HEADS: u64 = 4;
@@ -175,13 +177,13 @@ struct Tensors<'a> {
 
 impl Tensors<'_> {
     fn put(&mut self, name: &str, shape: [u64; 2], kind: TensorType, size: f32) {
-        let values = self.random.normals(shape.iter().product(), size);
+        let values = normals(&mut self.random, shape.iter().product(), size);
         self.file.tensor_of(name, &shape, kind, &values);
     }
 
     /// Writes a projection for each expert.
     fn stack(&mut self, name: &str, columns: u64, rows: u64) {
-        let values = self.random.normals(columns * rows * EXPERTS, 1.0 / (columns as f32).sqrt());
+        let values = normals(&mut self.random, columns * rows * EXPERTS, 1.0 / (columns as f32).sqrt());
         self.file.tensor_of(name, &[columns, rows, EXPERTS], self.recipe.kind, &values);
     }
 
@@ -195,12 +197,12 @@ impl Tensors<'_> {
     }
 
     fn norm(&mut self, name: &str, length: u64) {
-        let values: Vec<f32> = (0..length).map(|_| 1.0 + 0.3 * self.random.normal()).collect();
+        let values: Vec<f32> = (0..length).map(|_| 1.0 + 0.3 * normal(&mut self.random)).collect();
         self.plain(name, &values);
     }
 
     fn bias(&mut self, name: &str, length: u64) {
-        let values: Vec<f32> = (0..length).map(|_| 0.5 * self.random.normal()).collect();
+        let values: Vec<f32> = (0..length).map(|_| 0.5 * normal(&mut self.random)).collect();
         self.plain(name, &values);
     }
 
@@ -209,27 +211,15 @@ impl Tensors<'_> {
     }
 }
 
-/// A random number generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
+/// `count` random numbers with mean 0 and standard deviation `size`.
+pub(crate) fn normals(random: &mut Random, count: u64, size: f32) -> Vec<f32> {
+    (0..count).map(|_| size * normal(random)).collect()
+}
 
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn normals(&mut self, count: u64, size: f32) -> Vec<f32> {
-        (0..count).map(|_| size * self.normal()).collect()
-    }
-
-    /// A number with mean 0 and standard deviation 1. The sum of four uniform numbers is normal enough for weights.
-    fn normal(&mut self) -> f32 {
-        let uniform = |bits: u64| (bits & 0xffff) as f32 / 65536.0 - 0.5;
-        let bits = self.next();
-        let sum = uniform(bits) + uniform(bits >> 16) + uniform(bits >> 32) + uniform(bits >> 48);
-        sum * 3f32.sqrt()
-    }
+/// A number with mean 0 and standard deviation 1. The sum of four uniform numbers is normal enough for weights.
+fn normal(random: &mut Random) -> f32 {
+    let uniform = |bits: u64| (bits & 0xffff) as f32 / 65536.0 - 0.5;
+    let bits = random.next();
+    let sum = uniform(bits) + uniform(bits >> 16) + uniform(bits >> 32) + uniform(bits >> 48);
+    sum * 3f32.sqrt()
 }

@@ -1,0 +1,116 @@
+//! Decides which of the requests that wait for a model gets the room that has appeared at its replicas. It wakes the task
+//! of that request, and neither waits nor takes the lock of the queue.
+//!
+//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
+//! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
+//! it has waited at the head of the queue for two seconds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::picker::{Picker, Search, SearchResult};
+use crate::fleet::Fleet;
+use crate::queue::Ticket;
+use crate::replica::Replica;
+use crate::waiting::{Assignment, WaitingList};
+
+/// Number of requests at the head of a queue that may get the room that appears.
+pub(super) const BACKFILL_MAX: usize = 16;
+/// The time after which a replica is reserved for the first request of a queue.
+pub(super) const RESERVE_AFTER: Duration = Duration::from_secs(2);
+/// How long a request waits until its reservation keeps the requests of other tenants away too. Otherwise a tenant with large
+/// requests would stop everybody, and without it a tenant with many small ones could.
+pub(super) const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
+
+/// The result of an attempt to place a request that waits.
+pub(super) enum Offer {
+    /// The request has left the queue. An assignment that no task waits for any more is returned.
+    Left { unclaimed: Option<Assignment> },
+    /// The request can be tried again immediately: its list of failed replicas was cleared.
+    TryAgain,
+    /// There is no room for the request.
+    Full,
+    /// No replica accepts requests.
+    NoReplica,
+}
+
+/// Offers room to the requests that wait for a model.
+pub(super) struct Backfill<'a> {
+    pub(super) picker: &'a Picker,
+    pub(super) fleet: &'a Arc<Fleet>,
+    pub(super) now: Instant,
+}
+
+impl Backfill<'_> {
+    /// Tries to place the next requests until one of them leaves the queue: at any replica, or `at` one.
+    pub(super) fn offer_room(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> Offer {
+        for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
+            match self.offer(waiting, ticket, at) {
+                Offer::Full if position == 0 && at.is_none() => self.reserve_for(waiting, ticket),
+                Offer::Full => {}
+                offer => return offer,
+            }
+        }
+        Offer::Full
+    }
+
+    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
+    /// of the queue is tried before it, for room that no event has announced.
+    pub(super) fn offer_newcomer(&self, waiting: &mut WaitingList, ticket: Ticket) -> Offer {
+        let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
+        if !upcoming.contains(&ticket) {
+            return Offer::Full;
+        }
+        let first = upcoming.first().copied().filter(|&first| first != ticket);
+        match first.map_or(Offer::Full, |first| self.offer(waiting, first, None)) {
+            Offer::Full => self.offer(waiting, ticket, None),
+            offer => offer,
+        }
+    }
+
+    /// Tries to place one request that waits.
+    fn offer(&self, waiting: &mut WaitingList, ticket: Ticket, at: Option<&Arc<Replica>>) -> Offer {
+        let Self { picker, fleet, now } = *self;
+        let reserved = waiting.reserved_for(ticket).cloned();
+        let waiter = waiting.waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
+        let Some(waiter) = waiter else {
+            waiting.cancel(ticket, now);
+            return Offer::Left { unclaimed: None };
+        };
+        let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
+        match picker.book(search, now) {
+            SearchResult::Booked(assignment) => {
+                let waiter = waiting.dequeue(ticket, now).expect("invariant: the waiter was just there");
+                Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
+            }
+            SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
+                // Only replicas that failed to answer it are left. It must not block the other requests.
+                waiter.request.tried.clear();
+                Offer::TryAgain
+            }
+            SearchResult::NoReplica => Offer::NoReplica,
+            SearchResult::Full => Offer::Full,
+        }
+    }
+
+    /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
+    /// reserved one cannot take the request any more.
+    fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
+        let Self { picker, fleet, now } = *self;
+        let Some(waiter) = waiting.waiters.get(&ticket) else { return };
+        if now.saturating_duration_since(waiter.since) < RESERVE_AFTER {
+            return;
+        }
+        let reserved = waiting.reserved_for(ticket);
+        if reserved.is_some_and(|reserved| picker.can_fit(fleet, &waiter.request, reserved, now)) {
+            if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
+                && let Some((_, reservation)) = &waiting.reservation
+            {
+                reservation.extend_to_everybody();
+            }
+            return;
+        }
+        let reservation = picker.reserve(fleet, &waiter.request, now);
+        waiting.reservation = reservation.map(|reservation| (ticket, reservation));
+    }
+}
