@@ -19,7 +19,7 @@ struct RawProjectionTest {
     n: usize,
     bits: usize,
     group: usize,
-    terms: usize,
+    separates_outliers: c_int,
     tile_model: c_int,
     is_signed: c_int,
     epilogue: c_int,
@@ -85,7 +85,13 @@ enum Epilogue {
 }
 
 /// The largest relative error of rounding to bf16, which has 8 significant bits.
-const BF16_ROUNDING: f64 = 1.0 / 512.0;
+const BF16_ROUNDING: f64 = 1.0 / 256.0;
+
+/// The magnitude from which on a number of a row is certainly an outlier.
+fn outlier_limit(row: &[f64]) -> f64 {
+    let squares: f64 = row.iter().map(|number| number * number).sum();
+    4.0 * (squares / row.len() as f64).sqrt() * (1.0 + 1e-5)
+}
 
 /// An integer from -127 to 127.
 fn whole(random: &mut Random) -> f32 {
@@ -175,8 +181,7 @@ struct Projection {
     n: usize,
     bits: usize,
     group: usize,
-    /// The number of 8-bit terms in which the source is multiplied.
-    terms: usize,
+    separates_outliers: bool,
     is_signed: bool,
     epilogue: Epilogue,
     activations: FloatType,
@@ -208,7 +213,7 @@ impl Projection {
             n,
             bits,
             group,
-            terms: random.pick(&[1, 2]),
+            separates_outliers: random.below(2) == 0,
             is_signed: random.below(2) == 0,
             epilogue,
             activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
@@ -232,19 +237,18 @@ impl Projection {
         if self.epilogue == Epilogue::SwiGlu { self.n / 2 } else { self.n }
     }
 
-    /// The largest magnitude of a quant of the source.
-    fn quant_max(&self) -> f32 {
-        if self.terms == 1 { 127.0 } else { 127.0 * 128.0 }
-    }
-
     /// A source of `m` rows. Quantizing it changes it little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
-        let max = self.quant_max();
-        // bf16 represents the integers of the first term only.
-        let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
-        let values = (2.0 * max / step) as usize + 1;
-        let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
-        src.chunks_mut(SRC_GROUP).for_each(|group| group[random.below(SRC_GROUP)] = max);
+        let mut src: Vec<f32> = (0..m * self.k).map(|_| whole(random)).collect();
+        for group in src.chunks_mut(SRC_GROUP) {
+            // The largest number, and perhaps an outlier.
+            let at = random.below(SRC_GROUP);
+            group[at] = 127.0;
+            if self.separates_outliers && random.below(2) == 0 {
+                let outlier = &mut group[(at + 1) % SRC_GROUP];
+                *outlier = (127.0_f32 * 128.0).copysign(*outlier);
+            }
+        }
         src
     }
 
@@ -281,7 +285,7 @@ impl Projection {
             n: self.n,
             bits: self.bits,
             group: self.group,
-            terms: self.terms,
+            separates_outliers: c_int::from(self.separates_outliers),
             tile_model: c_int::from(matches!(variant, KernelVariant::TileModel(_))),
             is_signed: c_int::from(self.is_signed),
             epilogue: self.epilogue as c_int,
@@ -308,11 +312,6 @@ impl Projection {
         was_run.then(|| self.activations.decode(&dst))
     }
 
-    /// Whether bf16 represents the rows of `source` as they are.
-    fn is_exact_in_bf16(&self) -> bool {
-        self.norm.is_none() && (self.terms == 1 || self.activations == FloatType::Bf16)
-    }
-
     fn weight(&self, row: usize, column: usize) -> f64 {
         let at = row * self.k + column;
         let half = 1 << (self.bits - 1);
@@ -336,12 +335,16 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Quantization is off by half of a step, of which the largest number of 32 has `quant_max`, and exact without a norm.
-        let steps = 2.0 * f64::from(self.quant_max());
-        let rounding_of =
-            |group: &[f64]| group.iter().fold(0.0, |most: f64, number| most.max(number.abs())) / steps;
+        // Outliers are not quantized. Other numbers are off by half of a step, of which the largest of 32 numbers has 127.
+        // Quantization is exact without a norm.
+        let is_quantized = |number: f64| !self.separates_outliers || number.abs() <= outlier_limit(&numbers);
+        let rounding_of = |group: &[f64]| {
+            let magnitudes = group.iter().map(|number| number.abs());
+            let step = magnitudes.filter(|number| is_quantized(*number)).fold(0.0, f64::max) / 254.0;
+            group.iter().map(|number| if is_quantized(*number) { step } else { 0.0 }).collect::<Vec<_>>()
+        };
         let rounding: Vec<f64> = match &self.norm {
-            Some(_) => numbers.chunks(SRC_GROUP).flat_map(|group| [rounding_of(group); SRC_GROUP]).collect(),
+            Some(_) => numbers.chunks(SRC_GROUP).flat_map(rounding_of).collect(),
             None => vec![0.0; self.k],
         };
         let product = |column: usize| {
@@ -353,7 +356,7 @@ impl Projection {
                 tolerance += magnitude * 1e-5;
                 tolerance += if !variant.rounds_to_bf16() {
                     weight.abs() * rounding
-                } else if self.is_exact_in_bf16() {
+                } else if self.norm.is_none() {
                     magnitude * BF16_ROUNDING
                 } else {
                     magnitude * 2.01 * BF16_ROUNDING

@@ -2,8 +2,9 @@
 // table of functions.
 //
 // Products of integers are summed exactly within a group, and then scaled in f32: the result of a row depends only on the row,
-// not on the other rows of the step. Rows are quantized by the largest of 32 numbers: to 8 bits as in llama.cpp's Q8_0, or to
-// 15 bits, which are multiplied in two terms of 8 bits.
+// not on the other rows of the step. Rows are quantized to 8 bits by the largest of 32 numbers, as in llama.cpp's Q8_0.
+// Outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339), so that they do
+// not determine the scale of the other numbers.
 //
 // It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
 // for other callers.
@@ -22,19 +23,55 @@ using namespace ovfleet::projection;
 // The largest number of rows of a tile.
 constexpr size_t M_TILE_MAX = 6;
 
-// Bytes of four weights of 16 columns.
+// Bytes of four weights of 8 bits, or eight of 4 bits, of 16 columns.
 constexpr size_t FOUR_BYTES = 64;
+template <size_t BITS>
+constexpr size_t FOURS_PER_LOAD = BITS == 4 ? 2 : 1;
+template <size_t BITS, size_t GROUP>
+constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+
+// The outliers of a tile.
+struct TileOutliers {
+    size_t count;
+    const uint32_t* columns;
+    const float* values;
+};
+
+// A tile of the source.
+struct SrcTile {
+    const int8_t* quants;
+    const float *scales, *sums;
+    TileOutliers outliers;
+};
+
+inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t tile) {
+    const size_t rows = tile * src.m_tile, outliers = rows * outliers_per_row_max(matmul);
+    return {src.quants + rows * matmul.K,
+            src.scales + rows * (matmul.K / SRC_GROUP),
+            src.sums + rows * num_groups(matmul),
+            {src.outliers.counts[tile], src.outliers.columns + outliers, src.outliers.values + outliers * src.m_tile}};
+}
+
+// The scales, the zero points and the quants of one group of weights, of a pair of vectors of a block of columns.
+struct GroupWeights {
+    const f16* halves;
+    const uint8_t* quants;
+    GroupWeights(const uint8_t* group, size_t pair)
+        : halves((const f16*)group + pair * LANES), quants(group + N_BLOCK * 2 * sizeof(f16) + pair * LANES * 4) {}
+    inline Floats scale(size_t v) const { return load(halves + v * (N_BLOCK / 2)); }
+    inline Floats zero(size_t v) const { return load(halves + N_BLOCK + v * (N_BLOCK / 2)); }
+};
 
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// Adds the products of a group of weights and one term of `R` rows.
+// The sums of the products of a group of weights and `R` rows.
 template <size_t R, size_t BITS, size_t GROUP>
-inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> (&sum)[R][2]) {
-    constexpr size_t per_load = BITS == 4 ? 2 : 1, loads = GROUP / 4 / per_load;
+inline void add_group(const uint8_t* weights, const int8_t* quants, DotSum<BITS> (&sum)[R][2]) {
+    constexpr size_t loads = GROUP / 4 / FOURS_PER_LOAD<BITS>;
     for (size_t at = 0; at < loads; ++at) {
         Fours fours[2];
         for (size_t v = 0; v < 2; ++v) fours[v] = read<Fours>(weights + (2 * at + v) * FOUR_BYTES);
-        const int8_t* tile_quants = quants + at * per_load * 4;
+        const int8_t* tile_quants = quants + at * FOURS_PER_LOAD<BITS> * 4;
         if (BITS == 8) {
             for (size_t r = 0; r < R; ++r)
                 for (size_t v = 0; v < 2; ++v) sum[r][v].add(fours[v], read<int32_t>(tile_quants + r * SRC_GROUP));
@@ -53,36 +90,49 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
+// Adds the products of the outliers of a tile. They are added after those of the quants, and in the order of their columns, so
+// that a row does not depend on the other rows.
+template <size_t R, size_t BITS, size_t GROUP>
+inline void add_outliers(const uint8_t* block, size_t pair, const TileOutliers& outliers, Floats (&total)[R][2]) {
+    for (size_t i = 0; i < outliers.count; ++i) {
+        const size_t column = outliers.columns[i], at = column % GROUP;
+        const GroupWeights weights(block + column / GROUP * GROUP_BYTES<BITS, GROUP>, pair);
+        const uint8_t* fours = weights.quants + at / 4 / FOURS_PER_LOAD<BITS> * 2 * FOUR_BYTES;
+        const uint32_t shift = uint32_t(at % 4 * 8 + (BITS == 4 ? at / 4 % 2 * 4 : 0));
+        for (size_t v = 0; v < 2; ++v) {
+            const Words quants = read<Words>(fours + v * FOUR_BYTES) >> shift & ((1u << BITS) - 1);
+            const Floats weight = (as_floats((Ints)quants) - weights.zero(v)) * weights.scale(v);
+            for (size_t r = 0; r < R; ++r)
+                total[r][v] = fused_multiply_add(weight, Floats{} + outliers.values[i * R + r], total[r][v]);
+        }
+    }
+}
+
 // Computes a tile of `R` rows and a pair of vectors of a block of columns.
-template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
-inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const int8_t* quants, const float* scales,
-                          const float* sums, Prefetch& prefetch, Floats (&total)[R][2]) {
-    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+template <size_t R, size_t BITS, size_t GROUP>
+inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch& prefetch,
+                          Floats (&total)[R][2]) {
+    const int8_t* quants = src.quants;
+    const float *scales = src.scales, *sums = src.sums;
     for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
-    for (size_t group = 0; group < num_groups(matmul); ++group, block += bytes, sums += R) {
-        const auto* halves = (const f16*)block + pair * LANES;
-        const uint8_t* weights = block + N_BLOCK * 2 * sizeof(f16) + pair * LANES * 4;
+    for (size_t group = 0; group < num_groups(matmul); ++group, sums += R) {
+        const GroupWeights weights(block + group * GROUP_BYTES<BITS, GROUP>, pair);
         prefetch.next();
         DotSum<BITS> sum[R][2];
-        add_term<R, BITS, GROUP>(weights, quants, sum);
-        if (TERMS == 2) {
-            for (size_t r = 0; r < R; ++r)
-                for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
-            add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
-        }
-        const Floats scale[2] = {load(halves), load(halves + N_BLOCK / 2)};
-        const Floats zero[2] = {load(halves + N_BLOCK), load(halves + N_BLOCK + N_BLOCK / 2)};
+        add_group<R, BITS, GROUP>(weights.quants, quants, sum);
+        const Floats scale[2] = {weights.scale(0), weights.scale(1)}, zero[2] = {weights.zero(0), weights.zero(1)};
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v)
                 total[r][v] += (as_floats(sum[r][v].total()) - zero[v] * sums[r]) * (scale[v] * scales[r]);
         // Two groups of 16 share the scale of the source.
         const bool is_half = GROUP < SRC_GROUP && group % 2 == 0;
-        quants += is_half ? GROUP : R * SRC_GROUP * TERMS - (SRC_GROUP - GROUP);
+        quants += is_half ? GROUP : R * SRC_GROUP - (SRC_GROUP - GROUP);
         scales += is_half ? 0 : R;
     }
+    add_outliers<R, BITS, GROUP>(block, pair, src.outliers, total);
 }
 
-template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, typename T>
+template <size_t R, size_t BITS, size_t GROUP, typename T>
 void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
     const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
@@ -91,9 +141,8 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
         for (size_t tile = range.tile_begin; tile < range.tile_end; ++tile)
             for (size_t pair = 0; pair < PAIRS; ++pair) {
                 Floats total[R][2];
-                multiply_tile<R, TERMS, BITS, GROUP>(
-                    matmul, matmul.weights + block * bytes, pair, src.quants + tile * R * matmul.K * TERMS,
-                    src.scales + tile * R * (matmul.K / SRC_GROUP), src.sums + tile * R * num_groups(matmul), prefetch, total);
+                multiply_tile<R, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, tile_of(matmul, src, tile),
+                                              prefetch, total);
                 if (src.lora) {
                     // A copy, so that the sums stay in registers.
                     Floats adapted[R][2];
@@ -107,17 +156,11 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     }
 }
 
-template <size_t R, size_t TERMS, typename T>
-void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
-    auto* multiply = matmul.bits == 4 ? matmul.group == 16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
-                     : matmul.group == 16 ? multiply_as<R, TERMS, 8, 16, T>
-                                          : multiply_as<R, TERMS, 8, 32, T>;
-    multiply(matmul, src, range, residual, dst);
-}
-
 template <size_t R, typename T>
 void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
-    auto* multiply = matmul.terms == 1 ? multiply_terms<R, 1, T> : multiply_terms<R, 2, T>;
+    auto* multiply = matmul.bits == 4     ? matmul.group == 16 ? multiply_as<R, 4, 16, T> : multiply_as<R, 4, 32, T>
+                     : matmul.group == 16 ? multiply_as<R, 8, 16, T>
+                                          : multiply_as<R, 8, 32, T>;
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
 }
 
@@ -142,16 +185,43 @@ size_t rows_per_tile(size_t M) {
 // The parts of a quantized source begin at cache lines.
 inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Divides the memory of a packed source. Without memory, it returns the number of bytes of the parts.
+struct SrcParts {
+    uint8_t* data;
+    size_t bytes = 0;
+    template <typename T>
+    T* next(size_t count) {
+        T* part = data ? (T*)(data + bytes) : nullptr;
+        bytes += whole_lines(count * sizeof(T));
+        return part;
+    }
+};
+
+QuantizedSrc divided(const Matmul& matmul, size_t rows, size_t m_tile, SrcParts& parts) {
+    QuantizedSrc src{};
+    src.m_tile = m_tile;
+    src.quants = parts.next<int8_t>(rows * matmul.K);
+    src.scales = parts.next<float>(rows * (matmul.K / SRC_GROUP));
+    src.sums = parts.next<float>(rows * num_groups(matmul));
+    const size_t outliers = rows * outliers_per_row_max(matmul);
+    src.outliers.counts = parts.next<uint32_t>(rows);
+    src.outliers.columns = parts.next<uint32_t>(outliers);
+    src.outliers.values = parts.next<float>(outliers * m_tile);
+    return src;
+}
+
 size_t src_bytes(const Matmul& matmul, size_t rows) {
-    return rows * matmul.K * matmul.terms + whole_lines(rows * (matmul.K / SRC_GROUP) * sizeof(float)) +
-           rows * num_groups(matmul) * sizeof(float);
+    SrcParts parts{nullptr};
+    divided(matmul, rows, M_TILE_MAX, parts);
+    return parts.bytes;
 }
 
 QuantizedSrc quantized(const Matmul& matmul, const PackedSrc& src) {
-    const size_t rows = num_tiles(src) * src.m_tile;
-    uint8_t* scales = src.data + rows * matmul.K * matmul.terms;
-    uint8_t* sums = scales + whole_lines(rows * (matmul.K / SRC_GROUP) * sizeof(float));
-    return {src.M, src.m_tile, (int8_t*)src.data, (float*)scales, (float*)sums, src.lora};
+    SrcParts parts{src.data};
+    QuantizedSrc quantized = divided(matmul, num_tiles(src) * src.m_tile, src.m_tile, parts);
+    quantized.M = src.M;
+    quantized.lora = src.lora;
+    return quantized;
 }
 
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
@@ -171,61 +241,146 @@ inline float largest_magnitude(Ints bits) {
 #endif
 }
 
-// Quantizes a row in a tile of `m_tile` rows.
+// A row of the source.
 template <typename T>
-void quantize_row(const Matmul& matmul, const T* row, size_t m_tile, int8_t* quants, float* scales, float* sums) {
-    constexpr size_t vectors = SRC_GROUP / LANES;
-    const float factor = matmul.norm ? inverse_rms(matmul, row) : 1;
-    const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS;
-    for (size_t at = 0; at < matmul.K; at += SRC_GROUP, quants += matmul.terms * m_tile * SRC_GROUP, scales += m_tile) {
-        Floats values[vectors];
-        Ints most{};
-        for (size_t v = 0; v < vectors; ++v) {
-            values[v] = load(row + at + v * LANES);
-            if (matmul.norm) values[v] = values[v] * factor * load(matmul.norm + at + v * LANES);
-            const Ints bits = magnitudes(values[v]);
-            most = most > bits ? most : bits;
+struct SrcRow {
+    const T* numbers;
+    const float* norm;
+    // With a norm, the numbers are multiplied by this.
+    float factor;
+    // Numbers with a larger magnitude are outliers.
+    float limit;
+    // The number of outliers for which there is memory.
+    size_t outliers_left;
+
+    inline Floats load_at(size_t at) const {
+        const Floats values = load(numbers + at);
+        return norm ? values * factor * load(norm + at) : values;
+    }
+};
+
+template <typename T>
+SrcRow<T> src_row(const Matmul& matmul, const T* numbers) {
+    const float factor = matmul.norm ? inverse_rms(matmul, numbers) : 1;
+    SrcRow<T> row{numbers, matmul.norm, factor, __builtin_inff(), outliers_per_row_max(matmul)};
+    if (!matmul.separates_outliers) return row;
+    Floats squares{};
+    for (size_t at = 0; at < matmul.K; at += LANES) {
+        const Floats values = row.load_at(at);
+        squares = fused_multiply_add(values, values, squares);
+    }
+    row.limit = OUTLIER_RATIO * __builtin_sqrtf(horizontal_sum(squares) / float(matmul.K));
+    return row;
+}
+
+// The outliers of the rows of a tile in a group of columns.
+struct GroupOutliers {
+    // A bit for each column.
+    uint32_t columns = 0;
+    float values[SRC_GROUP][M_TILE_MAX];
+
+    void add(size_t column, size_t row, float value) {
+        if (!(columns >> column & 1)) std::memset(values[column], 0, sizeof(values[column]));
+        columns |= 1u << column;
+        values[column][row] = value;
+    }
+};
+
+constexpr size_t GROUP_VECTORS = SRC_GROUP / LANES;
+
+inline float largest_magnitude(const Floats (&values)[GROUP_VECTORS]) {
+    Ints most{};
+    for (const Floats& vector : values) {
+        const Ints bits = magnitudes(vector);
+        most = most > bits ? most : bits;
+    }
+    return largest_magnitude(most);
+}
+
+// Moves the outliers of a row from a group of its numbers to `to`.
+template <typename T>
+void move_outliers(const Matmul& matmul, SrcRow<T>& row, size_t row_of_tile, Floats (&values)[GROUP_VECTORS],
+                   GroupOutliers& to) {
+    float numbers[SRC_GROUP];
+    std::memcpy(numbers, values, sizeof(values));
+    for (size_t column = 0; column < SRC_GROUP && row.outliers_left > 0; ++column)
+        if (as_float(as_bits(numbers[column]) & 0x7fffffff) > row.limit) {
+            to.add(column, row_of_tile, numbers[column] * matmul.scale_factor);
+            numbers[column] = 0;
+            --row.outliers_left;
         }
-        const float top = largest_magnitude(most), inverse = top > 0 ? most_quant / top : 0;
-        *scales = top / most_quant * matmul.scale_factor;
-        // Unsigned, since NaN is quantized to numbers whose signed sums overflow.
-        Words sum{};
-        for (size_t v = 0; v < vectors; ++v) {
-            // The addition rounds to the nearest integer, which is then in the low bits.
-            const Words whole = (Words)(values[v] * inverse + 12582912.0f) - 0x4b400000u;
-            if (matmul.terms == 1) {
-                store_bytes(quants + v * LANES, (Ints)whole);
-            } else {
-                const Ints high = (Ints)(whole + (1u << (TERM_BITS - 1))) >> TERM_BITS;
-                store_bytes(quants + v * LANES, high);
-                store_bytes(quants + m_tile * SRC_GROUP + v * LANES, (Ints)(whole - ((Words)high << TERM_BITS)));
-            }
-            sum += whole;
-            if ((v + 1) * LANES % matmul.group == 0) {
-                *sums = horizontal_sum(as_floats((Ints)sum));
-                sums += m_tile;
-                sum = Words{};
-            }
+    std::memcpy(values, numbers, sizeof(values));
+}
+
+// The result of a group of a row: its quants, its scale, and the sums of its groups of weights.
+struct QuantizedGroup {
+    int8_t* quants;
+    float *scale, *sums;
+};
+
+// Quantizes numbers of a row of a tile of `m_tile` rows. `top` is their largest magnitude.
+inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile,
+                           const QuantizedGroup& to) {
+    const float inverse = top > 0 ? 127 / top : 0;
+    *to.scale = top / 127 * matmul.scale_factor;
+    float* sums = to.sums;
+    // Unsigned, since NaN is quantized to numbers whose signed sums overflow.
+    Words sum{};
+    for (size_t v = 0; v < GROUP_VECTORS; ++v) {
+        // The addition rounds to the nearest integer, which is then in the low bits.
+        const Words whole = (Words)(values[v] * inverse + 12582912.0f) - 0x4b400000u;
+        store_bytes(to.quants + v * LANES, (Ints)whole);
+        sum += whole;
+        if ((v + 1) * LANES % matmul.group == 0) {
+            *sums = horizontal_sum(as_floats((Ints)sum));
+            sums += m_tile;
+            sum = Words{};
         }
     }
 }
 
+// Quantizes a tile, and collects its outliers.
 template <typename T>
-void quantize_from(const Matmul& matmul, const void* src, size_t tile, const QuantizedSrc& to) {
-    const size_t m_tile = to.m_tile, begin = tile * m_tile;
-    int8_t* quants = to.quants + begin * matmul.K * matmul.terms;
+void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const QuantizedSrc& to) {
+    const size_t m_tile = to.m_tile, begin = tile * m_tile, rows = to.M - begin < m_tile ? to.M - begin : m_tile;
+    int8_t* quants = to.quants + begin * matmul.K;
     float *scales = to.scales + begin * (matmul.K / SRC_GROUP), *sums = to.sums + begin * num_groups(matmul);
-    if (begin + m_tile > to.M) {
-        std::memset(quants, 0, m_tile * matmul.K * matmul.terms);
+    if (rows < m_tile) {
+        std::memset(quants, 0, m_tile * matmul.K);
         std::memset(scales, 0, m_tile * (matmul.K / SRC_GROUP) * sizeof(float));
         std::memset(sums, 0, m_tile * num_groups(matmul) * sizeof(float));
     }
-    for (size_t r = 0; r < m_tile && begin + r < to.M; ++r)
-        quantize_row(matmul, (const T*)src + (begin + r) * matmul.K, m_tile, quants + r * SRC_GROUP, scales + r, sums + r);
+    uint32_t* columns = to.outliers.columns + begin * outliers_per_row_max(matmul);
+    float* outliers = to.outliers.values + begin * outliers_per_row_max(matmul) * m_tile;
+    uint32_t& count = to.outliers.counts[tile];
+    count = 0;
+    SrcRow<T> src_rows[M_TILE_MAX];
+    for (size_t r = 0; r < rows; ++r) src_rows[r] = src_row(matmul, src + (begin + r) * matmul.K);
+    for (size_t at = 0; at < matmul.K; at += SRC_GROUP) {
+        GroupOutliers found;
+        for (size_t r = 0; r < rows; ++r) {
+            Floats values[GROUP_VECTORS];
+            for (size_t v = 0; v < GROUP_VECTORS; ++v) values[v] = src_rows[r].load_at(at + v * LANES);
+            float top = largest_magnitude(values);
+            if (top > src_rows[r].limit) {
+                move_outliers(matmul, src_rows[r], r, values, found);
+                top = largest_magnitude(values);
+            }
+            quantize_group(matmul, values, top, m_tile, {quants + r * SRC_GROUP, scales + r, sums + r});
+        }
+        for (uint32_t left = found.columns; left != 0; left &= left - 1, ++count) {
+            const size_t column = size_t(__builtin_ctz(left));
+            columns[count] = uint32_t(at + column);
+            std::memcpy(outliers + count * m_tile, found.values[column], m_tile * sizeof(float));
+        }
+        quants += m_tile * SRC_GROUP, scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
+    }
 }
 
 void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const PackedSrc& to) {
-    (src.is_bf16 ? quantize_from<bf16> : quantize_from<float>)(matmul, src.data, tile, quantized(matmul, to));
+    const QuantizedSrc quantized_src = quantized(matmul, to);
+    if (src.is_bf16) quantize_tile(matmul, (const bf16*)src.data, tile, quantized_src);
+    else quantize_tile(matmul, (const float*)src.data, tile, quantized_src);
 }
 
 // Above 8 rows for each thread, reading what other threads have packed costs more than reading all weights.
