@@ -366,7 +366,8 @@ impl Backend {
 pub enum ActivationPrecision {
     /// A precision whose rounding errors do not exceed those of bf16 inference.
     Auto,
-    /// Not exact: activations are rounded to 8 bits, with a scale for each 32 of them. It is faster for prompts and large batches.
+    /// Faster and less exact: activations are rounded to 8 bits, with a scale for each 32 of them, except for outliers. With some
+    /// models, the rounding errors exceed those of bf16.
     Int8,
 }
 

@@ -77,6 +77,7 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
             yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
     if "noise" in args.parts:
         yield from quality.noises(engine, served, ir, folder)
+        yield from quality.random_noises(engine, served, folder)
     if "oracle-gguf" in args.parts:
         yield from oracle.on_gguf(engine, exact, ir, folder)
     if "perplexity" in args.parts:

@@ -153,30 +153,60 @@ def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, folder
         [index, position] for index, window in enumerate(work) for position in range(0, len(window), NOISE_STRIDE)
     ]
     scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
-    plugin = dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
-    f32 = dataclasses.replace(
-        served, inference_precision="f32", kv_cache_precision="f32", properties=PLUGIN_PROJECTIONS
-    )
-
-    def ours(setup: engines.Setup) -> Scored:
-        return Scored(engines.run_engine(engine, setup, scenario, folder), folder)
 
     def peers(setup: engines.Setup) -> Scored:
         return Scored(engines.run_peer(setup.with_model(ir), scenario, folder), folder)
 
-    wanted = ours(f32)
-    base = ours(plugin).noise(wanted)
-    cache = f"{served.kv_cache_precision} KV"
-    yield Check(f"noise, plugin in bf16 with {cache}, no default", True, str(base))
-    default = ours(served).noise(wanted)
-    ratios = default.kl / base.kl, default.rms / base.rms
-    detail = f"{default}; {ratios[0]:.2f} and {ratios[1]:.2f} times KL and RMS of bf16, at most {NOISE_RATIO_MAX}"
-    yield Check(f"noise, as served with {cache}", max(ratios) <= NOISE_RATIO_MAX, detail)
-    int8 = ours(dataclasses.replace(served, activation_precision="int8")).noise(wanted)
-    yield Check(f"noise, --activation-precision int8 with {cache}, no default", True, str(int8))
+    plugin, f32 = plain_bf16(served), plain_f32(served)
+    yield from own_noises(engine, served, scenario, folder)
     wanted = peers(f32)
+    cache = f"{served.kv_cache_precision} KV"
     for name, setup in (("by default", served), ("in bf16 without rounding", plugin)):
         yield Check(f"noise, openvino_genai {name} with {cache}", True, str(peers(setup).noise(wanted)))
+
+
+def plain_bf16(served: engines.Setup) -> engines.Setup:
+    """The plugin's kernels in bf16, without further rounding and with the same precision of the cache."""
+    return dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
+
+
+def plain_f32(served: engines.Setup) -> engines.Setup:
+    """The plugin's kernels in f32, with an f32 cache."""
+    return dataclasses.replace(
+        served, inference_precision="f32", kv_cache_precision="f32", properties=PLUGIN_PROJECTIONS
+    )
+
+
+def own_noises(
+    engine: pathlib.Path, served: engines.Setup, scenario: dict, folder: pathlib.Path
+) -> Iterator[Check]:
+    """The noise of the default, judged by that of the plugin in bf16, and of int8 activations."""
+
+    def scored(setup: engines.Setup) -> Scored:
+        return Scored(engines.run_engine(engine, setup, scenario, folder), folder)
+
+    name = f"{served.model.stem}, {served.kv_cache_precision} KV"
+    wanted = scored(plain_f32(served))
+    base = scored(plain_bf16(served)).noise(wanted)
+    yield Check(f"noise of {name}, plugin in bf16, no default", True, str(base))
+    default = scored(served).noise(wanted)
+    ratios = default.kl / base.kl, default.rms / base.rms
+    detail = f"{default}; {ratios[0]:.2f} and {ratios[1]:.2f} times KL and RMS of bf16, at most {NOISE_RATIO_MAX}"
+    yield Check(f"noise of {name}, as served", max(ratios) <= NOISE_RATIO_MAX, detail)
+    int8 = scored(dataclasses.replace(served, activation_precision="int8")).noise(wanted)
+    yield Check(f"noise of {name}, --activation-precision int8, no default", True, str(int8))
+
+
+def random_noises(engine: pathlib.Path, served: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
+    """The noise of every random file whose weights are quantized."""
+    for path in make_random.make(engines.WORK / f"random-{make_random.edition()}"):
+        yield from own_noises(engine, served.with_model(path), random_scenario(), folder)
+
+
+def random_scenario() -> dict:
+    """Scores the random windows, with all logits."""
+    rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
+    return {"kind": "score", "windows": random_windows(), "logits": {"file": "logits.f32", "rows": rows}}
 
 
 def random_windows() -> list[list[int]]:
@@ -195,9 +225,7 @@ def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Pat
 
 def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Check:
     """One of them."""
-    work = random_windows()
-    rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
-    scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
+    work, scenario = random_windows(), random_scenario()
     name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))
     try:

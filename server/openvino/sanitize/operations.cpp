@@ -131,7 +131,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         if (matmul.epilogue == Epilogue::residual) adds = true, residual = matmul.N;
         matmul.bits = random.below(2) ? 4 : 8;
         matmul.group = random.below(2) ? 16 : 32;
-        matmul.separates_outliers = random.below(2) == 0;
+        matmul.terms = 1 + random.below(2);
         stage.has_norm = random.below(2) == 0;
         matmul.adapter_count = random.below(3) == 0 ? 1 : 0;
         stage.adapter_bytes = matmul.adapter_count ? 1 << 14 : 0;
@@ -139,7 +139,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
                                  int64_t(matmul.N),
                                  int64_t(matmul.bits),
                                  int64_t(matmul.group),
-                                 int64_t(matmul.separates_outliers),
+                                 int64_t(matmul.terms),
                                  bits_of(1),
                                  int64_t(matmul.epilogue),
                                  bits_of(1e-5f),

@@ -1,5 +1,5 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// and the kernels for AMX over the model of tiles on any machine, with and without separate outliers, various bits, groups,
+// and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups,
 // sizes, numbers of rows and epilogues, with norms and adapters.
 #include "check.hpp"
 
@@ -49,7 +49,7 @@ struct RandomWeight {
 
 // How kernels round the source and the weights.
 enum class Rounding {
-    // The source to 8 bits, relative to the largest of 32 numbers.
+    // The source to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
     to_integers,
     // The source and the weights to bf16.
     to_bf16,
@@ -110,12 +110,13 @@ void check_case(const TestedKernels& tested, Case test) {
     auto [i, M, K, N, bits, group, epilogue] = test;
     Random random(i);
     if (K % group != 0) group = 32;
-    const bool separates_outliers = i / 3 % 2 == 1;
+    const size_t terms = 1 + i / 3 % 2;
+    const float most_quant = terms == 1 ? 127 : 127 << TERM_BITS;
     const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
     const RandomWeight weight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
     describe(weight.weight, matmul);
-    matmul.separates_outliers = separates_outliers;
+    matmul.terms = terms;
     matmul.epilogue = epilogue;
     matmul.epsilon = 1e-5f;
     if (const char* fault = unsupported(matmul)) FAIL("%s", fault);
@@ -147,10 +148,12 @@ void check_case(const TestedKernels& tested, Case test) {
         residual(epilogue == Epilogue::residual ? M * columns * 4 : 0);
     std::vector<double> numbers(M * K);
     for (size_t k = 0; k < numbers.size(); ++k) {
-        // One number of 32 is the largest, so that quantization is exact. Outliers of different rows are in different columns.
-        float value = k % 32 == 7 ? 127 : float(random.below(255)) - 127;
-        const size_t row = k / K, column = k % K;
-        if (separates_outliers && row % 3 != 0 && k % 32 != 7 && (column * 7 + row) % 40 == 3)
+        // One number of 32 is the largest, so that quantization is exact. In bf16, only the first term is not 0. Outliers of
+        // different rows are in different columns.
+        const size_t range = is_bf16 ? 127 : size_t(most_quant), row = k / K, column = k % K;
+        const float step = most_quant / float(range);
+        float value = step * (k % 32 == 7 ? float(range) : float(random.below(2 * range + 1)) - float(range));
+        if (terms == 1 && row % 3 != 0 && k % 32 != 7 && (column * 7 + row) % 40 == 3)
             value = std::copysign(127.0f * 128, value);
         numbers[k] = double(value);
         if (is_bf16) reinterpret_cast<uint16_t*>(src.data())[k] = to_bf16(value);
@@ -176,7 +179,7 @@ void check_case(const TestedKernels& tested, Case test) {
         for (const double value : x) squares += value * value;
         const double root = std::sqrt(squares / double(K) + 1e-5);
         for (size_t k = 0; has_norm && k < K; ++k) x[k] = x[k] / root * double(norm[k]);
-        const double limit = separates_outliers ? outlier_limit(x) : HUGE_VAL;
+        const double limit = terms == 1 ? outlier_limit(x) : HUGE_VAL;
         // A product and its tolerance.
         const auto product = [&](size_t n, double& off) {
             double sum = 0;
@@ -187,9 +190,10 @@ void check_case(const TestedKernels& tested, Case test) {
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
                     if (std::abs(x[one]) <= limit) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // Without a norm, the source is exact in integers and in bf16.
-                if (tested.rounding == Rounding::to_bf16) off += size * (has_norm ? 2.01 : 1.0) / 256;
-                else if (has_norm && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / 254;
+                // The source without a norm is exact in integers, and with the integers of one term also in bf16.
+                const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
+                if (tested.rounding == Rounding::to_bf16) off += size * (is_exact ? 1.0 : 2.01) / 256;
+                else if (!is_exact && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / double(2 * most_quant);
                 off += size * 1e-5;
             }
             for (const auto& part : parts) {
@@ -225,10 +229,9 @@ void check_case(const TestedKernels& tested, Case test) {
                                         : reinterpret_cast<const float*>(dst.data())[at];
             if (!(std::abs(double(found) - expected) <= off))
                 FAIL(
-                    "%s, case %zu: K %zu, N %zu, outliers %d, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, "
+                    "%s, case %zu: K %zu, N %zu, %zu terms, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, "
                     "not %g (by %g)",
-                    tested.name, i, K, N, int(separates_outliers), bits, group, int(epilogue), row, M, column, double(found),
-                    expected, off);
+                    tested.name, i, K, N, terms, bits, group, int(epilogue), row, M, column, double(found), expected, off);
         }
     }
 }
@@ -239,12 +242,11 @@ void check_special_rows(const TestedKernels& tested, size_t i) {
     Random random(i);
     constexpr size_t K = 96, N = 34, M = 13;
     constexpr size_t ZEROS = 2, NOT_A_NUMBER = 4, INFINITE = 6, NEGATIVE_INFINITE = 8, SUBNORMAL = 10;
-    const size_t bits = i % 2 ? 8 : 4, group = i / 2 % 2 ? 16 : 32;
-    const bool separates_outliers = i / 4 % 2 == 1;
+    const size_t bits = i % 2 ? 8 : 4, group = i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
     const RandomWeight weight(random, N, K, group, bits, false);
     Matmul matmul{};
     describe(weight.weight, matmul);
-    matmul.separates_outliers = separates_outliers;
+    matmul.terms = terms;
     Exact<uint8_t> weights(num_n_blocks(matmul) * n_block_bytes(matmul));
     pack(weight.weight, matmul, weights.data());
     matmul.weights = weights.data();
@@ -263,8 +265,8 @@ void check_special_rows(const TestedKernels& tested, size_t i) {
         run(*tested.kernels, matmul, 1, nullptr, {src.data() + row * K, false}, {}, {alone.data(), false});
         for (size_t n = 0; n < N; ++n) {
             const auto fail = [&](const char* fault, double expected) {
-                FAIL("%s, outliers %d, %zu bits by %zu: row %zu, column %zu is %g, %s %g", tested.name, int(separates_outliers),
-                     bits, group, row, n, double(found[n]), fault, expected);
+                FAIL("%s, %zu terms, %zu bits by %zu: row %zu, column %zu is %g, %s %g", tested.name, terms, bits, group, row,
+                     n, double(found[n]), fault, expected);
             };
             const bool is_finite = row != NOT_A_NUMBER && row != INFINITE && row != NEGATIVE_INFINITE;
             if (is_finite && std::memcmp(&found[n], &alone[n], sizeof(float)) != 0) fail("alone", double(alone[n]));
@@ -279,8 +281,9 @@ void check_special_rows(const TestedKernels& tested, size_t i) {
                 const double weight_at = weight.values[n * K + k];
                 expected += weight_at * double(src[row * K + k]);
                 const double size = std::abs(weight_at * double(src[row * K + k]));
-                off += tested.rounding == Rounding::to_bf16 ? size * (2.01 / 256 + 1e-5)
-                                                            : std::abs(weight_at) * most * (0.5 / 127 + 1e-5);
+                off += tested.rounding == Rounding::to_bf16
+                           ? size * (2.01 / 256 + 1e-5)
+                           : std::abs(weight_at) * most * (0.5 / double(terms == 1 ? 127 : 127 << TERM_BITS) + 1e-5);
             }
             if (is_finite && !(std::abs(double(found[n]) - expected) <= off)) fail("not", expected);
         }

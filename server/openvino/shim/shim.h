@@ -149,7 +149,7 @@ typedef struct ovfleet_kernel_plan {
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16 or OVFLEET_U8
     float attention_mass;             // the fraction of it that long prompts must cover; 0: they attend to all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
-    uint32_t separates_outliers;      // whether projections multiply outliers of the activations in f32
+    uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
 } ovfleet_kernel_plan;
 
 // Returns in `supported` whether the native projections support every multiplication by weights in a model.
@@ -234,8 +234,8 @@ typedef struct ovfleet_lora_test {
 // destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row. With `tile_model` the
 // kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
 typedef struct ovfleet_projection_test {
-    size_t isa, m, k, n, bits, group;
-    int separates_outliers, tile_model, is_signed, epilogue, is_bf16;
+    size_t isa, m, k, n, bits, group, terms;
+    int tile_model, is_signed, epilogue, is_bf16;
     const uint8_t* quants;
     const float *zeros, *scales, *norm;
     float epsilon;

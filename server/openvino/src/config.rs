@@ -40,6 +40,7 @@ pub enum ActivationPrecision {
     /// One whose rounding errors are not larger than those of bf16.
     #[default]
     Auto,
-    /// Integers of 8 bits, with a scale for each 32 activations. This is faster, and its rounding errors are several times larger.
+    /// Integers of 8 bits, with a scale for each 32 activations, and outliers in f32. This is faster, but with some models the
+    /// rounding errors exceed those of bf16.
     Int8,
 }

@@ -92,11 +92,11 @@ pub(crate) enum ProjectionKernels {
 /// How the native projections multiply activations by weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProductPrecision {
-    /// As integers of 8 bits, with a scale for each 32 activations.
+    /// As integers of 8 bits, with a scale for each 32 activations, and in f32 where they are far above the root mean square of
+    /// their row.
     Int8,
-    /// As integers of 8 bits, with a scale for each 32 activations, but activations far above the root mean square of their
-    /// row in f32.
-    Int8WithOutliers,
+    /// As integers of 15 bits, with a scale for each 32 activations, in two terms of 8 bits.
+    Int16,
     /// In bf16, with weights in bf16.
     Bf16,
 }
@@ -106,7 +106,7 @@ impl ProductPrecision {
         match (isa, activation_precision) {
             // With AMX, 8-bit integers would not be faster: scaling each group of them costs more than their products.
             (Isa::Amx, _) => Self::Bf16,
-            (_, ActivationPrecision::Auto) => Self::Int8WithOutliers,
+            (_, ActivationPrecision::Auto) => Self::Int16,
             (_, ActivationPrecision::Int8) => Self::Int8,
         }
     }
@@ -115,9 +115,9 @@ impl ProductPrecision {
 impl fmt::Display for ProductPrecision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Int8 => "int8 products",
-            Self::Int8WithOutliers => "int8 products with f32 outliers",
-            Self::Bf16 => "bf16 products",
+            Self::Int8 => "int8",
+            Self::Int16 => "int16",
+            Self::Bf16 => "bf16",
         })
     }
 }
@@ -173,7 +173,10 @@ impl fmt::Display for KernelPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.projections {
             Some(NativeProjections { isa, products, activations }) => {
-                write!(formatter, "projections: native {isa}, {products}, {activations} activations; ")?;
+                write!(
+                    formatter,
+                    "projections: native {isa}, {products} products, {activations} activations; "
+                )?;
             }
             None => formatter.write_str("projections: plugin; ")?,
         }

@@ -52,7 +52,7 @@ struct RawKernelPlan {
     kv_cache: u32,
     attention_mass: f32,
     block_scores: u32,
-    separates_outliers: u32,
+    projection_terms: u32,
 }
 
 // `shim/graph/kernel_plan.cpp` asserts the same of the C struct.
@@ -65,7 +65,7 @@ const _: () = {
     assert!(offset_of!(RawKernelPlan, kv_cache) == 16);
     assert!(offset_of!(RawKernelPlan, attention_mass) == 20);
     assert!(offset_of!(RawKernelPlan, block_scores) == 24);
-    assert!(offset_of!(RawKernelPlan, separates_outliers) == 28);
+    assert!(offset_of!(RawKernelPlan, projection_terms) == 28);
 };
 
 /// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
@@ -75,7 +75,7 @@ impl From<&KernelPlan> for RawKernelPlan {
     fn from(plan: &KernelPlan) -> Self {
         let (projection_isa, projection_activations, products) = match plan.projections {
             Some(NativeProjections { isa, activations, products }) => (isa as u32, activations, products),
-            None => (PLUGIN, Precision::F32, ProductPrecision::Int8WithOutliers),
+            None => (PLUGIN, Precision::F32, ProductPrecision::Int16),
         };
         let raw = Self {
             projection_isa,
@@ -85,7 +85,11 @@ impl From<&KernelPlan> for RawKernelPlan {
             kv_cache: Precision::F32 as u32,
             attention_mass: 0.0,
             block_scores: 0,
-            separates_outliers: u32::from(products == ProductPrecision::Int8WithOutliers),
+            projection_terms: match products {
+                // The kernels in bf16 have no terms.
+                ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
+                ProductPrecision::Int16 => 2,
+            },
         };
         let Some(attention) = plan.attention else { return raw };
         let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;

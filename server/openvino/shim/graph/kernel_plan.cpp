@@ -36,7 +36,7 @@ static_assert(offsetof(ovfleet_kernel_plan, attention_activations) == 12);
 static_assert(offsetof(ovfleet_kernel_plan, kv_cache) == 16);
 static_assert(offsetof(ovfleet_kernel_plan, attention_mass) == 20);
 static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 24);
-static_assert(offsetof(ovfleet_kernel_plan, separates_outliers) == 28);
+static_assert(offsetof(ovfleet_kernel_plan, projection_terms) == 28);
 
 static_assert(int(ovfleet::Isa::plugin) == OVFLEET_PLUGIN && int(ovfleet::Isa::portable) == OVFLEET_PORTABLE);
 static_assert(int(ovfleet::Isa::avx2) == OVFLEET_AVX2 && int(ovfleet::Isa::avx_vnni) == OVFLEET_AVX_VNNI);
@@ -63,7 +63,6 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
         if (projection_isa == ovfleet::Isa::plugin) return;
         const auto activations = is_bf16(plan->projection_activations) ? ovfleet::projection::Activations::bf16
                                                                        : ovfleet::projection::Activations::f32;
-        *projections =
-            ovfleet::projection::replace_projections(graph, {projection_isa, activations, plan->separates_outliers != 0});
+        *projections = ovfleet::projection::replace_projections(graph, {projection_isa, activations, plan->projection_terms});
     });
 }

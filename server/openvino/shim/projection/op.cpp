@@ -135,7 +135,7 @@ std::shared_ptr<ov::Node> Projection::clone_with_new_inputs(const ov::OutputVect
 template <typename Visit>
 void Projection::each_number(Visit visit) {
     for (auto& [matmul, has_norm, adapter_bytes] : stages_) {
-        visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group), visit(matmul.separates_outliers);
+        visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group), visit(matmul.terms);
         visit(matmul.scale_factor), visit(matmul.epilogue), visit(matmul.epsilon), visit(has_norm);
         visit(matmul.adapter_count), visit(adapter_bytes);
     }

@@ -180,7 +180,7 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     const auto& node = candidate.matmul;
     Matmul matmul{};
     describe(weight, matmul);
-    matmul.separates_outliers = target.separates_outliers;
+    matmul.terms = target.terms;
     Output src = node->input_value(0), end = node->output(0), residual;
     // A norm with other readers must stay in the graph.
     const auto norm = only_reader(src) ? norm_of(src, matmul.K) : std::nullopt;

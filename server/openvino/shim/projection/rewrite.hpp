@@ -17,8 +17,8 @@ enum class Activations { f32, bf16 };
 struct Target {
     Isa isa;
     Activations activations;
-    // Whether outliers of the activations are multiplied in f32 instead of being quantized.
-    bool separates_outliers;
+    // The number of terms of 8 bits in which activations are multiplied.
+    size_t terms;
 };
 
 // Replaces the multiplications that the native projections support, in a model that is paged. Returns their number.

@@ -46,7 +46,8 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
             else adapter_products.compute(kernels, matmul, src, item - parts_of_tiles);
         });
 
-    const size_t tile_numbers = packed.m_tile * matmul.K, owner_tiles = div_up(tiles, owners);
+    // Each term of the source is a number of its own.
+    const size_t tile_numbers = packed.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
     const size_t part_tiles =
         std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), owner_tiles);
     const size_t products = part_tiles * tile_numbers * N_BLOCK;

@@ -50,7 +50,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
                              test->group};
     Matmul matmul{};
     describe(weight, matmul);
-    matmul.separates_outliers = test->separates_outliers != 0;
+    matmul.terms = test->terms;
     matmul.epilogue = Epilogue(test->epilogue);
     matmul.norm = test->norm;
     matmul.epsilon = test->epsilon;

@@ -60,11 +60,11 @@ const F32_ATTENTION: &str = "attention: native avx2, u8 KV cache, f32 activation
 fn the_fastest_instruction_set_of_the_processor_is_chosen() {
     for (cpu, projections, attention, attention_in_bf16) in [
         (NO_FEATURES, "plugin", "portable", "portable"),
-        (AVX2, "native avx2, int8 products with f32 outliers", "avx2", "avx2"),
-        (AVX_VNNI, "native avx_vnni, int8 products with f32 outliers", "avx2", "avx2"),
-        (AVX512, "native avx2, int8 products with f32 outliers", "avx512", "avx512"),
-        (AVX512_VNNI, "native avx512_vnni, int8 products with f32 outliers", "avx512", "avx512"),
-        (AVX512_BF16, "native avx512_vnni, int8 products with f32 outliers", "avx512", "avx512_bf16"),
+        (AVX2, "native avx2, int16 products", "avx2", "avx2"),
+        (AVX_VNNI, "native avx_vnni, int16 products", "avx2", "avx2"),
+        (AVX512, "native avx2, int16 products", "avx512", "avx512"),
+        (AVX512_VNNI, "native avx512_vnni, int16 products", "avx512", "avx512"),
+        (AVX512_BF16, "native avx512_vnni, int16 products", "avx512", "avx512_bf16"),
         // On processors with AMX, products of pairs of bf16 are slower than those in f32.
         (AMX, "native amx_bf16, bf16 products", "avx512", "avx512"),
     ] {
@@ -81,9 +81,8 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
 
 #[test]
 fn precisions_follow_the_device_and_the_graph() {
-    let projections = |activations: &str| {
-        format!("projections: native avx2, int8 products with f32 outliers, {activations} activations")
-    };
+    let projections =
+        |activations: &str| format!("projections: native avx2, int16 products, {activations} activations");
     let attention =
         |activations: &str| format!("attention: native avx2, u8 KV cache, {activations} activations");
     for (precision, graph, expected) in [
@@ -126,8 +125,7 @@ fn the_configuration_can_select_the_plugin_kernels() {
     let plugin_projections = format!("projections: plugin; {F32_ATTENTION}");
     assert_eq!(changed(&|case| case.device.prefers_accuracy = true), plugin_projections);
     assert_eq!(changed(&|case| case.device.configures_plugin_projections = true), plugin_projections);
-    let plugin_attention =
-        "projections: native avx2, int8 products with f32 outliers, f32 activations; attention: plugin";
+    let plugin_attention = "projections: native avx2, int16 products, f32 activations; attention: plugin";
     assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
     assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);
     assert_eq!(changed(&|case| case.device.is_cpu = false), "projections: plugin; attention: plugin");
@@ -145,7 +143,7 @@ fn options_of_the_native_attention_are_in_the_plan_or_an_error() {
     assert_eq!(
         case.plan(),
         format!(
-            "projections: native avx2, int8 products with f32 outliers, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
+            "projections: native avx2, int16 products, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
         )
     );
     for (sparse_attention, block_scores) in [(Some(0.9), false), (None, true)] {
@@ -168,10 +166,7 @@ fn adapters_in_native_projections_are_refused_where_these_cannot_be_used() {
     assert_eq!(case.plan(), "projections: plugin; attention: plugin");
     case.device.inference_precision = "bf16".to_owned();
     case.graph = PLUGIN_ATTENTION;
-    assert_eq!(
-        case.plan(),
-        "projections: native avx2, int8 products with f32 outliers, bf16 activations; attention: plugin"
-    );
+    assert_eq!(case.plan(), "projections: native avx2, int16 products, bf16 activations; attention: plugin");
 }
 
 #[test]

@@ -19,7 +19,7 @@ struct RawProjectionTest {
     n: usize,
     bits: usize,
     group: usize,
-    separates_outliers: c_int,
+    terms: usize,
     tile_model: c_int,
     is_signed: c_int,
     epilogue: c_int,
@@ -181,7 +181,8 @@ struct Projection {
     n: usize,
     bits: usize,
     group: usize,
-    separates_outliers: bool,
+    /// The number of 8-bit terms in which the source is multiplied. With one term, outliers are separated.
+    terms: usize,
     is_signed: bool,
     epilogue: Epilogue,
     activations: FloatType,
@@ -213,7 +214,7 @@ impl Projection {
             n,
             bits,
             group,
-            separates_outliers: random.below(2) == 0,
+            terms: random.pick(&[1, 2]),
             is_signed: random.below(2) == 0,
             epilogue,
             activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
@@ -237,14 +238,23 @@ impl Projection {
         if self.epilogue == Epilogue::SwiGlu { self.n / 2 } else { self.n }
     }
 
+    /// The largest magnitude of a quant of the source.
+    fn quant_max(&self) -> f32 {
+        if self.terms == 1 { 127.0 } else { 127.0 * 128.0 }
+    }
+
     /// A source of `m` rows. Quantizing it changes it little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
-        let mut src: Vec<f32> = (0..m * self.k).map(|_| whole(random)).collect();
+        let max = self.quant_max();
+        // bf16 represents the integers of the first term only.
+        let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
+        let values = (2.0 * max / step) as usize + 1;
+        let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
         for group in src.chunks_mut(SRC_GROUP) {
             // The largest number, and perhaps an outlier.
             let at = random.below(SRC_GROUP);
-            group[at] = 127.0;
-            if self.separates_outliers && random.below(2) == 0 {
+            group[at] = max;
+            if self.terms == 1 && random.below(2) == 0 {
                 let outlier = &mut group[(at + 1) % SRC_GROUP];
                 *outlier = (127.0_f32 * 128.0).copysign(*outlier);
             }
@@ -285,7 +295,7 @@ impl Projection {
             n: self.n,
             bits: self.bits,
             group: self.group,
-            separates_outliers: c_int::from(self.separates_outliers),
+            terms: self.terms,
             tile_model: c_int::from(matches!(variant, KernelVariant::TileModel(_))),
             is_signed: c_int::from(self.is_signed),
             epilogue: self.epilogue as c_int,
@@ -312,6 +322,11 @@ impl Projection {
         was_run.then(|| self.activations.decode(&dst))
     }
 
+    /// Whether bf16 represents the rows of `source` as they are.
+    fn is_exact_in_bf16(&self) -> bool {
+        self.norm.is_none() && (self.terms == 1 || self.activations == FloatType::Bf16)
+    }
+
     fn weight(&self, row: usize, column: usize) -> f64 {
         let at = row * self.k + column;
         let half = 1 << (self.bits - 1);
@@ -335,12 +350,13 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Outliers are not quantized. Other numbers are off by half of a step, of which the largest of 32 numbers has 127.
+        // Outliers are not quantized. Other numbers are off by half of a step, of which the largest of 32 has `quant_max`.
         // Quantization is exact without a norm.
-        let is_quantized = |number: f64| !self.separates_outliers || number.abs() <= outlier_limit(&numbers);
+        let steps = 2.0 * f64::from(self.quant_max());
+        let is_quantized = |number: f64| self.terms > 1 || number.abs() <= outlier_limit(&numbers);
         let rounding_of = |group: &[f64]| {
             let magnitudes = group.iter().map(|number| number.abs());
-            let step = magnitudes.filter(|number| is_quantized(*number)).fold(0.0, f64::max) / 254.0;
+            let step = magnitudes.filter(|number| is_quantized(*number)).fold(0.0, f64::max) / steps;
             group.iter().map(|number| if is_quantized(*number) { step } else { 0.0 }).collect::<Vec<_>>()
         };
         let rounding: Vec<f64> = match &self.norm {
@@ -356,7 +372,7 @@ impl Projection {
                 tolerance += magnitude * 1e-5;
                 tolerance += if !variant.rounds_to_bf16() {
                     weight.abs() * rounding
-                } else if self.norm.is_none() {
+                } else if self.is_exact_in_bf16() {
                     magnitude * BF16_ROUNDING
                 } else {
                     magnitude * 2.01 * BF16_ROUNDING

@@ -6,13 +6,18 @@
 //     // from -127 to 127.
 //     template <size_t BITS> struct DotSum {
 //         void add(Fours weights, int32_t four);
+//         // Begins the next term: multiplies the sum by 2^TERM_BITS.
+//         void begin_term();
 //         Ints total() const;
 //     };
 #pragma once
 
 #include "../../vectors.hpp"
+#include "projection.hpp"
 
 namespace {
+
+using ovfleet::projection::TERM_BITS;
 
 // Four weights for each lane.
 typedef uint8_t Fours __attribute__((vector_size(LANES * 4)));

@@ -15,17 +15,23 @@ struct DotSum {
         const __m256i products = _mm256_madd_epi16(pairs, ones);
         sums += (Ints)products + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(half, row), ones);
     }
+    inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
     inline Ints total() const { return sums; }
 };
 
 // Sums of sixteen products with weights of 4 bits fit into 16 bits.
 template <>
 struct DotSum<4> {
+    Ints before{};
     __m256i pairs = _mm256_setzero_si256();
     inline void add(Fours weights, int32_t four) {
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four)));
     }
-    inline Ints total() const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+    inline void begin_term() {
+        before = (Ints)((Words)total() << TERM_BITS);
+        pairs = _mm256_setzero_si256();
+    }
+    inline Ints total() const { return before + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
 
 }  // namespace

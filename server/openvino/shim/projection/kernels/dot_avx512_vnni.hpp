@@ -9,6 +9,7 @@ struct DotSum {
     inline void add(Fours weights, int32_t four) {
         sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(four));
     }
+    inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
     inline Ints total() const { return sums; }
 };
 

@@ -9,6 +9,7 @@ struct DotSum {
     inline void add(Fours weights, int32_t four) {
         sums = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(four));
     }
+    inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
     inline Ints total() const { return sums; }
 };
 

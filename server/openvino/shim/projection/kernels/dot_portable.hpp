@@ -10,6 +10,7 @@ struct DotSum {
         for (size_t i = 0; i < 4; ++i)
             for (size_t lane = 0; lane < LANES; ++lane) sums[lane] += weights[lane * 4 + i] * int8_t(four >> (8 * i));
     }
+    inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
     inline Ints total() const { return sums; }
 };
 

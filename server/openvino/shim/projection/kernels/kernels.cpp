@@ -2,9 +2,9 @@
 // table of functions.
 //
 // Products of integers are summed exactly within a group, and then scaled in f32: the result of a row depends only on the row,
-// not on the other rows of the step. Rows are quantized to 8 bits by the largest of 32 numbers, as in llama.cpp's Q8_0.
-// Outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339), so that they do
-// not determine the scale of the other numbers.
+// not on the other rows of the step. Rows are quantized by the largest of 32 numbers: to 15 bits, which are multiplied in two
+// terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers
+// et al., 2022, https://arxiv.org/abs/2208.07339), so that they do not determine the scale of the other numbers.
 //
 // It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
 // for other callers.
@@ -46,7 +46,7 @@ struct SrcTile {
 
 inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t tile) {
     const size_t rows = tile * src.m_tile, outliers = rows * outliers_per_row_max(matmul);
-    return {src.quants + rows * matmul.K,
+    return {src.quants + rows * matmul.K * matmul.terms,
             src.scales + rows * (matmul.K / SRC_GROUP),
             src.sums + rows * num_groups(matmul),
             {src.outliers.counts[tile], src.outliers.columns + outliers, src.outliers.values + outliers * src.m_tile}};
@@ -64,9 +64,9 @@ struct GroupWeights {
 
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// The sums of the products of a group of weights and `R` rows.
+// Adds the products of a group of weights and one term of `R` rows.
 template <size_t R, size_t BITS, size_t GROUP>
-inline void add_group(const uint8_t* weights, const int8_t* quants, DotSum<BITS> (&sum)[R][2]) {
+inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> (&sum)[R][2]) {
     constexpr size_t loads = GROUP / 4 / FOURS_PER_LOAD<BITS>;
     for (size_t at = 0; at < loads; ++at) {
         Fours fours[2];
@@ -109,7 +109,7 @@ inline void add_outliers(const uint8_t* block, size_t pair, const TileOutliers& 
 }
 
 // Computes a tile of `R` rows and a pair of vectors of a block of columns.
-template <size_t R, size_t BITS, size_t GROUP>
+template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch& prefetch,
                           Floats (&total)[R][2]) {
     const int8_t* quants = src.quants;
@@ -119,20 +119,25 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
         const GroupWeights weights(block + group * GROUP_BYTES<BITS, GROUP>, pair);
         prefetch.next();
         DotSum<BITS> sum[R][2];
-        add_group<R, BITS, GROUP>(weights.quants, quants, sum);
+        add_term<R, BITS, GROUP>(weights.quants, quants, sum);
+        if (TERMS == 2) {
+            for (size_t r = 0; r < R; ++r)
+                for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
+            add_term<R, BITS, GROUP>(weights.quants, quants + R * SRC_GROUP, sum);
+        }
         const Floats scale[2] = {weights.scale(0), weights.scale(1)}, zero[2] = {weights.zero(0), weights.zero(1)};
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v)
                 total[r][v] += (as_floats(sum[r][v].total()) - zero[v] * sums[r]) * (scale[v] * scales[r]);
         // Two groups of 16 share the scale of the source.
         const bool is_half = GROUP < SRC_GROUP && group % 2 == 0;
-        quants += is_half ? GROUP : R * SRC_GROUP - (SRC_GROUP - GROUP);
+        quants += is_half ? GROUP : R * SRC_GROUP * TERMS - (SRC_GROUP - GROUP);
         scales += is_half ? 0 : R;
     }
-    add_outliers<R, BITS, GROUP>(block, pair, src.outliers, total);
+    if (TERMS == 1) add_outliers<R, BITS, GROUP>(block, pair, src.outliers, total);
 }
 
-template <size_t R, size_t BITS, size_t GROUP, typename T>
+template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, typename T>
 void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
     const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
@@ -141,8 +146,8 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
         for (size_t tile = range.tile_begin; tile < range.tile_end; ++tile)
             for (size_t pair = 0; pair < PAIRS; ++pair) {
                 Floats total[R][2];
-                multiply_tile<R, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, tile_of(matmul, src, tile),
-                                              prefetch, total);
+                multiply_tile<R, TERMS, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, tile_of(matmul, src, tile),
+                                                     prefetch, total);
                 if (src.lora) {
                     // A copy, so that the sums stay in registers.
                     Floats adapted[R][2];
@@ -156,11 +161,17 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     }
 }
 
+template <size_t R, size_t TERMS, typename T>
+void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
+    auto* multiply = matmul.bits == 4 ? matmul.group == 16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
+                     : matmul.group == 16 ? multiply_as<R, TERMS, 8, 16, T>
+                                          : multiply_as<R, TERMS, 8, 32, T>;
+    multiply(matmul, src, range, residual, dst);
+}
+
 template <size_t R, typename T>
 void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
-    auto* multiply = matmul.bits == 4     ? matmul.group == 16 ? multiply_as<R, 4, 16, T> : multiply_as<R, 4, 32, T>
-                     : matmul.group == 16 ? multiply_as<R, 8, 16, T>
-                                          : multiply_as<R, 8, 32, T>;
+    auto* multiply = matmul.terms == 1 ? multiply_terms<R, 1, T> : multiply_terms<R, 2, T>;
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
 }
 
@@ -200,7 +211,7 @@ struct SrcParts {
 QuantizedSrc divided(const Matmul& matmul, size_t rows, size_t m_tile, SrcParts& parts) {
     QuantizedSrc src{};
     src.m_tile = m_tile;
-    src.quants = parts.next<int8_t>(rows * matmul.K);
+    src.quants = parts.next<int8_t>(rows * matmul.K * matmul.terms);
     src.scales = parts.next<float>(rows * (matmul.K / SRC_GROUP));
     src.sums = parts.next<float>(rows * num_groups(matmul));
     const size_t outliers = rows * outliers_per_row_max(matmul);
@@ -263,7 +274,7 @@ template <typename T>
 SrcRow<T> src_row(const Matmul& matmul, const T* numbers) {
     const float factor = matmul.norm ? inverse_rms(matmul, numbers) : 1;
     SrcRow<T> row{numbers, matmul.norm, factor, __builtin_inff(), outliers_per_row_max(matmul)};
-    if (!matmul.separates_outliers) return row;
+    if (matmul.terms > 1) return row;
     Floats squares{};
     for (size_t at = 0; at < matmul.K; at += LANES) {
         const Floats values = row.load_at(at);
@@ -321,15 +332,21 @@ struct QuantizedGroup {
 // Quantizes numbers of a row of a tile of `m_tile` rows. `top` is their largest magnitude.
 inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile,
                            const QuantizedGroup& to) {
-    const float inverse = top > 0 ? 127 / top : 0;
-    *to.scale = top / 127 * matmul.scale_factor;
+    const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS, inverse = top > 0 ? most_quant / top : 0;
+    *to.scale = top / most_quant * matmul.scale_factor;
     float* sums = to.sums;
     // Unsigned, since NaN is quantized to numbers whose signed sums overflow.
     Words sum{};
     for (size_t v = 0; v < GROUP_VECTORS; ++v) {
         // The addition rounds to the nearest integer, which is then in the low bits.
         const Words whole = (Words)(values[v] * inverse + 12582912.0f) - 0x4b400000u;
-        store_bytes(to.quants + v * LANES, (Ints)whole);
+        if (matmul.terms == 1) {
+            store_bytes(to.quants + v * LANES, (Ints)whole);
+        } else {
+            const Ints high = (Ints)(whole + (1u << (TERM_BITS - 1))) >> TERM_BITS;
+            store_bytes(to.quants + v * LANES, high);
+            store_bytes(to.quants + m_tile * SRC_GROUP + v * LANES, (Ints)(whole - ((Words)high << TERM_BITS)));
+        }
         sum += whole;
         if ((v + 1) * LANES % matmul.group == 0) {
             *sums = horizontal_sum(as_floats((Ints)sum));
@@ -343,10 +360,10 @@ inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VE
 template <typename T>
 void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const QuantizedSrc& to) {
     const size_t m_tile = to.m_tile, begin = tile * m_tile, rows = to.M - begin < m_tile ? to.M - begin : m_tile;
-    int8_t* quants = to.quants + begin * matmul.K;
+    int8_t* quants = to.quants + begin * matmul.K * matmul.terms;
     float *scales = to.scales + begin * (matmul.K / SRC_GROUP), *sums = to.sums + begin * num_groups(matmul);
     if (rows < m_tile) {
-        std::memset(quants, 0, m_tile * matmul.K);
+        std::memset(quants, 0, m_tile * matmul.K * matmul.terms);
         std::memset(scales, 0, m_tile * (matmul.K / SRC_GROUP) * sizeof(float));
         std::memset(sums, 0, m_tile * num_groups(matmul) * sizeof(float));
     }
@@ -373,7 +390,7 @@ void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const Quanti
             columns[count] = uint32_t(at + column);
             std::memcpy(outliers + count * m_tile, found.values[column], m_tile * sizeof(float));
         }
-        quants += m_tile * SRC_GROUP, scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
+        quants += matmul.terms * m_tile * SRC_GROUP, scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
     }
 }
 

@@ -17,6 +17,10 @@ namespace ovfleet::projection {
 
 // Consecutive elements of a row of the source that are quantized with one scale.
 constexpr size_t SRC_GROUP = 32;
+// The source is multiplied in terms of 8 bits. With one term, its elements are quantized to 8 bits, except for outliers. With
+// two terms, all are quantized to 15 bits, `(first << TERM_BITS) + second`. The second term is from -64 to 63.
+constexpr int TERM_BITS = 7;
+constexpr size_t TERMS_MAX = 2;
 // An element of the source is an outlier if its magnitude exceeds the root mean square of its row by more than this factor. A
 // row of K columns has at most `K / OUTLIER_RATIO^2` outliers.
 constexpr size_t OUTLIER_RATIO = 4;
@@ -65,8 +69,8 @@ struct Matmul {
     size_t bits;
     // 16 or 32.
     size_t group;
-    // Whether the outliers of the source are multiplied in f32 instead of being quantized. Kernels in bf16 ignore it.
-    bool separates_outliers;
+    // The number of terms of the source. Kernels in bf16 ignore it.
+    size_t terms;
     // A power of two that moves the scales into the range in which f16 is exact.
     float scale_factor;
     Epilogue epilogue;
@@ -83,7 +87,7 @@ static inline size_t num_groups(const Matmul& matmul) { return matmul.K / matmul
 // The number of columns of the destination.
 static inline size_t dst_columns(const Matmul& matmul) { return matmul.epilogue == Epilogue::swiglu ? matmul.N / 2 : matmul.N; }
 static inline size_t outliers_per_row_max(const Matmul& matmul) {
-    return matmul.separates_outliers ? matmul.K / (OUTLIER_RATIO * OUTLIER_RATIO) : 0;
+    return matmul.terms == 1 ? matmul.K / (OUTLIER_RATIO * OUTLIER_RATIO) : 0;
 }
 static inline size_t num_n_blocks(const Matmul& matmul) { return (matmul.N + N_BLOCK - 1) / N_BLOCK; }
 static inline size_t group_bytes(const Matmul& matmul) {
@@ -101,6 +105,7 @@ static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
     if (matmul.bits != 4 && matmul.bits != 8) return "weights must have 4 or 8 bits";
     if (matmul.group != 16 && matmul.group != 32) return "groups must have 16 or 32 weights";
+    if (matmul.terms < 1 || matmul.terms > TERMS_MAX) return "the source must have 1 or 2 terms";
     if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::swiglu) return "the epilogue is unknown";
     if (matmul.epilogue == Epilogue::swiglu && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
     if (!(matmul.scale_factor > 0) || matmul.scale_factor > 1e38f) return "the scale factor must be a positive, finite number";
@@ -138,8 +143,9 @@ struct Outliers {
 };
 
 // The source of the kernels for 8-bit integers, in tiles of rows whose sums fit into registers. The last tile is padded with
-// zeros. For each tile and group of 32 columns: the quants of its rows, and the scale of each row, multiplied by the scale
-// factor of the weights. For each group of weights: the sum of the quants of each row. The quants of outliers are 0.
+// zeros. For each tile and group of 32 columns: the first terms of its rows and then the second ones, and the scale of each
+// row, multiplied by the scale factor of the weights. For each group of weights: the sum of the quants of each row. The quants
+// of outliers are 0.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
