@@ -1,5 +1,7 @@
 //! The tokenizer of a model, which combines an encoder and a vocabulary.
 
+use std::panic::{self, AssertUnwindSafe};
+
 use super::{bound::TokenBound, pipeline::Pipeline, spm::Spm};
 use crate::{error::EncodeError, vocabulary::Vocabulary};
 
@@ -52,8 +54,8 @@ impl Tokenizer {
     /// longest word).
     ///
     /// # Errors
-    /// The text is longer than [`TEXT_BYTES_MAX`], or the vocabulary has no token for a part of it (which
-    /// hardly any model lacks).
+    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which
+    /// hardly any model lacks), or the steps of the `tokenizer.json` contradict each other.
     pub fn encode(
         &self,
         text: &str,
@@ -64,10 +66,15 @@ impl Tokenizer {
             return Err(EncodeError(format!("it is longer than {TEXT_BYTES_MAX} bytes")));
         }
         let post_process = add_special && matches!(self.added, AddedTokens::PostProcessor);
-        let mut tokens = match &self.encoder {
-            Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special)?,
-            Encoder::Spm(spm) => spm.encode(text, parse_special)?,
+        let encode = || match &self.encoder {
+            Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special),
+            Encoder::Spm(spm) => spm.encode(text, parse_special),
         };
+        // The library panics with unusual steps of a `tokenizer.json`, such as a replacement of the empty text. It changes
+        // nothing that a later call reads, except for caches of whole words.
+        let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
+        let mut tokens =
+            encoded.map_err(|_| EncodeError("the model's tokenizer fails on it".to_owned()))??;
         if let AddedTokens::Tokens { before, after } = self.added
             && add_special
         {
