@@ -10,7 +10,7 @@ use tokenizers::{
 use super::{
     bound::TokenBound,
     encoder::{AddedTokens, Encoder, Tokenizer},
-    pipeline::Pipeline,
+    pipeline::{Pipeline, built},
     pre::{self, Pre},
     spm::{self, Kind, Options, Pieces, Spm},
 };
@@ -260,7 +260,7 @@ impl<'a> Metadata<'a> {
             let pipeline = Pipeline::new(&inner)?;
             Ok((inner, pipeline))
         };
-        build().map_err(|error: tokenizers::Error| self.fault(MERGES, format!("cannot be used: {error}")))
+        built(build).map_err(|error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
 
     /// The special tokens in the file, or else `defaults`.

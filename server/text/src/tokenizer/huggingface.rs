@@ -10,7 +10,7 @@ use tokenizers::AddedToken;
 use super::{
     bound::TokenBound,
     encoder::{AddedTokens, Encoder, Tokenizer},
-    pipeline::Pipeline,
+    pipeline::{Pipeline, built},
 };
 use crate::{
     LoadError,
@@ -38,9 +38,8 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
     };
     let outline: Outline = serde_json::from_str(&text).map_err(json)?;
     check_templates(&outline.post_processor).map_err(|problem| fault("post_processor", problem))?;
-    let mut inner: tokenizers::Tokenizer = text
-        .parse()
-        .map_err(|error: tokenizers::Error| fault("the tokenizer", format!("cannot be used: {error}")))?;
+    let mut inner: tokenizers::Tokenizer =
+        built(|| text.parse()).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
     add_tokens_of_config(&mut inner, config)?;
     let decoder = Decoder::parse(&outline.decoder).map_err(|problem| fault("decoder", problem))?;
     let special_tokens_map = JsonFile::read(folder, "special_tokens_map.json")?;

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -16,6 +17,14 @@ use crate::error::EncodeError;
 
 type Inner =
     TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
+/// Builds a tokenizer with the library, which panics on some inconsistent vocabularies, such as one without the result of a
+/// merge. The panic becomes an error.
+pub(super) fn built<T>(build: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
+    // What is left in an inconsistent state is dropped.
+    panic::catch_unwind(AssertUnwindSafe(build))
+        .unwrap_or_else(|_| Err("its parts contradict each other".into()))
+}
 
 /// In the `tokenizers` crate, parsing of special tokens is a property of the pipeline, so this holds two
 /// pipelines. They share the model, which is nearly all of the memory.
