@@ -1,4 +1,4 @@
-//! StoredRecord responses and conversations, so that later requests can refer to them: in memory, or in a directory that
+//! Stored responses and conversations, so that later requests can refer to them: in memory, or in a directory that
 //! outlives the process. The store is bounded in records and in bytes; beyond a bound the least recently used records
 //! are evicted. A record is visible to the tenant that created it and to no other.
 //!
@@ -34,7 +34,7 @@ pub(crate) use index::{CHAIN_MAX, ChainError, Tally};
 use record::Lines;
 pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord};
 
-/// StoredRecord size of a response, or of the items that one request adds to a conversation.
+/// Stored size of a response, or of the items that one request adds to a conversation.
 ///
 /// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;

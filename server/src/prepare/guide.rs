@@ -200,9 +200,15 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
 
 /// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
-    // The last is `text.format` of responses.
-    const SIGNS: [&[u8]; 5] =
-        [b"\"response_format\"", b"\"structured_outputs\"", b"\"guided_", b"\"tools\"", b"\"format\""];
+    // `format` is in `text` of responses. The last is the escape of a letter, with which a key can be spelled in other ways.
+    const SIGNS: [&[u8]; 6] = [
+        b"\"response_format\"",
+        b"\"structured_outputs\"",
+        b"\"guided_",
+        b"\"tools\"",
+        b"\"format\"",
+        b"\\u00",
+    ];
     SIGNS.iter().any(|sign| memchr::memmem::find(body, sign).is_some())
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
-/// StoredRecord size at which a conversation accepts no more items.
+/// Stored size at which a conversation accepts no more items.
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;

@@ -487,3 +487,10 @@ fn an_error_names_the_parameter_of_an_invalid_form() {
         assert_eq!(param, place, "{message}: {request}");
     }
 }
+
+#[test]
+fn a_key_with_escaped_letters_may_demand_a_form_too() {
+    assert!(may_compile(br#"{"tools": []}"#));
+    assert!(may_compile(br#"{"\u0074ools": []}"#));
+    assert!(!may_compile(br#"{"messages": [{"role": "user", "content": "a tool"}]}"#));
+}
