@@ -28,7 +28,7 @@ pub(super) enum Offer {
     Left { unclaimed: Option<Assignment> },
     /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,
-    /// There is no room for the request.
+    /// No replica has room for the request.
     Full,
     /// No replica accepts requests.
     NoReplica,

@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups,
-// sizes, numbers of rows and epilogues, with norms and adapters.
+// and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups, sizes, numbers
+// of rows and epilogues, with norms and adapters.
 #include "check.hpp"
 
 #include <algorithm>

@@ -196,7 +196,7 @@ size_t rows_per_tile(size_t M) {
 // The parts of a quantized source begin at cache lines.
 inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Divides the memory of a packed source. Without memory, it returns the number of bytes of the parts.
+// Divides the memory of a packed source into its parts. If `data` is null, it only counts their bytes.
 struct SrcParts {
     uint8_t* data;
     size_t bytes = 0;
