@@ -41,6 +41,10 @@ pub(crate) enum Error {
     MethodNotAllowed { method: String, path: String },
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
+    #[error(
+        "the values of the request body would take more than {0} bytes of memory: it has too many objects, arrays or elements"
+    )]
+    TooManyValues(usize),
     /// The body did not arrive: the connection broke, or it took too long.
     #[error("the request body did not arrive: {0}")]
     BodyIncomplete(String),
@@ -149,6 +153,7 @@ impl Error {
             Self::BodyTooLarge(_) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, Some("request_too_large"), None)
             }
+            Self::TooManyValues(_) => (StatusCode::BAD_REQUEST, REQUEST, Some("too_many_values"), None),
             Self::BodyIncomplete(_) => {
                 (StatusCode::REQUEST_TIMEOUT, REQUEST, Some("request_incomplete"), None)
             }
@@ -194,6 +199,7 @@ impl Error {
             Self::UnknownPath(_) => "unknown_path",
             Self::MethodNotAllowed { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
+            Self::TooManyValues(_) => "too_many_values",
             Self::BodyIncomplete(_) => "body_incomplete",
             Self::TooManyRequests { .. } => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
@@ -258,7 +264,8 @@ impl Error {
     }
 }
 
-fn shortened(mut text: String, characters_max: usize) -> String {
+/// Returns the text, or its first `characters_max` characters and `…`.
+pub(crate) fn shortened(mut text: String, characters_max: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(characters_max) {
         text.truncate(end);
         text.push('…');

@@ -4,6 +4,7 @@
 //! once.
 
 mod budget;
+mod json;
 mod preparation;
 mod tokenizer;
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
+pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
 pub(crate) use preparation::{NoSlot, PreparationSlots};
 pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
 
@@ -24,7 +26,8 @@ use crate::error::Error;
 pub struct HttpLimits {
     /// Size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Total size in bytes of the request bodies in memory, from their arrival until the requests are prepared.
+    /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests are
+    /// prepared.
     pub max_buffered_body_bytes: usize,
     /// Number of concurrent requests, each from the arrival of its body to the last byte of its answer.
     pub max_concurrent_requests: usize,

@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 
 use crate::app::App;
 use crate::error::{Error, Resource};
-use crate::limits::{BudgetExhausted, ByteClaim};
+use crate::limits::{BudgetExhausted, ByteClaim, VALUES_BYTES_MAX, ValuesMemory};
 
 /// Size of the part of a rejected body that the server reads and discards. A client that is still sending does not
 /// read the answer, and closing the connection early would discard the answer with the unread data.
@@ -16,10 +16,11 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 /// Beyond it: the server answers without reading the rest and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
-/// Reads the whole body. Its bytes count towards the budget until the last clone of it is dropped.
+/// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count towards the budget until the
+/// last clone of the body is dropped, so whoever parses it must own it for as long as the values exist.
 ///
 /// # Errors
-/// The body is too large, did not arrive in time, or the budget is exhausted.
+/// The body is too large or has too many values, did not arrive in time, or the budget is exhausted.
 pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     let limits = app.limits();
     let bytes_max = limits.max_body_bytes;
@@ -27,12 +28,21 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     if is_hopeless(request.headers(), announced, bytes_max) {
         return Err(Error::BodyTooLarge(bytes_max));
     }
-    let buffer = Buffer { claim: app.body_bytes().claim(), bytes: Vec::new(), bytes_max, announced };
+    let values_bytes_max = VALUES_BYTES_MAX.min(app.body_bytes().bytes_max());
+    let buffer = Buffer {
+        claim: app.body_bytes().claim(),
+        bytes: Vec::new(),
+        bytes_max,
+        announced,
+        values: ValuesMemory::default(),
+        values_bytes_max,
+    };
     let read = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), buffer)).await;
     let read =
         read.map_err(|_| Error::BodyIncomplete(format!("it took longer than {:?}", limits.read_timeout)))?;
     read.map_err(|refusal| match refusal {
         Refusal::TooLarge => Error::BodyTooLarge(bytes_max),
+        Refusal::TooManyValues => Error::TooManyValues(values_bytes_max),
         Refusal::Exhausted => app.overloaded(Resource::BodyBytes),
         Refusal::Broken => Error::BodyIncomplete("the connection broke".to_owned()),
     })
@@ -53,6 +63,7 @@ fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) 
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
     TooLarge,
+    TooManyValues,
     Exhausted,
     Broken,
 }
@@ -69,22 +80,34 @@ struct Buffer {
     bytes: Vec<u8>,
     bytes_max: usize,
     announced: Option<usize>,
+    values: ValuesMemory,
+    values_bytes_max: usize,
 }
 
 impl Buffer {
+    /// Claims the memory for the values of the next piece, and `capacity` bytes for the text.
+    fn claim(&mut self, piece: &[u8], capacity: usize) -> Result<(), Refusal> {
+        self.values.add(piece);
+        if self.values.bytes() > self.values_bytes_max {
+            return Err(Refusal::TooManyValues);
+        }
+        Ok(self.claim.grow_to(capacity + self.values.bytes())?)
+    }
+
     /// Appends a piece after claiming the memory for it.
     fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
         let length = self.bytes.len() + piece.len();
         if length > self.bytes_max {
             return Err(Refusal::TooLarge);
         }
-        if length > self.bytes.capacity() {
+        let mut capacity = self.bytes.capacity();
+        if length > capacity {
             // The announced body need not arrive, so the buffer grows with the received bytes.
             let expected = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
-            let capacity = (self.bytes.capacity() * 2).min(expected).max(length);
-            self.claim.grow_to(capacity)?;
-            self.bytes.reserve_exact(capacity - self.bytes.len());
+            capacity = (capacity * 2).min(expected).max(length);
         }
+        self.claim(piece, capacity)?;
+        self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(piece);
         Ok(())
     }
@@ -111,7 +134,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     let Some(first) = next(&mut pieces).await? else { return Ok(Bytes::new()) };
     let mut second = next(&mut pieces).await?;
     if second.is_none() && first.len() <= buffer.bytes_max {
-        buffer.claim.grow_to(first.len())?;
+        buffer.claim(&first, first.len())?;
         return Ok(Bytes::from_owner(ClaimedBytes { bytes: first, _claim: buffer.claim }));
     }
     let (mut size, mut pushed) = (first.len(), buffer.push(&first));

@@ -115,9 +115,9 @@ async fn requests_beyond_the_context_length_are_rejected() {
 async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     let mut setup = Setup::new(crate::harness::faulty(Vec::new()));
     setup.limits.max_body_bytes = 64 * 1024;
-    setup.limits.max_buffered_body_bytes = 80 * 1024;
+    setup.limits.max_buffered_body_bytes = 160 * 1024;
     let server = setup.start();
-    // A body of which only 40 KiB arrive.
+    // A body of which only 40 KiB arrive. Its buffer has 64 KiB, and its text counts a second time, as a value.
     let begun = Bytes::from(vec![b' '; 40 * 1024]);
     let (sender, sent) = tokio::sync::oneshot::channel::<()>();
     let pieces = futures_util::stream::iter([begun.clone(), Bytes::from_static(b" ")])
@@ -142,6 +142,38 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     assert_eq!(small.status, 200, "there is room for it");
     let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
     assert_eq!(large.status, 200, "the first gave its bytes back: {}", large.body);
+}
+
+/// A byte of JSON can become 60 bytes of values.
+#[tokio::test]
+async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
+    let mut setup = Setup::new(crate::harness::faulty(Vec::new()));
+    setup.limits.max_body_bytes = 8 << 20;
+    let server = setup.start();
+    for path in [
+        PATH,
+        "/v3/completions",
+        "/v3/responses",
+        "/v3/conversations",
+        "/v3/responses/input_tokens",
+        "/tokenize",
+    ] {
+        let tools =
+            |count| format!("{{\"model\": \"parrot\", \"tools\": [{}{{}}]}}", "{\"\":0},".repeat(count));
+        // The first is cut off, so that parsing it would give another error.
+        let cut = tools(110_000).trim_end_matches(']').to_owned();
+        for body in [tools(110_000), cut] {
+            let rejected = server.post(path, body).await;
+            let error = &rejected.json()["error"];
+            assert_eq!(
+                (rejected.status.as_u16(), &error["code"]),
+                (400, &json!("too_many_values")),
+                "{path}"
+            );
+        }
+        let fewer = server.post(path, tools(10_000)).await;
+        assert_ne!(fewer.json()["error"]["code"], "too_many_values", "{path}");
+    }
 }
 
 #[tokio::test]

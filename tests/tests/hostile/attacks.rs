@@ -55,6 +55,7 @@ attacks![
     texts::truncated_conversations,
     texts::padded_bodies,
     texts::deep_nesting,
+    texts::wide_json,
     connections::bodies_that_never_end,
     connections::silent_sockets,
     connections::readers_that_never_read,

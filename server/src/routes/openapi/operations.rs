@@ -40,7 +40,7 @@ const SERVING: &[u16] = &[503];
 const NAMED_MODEL: &[u16] = &[404, 503];
 const GENERATING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
 const COMPUTING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
-const STORED: &[u16] = &[400, 404, 500, 503];
+const STORED: &[u16] = &[400, 404, 429, 500, 503];
 const STORING: &[u16] = &[400, 404, 408, 413, 429, 500, 503];
 const SLEEPING: &[u16] = &[400, 404, 409, 500, 503];
 

@@ -65,3 +65,30 @@ pub(super) async fn deep_nesting(targets: Targets) -> anyhow::Result<String> {
     }
     Ok(statuses.only(&[400])?.to_string())
 }
+
+/// JSON with as many values as a body can have, and with almost as many as the server accepts.
+pub(super) async fn wide_json(targets: Targets) -> anyhow::Result<String> {
+    let client = Client::of_router(&targets);
+    let wide = |count: usize| {
+        let objects = "{\"\":0},".repeat(count);
+        let (tools, variables) = (format!("[{objects}{{}}]"), format!(r#"{{"a": [{objects}{{}}]}}"#));
+        let model = format!(r#"{{"model": "{MODEL}""#);
+        [
+            ("/v1/responses", format!(r#"{model}, "input": "x", "tools": {tools}}}"#)),
+            ("/v1/conversations", format!(r#"{{"items": {tools}}}"#)),
+            ("/tokenize", format!(r#"{model}, "prompt": "x", "tools": {tools}}}"#)),
+            (
+                "/v1/chat/completions",
+                format!(
+                    r#"{model}, "messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1,
+                    "chat_template_kwargs": {variables}}}"#
+                ),
+            ),
+        ]
+    };
+    let mut statuses = Statuses::default();
+    for (path, body) in wide(500_000).into_iter().chain(wide(90_000)) {
+        statuses.extend(client.barrage(path, 16, vec![body; 16]).await);
+    }
+    Ok(statuses.only(&[200, 400, 429])?.some(400)?.to_string())
+}

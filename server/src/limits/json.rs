@@ -1,0 +1,133 @@
+//! The memory of JSON values, estimated from their text before they are parsed.
+
+use std::io::Write;
+
+/// Memory that the JSON values of a request body take once they are parsed. The server estimates it from the numbers of
+/// objects, arrays and elements.
+///
+/// Beyond it: 400, `too_many_values`.
+pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
+
+/// Memory in bytes of an object, with room for four members and their index, and with the struct that an item becomes.
+const OBJECT_BYTES: usize = 512;
+/// Memory in bytes of an array, with room for four elements.
+const ARRAY_BYTES: usize = 384;
+/// Memory in bytes of each further element or member.
+const ELEMENT_BYTES: usize = 128;
+
+/// Estimates the memory of JSON values from their text, which may arrive in pieces or be written by a serializer.
+///
+/// A byte of text can become more than 60 bytes of values, so the size of a body does not limit the memory of the request.
+/// A request is parsed in two forms, so that its peak is about twice the estimate.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ValuesMemory {
+    bytes: usize,
+    is_in_string: bool,
+    is_escaped: bool,
+}
+
+impl ValuesMemory {
+    /// Adds the next piece of the text, which need not be valid JSON.
+    pub(crate) fn add(&mut self, mut text: &[u8]) {
+        self.bytes = self.bytes.saturating_add(text.len());
+        while let [first, rest @ ..] = text {
+            text = rest;
+            if std::mem::take(&mut self.is_escaped) {
+                continue;
+            }
+            if self.is_in_string {
+                (self.is_escaped, self.is_in_string) = (*first == b'\\', *first != b'"');
+                if self.is_in_string && !self.is_escaped {
+                    text = &text[memchr::memchr2(b'"', b'\\', text).unwrap_or(text.len())..];
+                }
+                continue;
+            }
+            let bytes = match first {
+                b'{' => OBJECT_BYTES,
+                b'[' => ARRAY_BYTES,
+                b',' => ELEMENT_BYTES,
+                _ => 0,
+            };
+            self.is_in_string = *first == b'"';
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Returns the estimate in bytes for the text so far, which includes the text.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// So that a value can be estimated by serializing it.
+impl Write for ValuesMemory {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.add(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn estimate(text: &[u8]) -> usize {
+        let mut memory = ValuesMemory::default();
+        memory.add(text);
+        memory.bytes()
+    }
+
+    #[test]
+    fn objects_arrays_and_elements_count_and_the_contents_of_strings_do_not() {
+        let text = json!({"a": [1, 2, 3], "[{,\\\"[{,\\": {"b": "\"{[,"}}).to_string();
+        assert_eq!(
+            estimate(text.as_bytes()),
+            text.len() + 2 * OBJECT_BYTES + ARRAY_BYTES + 3 * ELEMENT_BYTES
+        );
+    }
+
+    #[test]
+    fn the_division_into_pieces_does_not_change_the_estimate() {
+        let mut random = StdRng::seed_from_u64(7);
+        let texts = ["\\", "\"", "{", "[", ",", "x", "é", "0", ":", "]", "}"];
+        for _ in 0..1000 {
+            let text: String = (0..40).map(|_| texts[random.random_range(0..texts.len())]).collect();
+            let cut = random.random_range(0..=text.len());
+            let mut memory = ValuesMemory::default();
+            memory.add(&text.as_bytes()[..cut]);
+            memory.add(&text.as_bytes()[cut..]);
+            assert_eq!(memory.bytes(), estimate(text.as_bytes()), "{text} cut at {cut}");
+        }
+    }
+
+    /// The least that a parsed value occupies: its own size, and the capacities of its containers.
+    fn occupied(value: &Value) -> usize {
+        let within = match value {
+            Value::Array(elements) => elements.iter().map(occupied).sum(),
+            Value::Object(members) => {
+                members.iter().map(|(name, value)| 32 + name.len() + occupied(value)).sum()
+            }
+            Value::String(text) => text.len(),
+            _ => 0,
+        };
+        size_of::<Value>() + within
+    }
+
+    #[test]
+    fn the_estimate_is_at_least_the_size_of_the_values() {
+        let values = [json!([]), json!({}), json!({"": 0}), json!([0]), json!([[], {}, "", 0, null])];
+        for value in values {
+            let many = Value::Array(vec![value; 100]);
+            let text = many.to_string();
+            assert!(estimate(text.as_bytes()) >= occupied(&many), "{text}");
+        }
+    }
+}
