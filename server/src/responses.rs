@@ -7,4 +7,4 @@ mod retained;
 
 pub(crate) use assembly::{Assembly, LogprobFormat, NewResponse, encode};
 pub(crate) use live::{Background, BackgroundResponse, FollowedEvents, Interruption, LiveResponse};
-pub(crate) use retained::{RetainedInput, json_bytes};
+pub(crate) use retained::{RetainedRequest, json_bytes};

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::assembly::{Assembly, Sink, encode};
-use super::retained::RetainedInput;
+use super::retained::RetainedRequest;
 use crate::store::ResponseRecord;
 use crate::tenant::Tenant;
 
@@ -44,7 +44,7 @@ struct Inner {
 impl Background {
     /// Creates a response that is not generated yet.
     pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
-        let BackgroundResponse { assembly, input, tenant, stores_events } = response;
+        let BackgroundResponse { assembly, retained, tenant, stores_events } = response;
         let events = stores_events.then(|| EventLog {
             list: Vec::new(),
             bytes: 0,
@@ -55,7 +55,7 @@ impl Background {
             changes: watch::Sender::new(0),
             cancel: CancellationToken::new(),
             stop: self.0.stop.clone(),
-            input,
+            retained,
             tenant,
         })
     }
@@ -116,7 +116,7 @@ impl Drop for Registration {
 /// A new response in the background.
 pub(crate) struct BackgroundResponse {
     pub(crate) assembly: Assembly,
-    pub(crate) input: RetainedInput,
+    pub(crate) retained: RetainedRequest,
     pub(crate) tenant: Tenant,
     /// Whether its events can be replayed.
     pub(crate) stores_events: bool,
@@ -128,7 +128,7 @@ pub(crate) struct LiveResponse {
     changes: watch::Sender<u64>,
     cancel: CancellationToken,
     stop: CancellationToken,
-    input: RetainedInput,
+    retained: RetainedRequest,
     tenant: Tenant,
 }
 
@@ -224,7 +224,7 @@ impl LiveResponse {
 
     /// Returns the items that its request added to the conversation.
     pub(crate) fn input(&self) -> &[Arc<Item>] {
-        self.input.items()
+        self.retained.items()
     }
 
     /// Returns the owner of the response.
@@ -237,7 +237,7 @@ impl LiveResponse {
         let state = self.state();
         ResponseRecord {
             response: state.assembly.response().clone(),
-            input: self.input.items().to_vec(),
+            input: self.retained.items().to_vec(),
             events: state.events.as_ref().map(|events| events.list.clone()),
         }
     }

@@ -1,27 +1,38 @@
-//! The input items of a response while it is generated, which are stored with it at the end.
+//! What a response retains of its request while it is generated.
 
 use std::io::Write;
 use std::sync::Arc;
 
+use serde::Serialize;
 use server_openai::responses::Item;
 
-use crate::limits::{BudgetExhausted, ByteBudget, ByteClaim};
+use crate::limits::{BudgetExhausted, ByteBudget, ByteClaim, ValuesMemory};
 
-/// The items that a request adds to the conversation, in memory until the response is stored. Their bytes are claimed from
-/// a budget, because the context length does not limit them: the prompt does not contain all parts of an item.
+/// The items that a request adds to the conversation, in memory until the response is stored, and a claim on the memory for
+/// them and for the parts of the request that the response repeats, such as its tools. The context length does not limit
+/// them: the prompt does not contain all parts of an item, nor tools that the model must not call.
 #[derive(Debug)]
-pub(crate) struct RetainedInput {
+pub(crate) struct RetainedRequest {
     items: Vec<Arc<Item>>,
     _claim: ByteClaim,
 }
 
-impl RetainedInput {
+impl RetainedRequest {
+    /// Claims the memory for `items`, and for `response` before it has output.
+    ///
     /// # Errors
     /// The budget is exhausted.
-    pub(crate) fn new(budget: &Arc<ByteBudget>, items: Vec<Arc<Item>>) -> Result<Self, BudgetExhausted> {
+    pub(crate) fn new(
+        budget: &Arc<ByteBudget>,
+        items: Vec<Arc<Item>>,
+        response: &impl Serialize,
+    ) -> Result<Self, BudgetExhausted> {
+        let mut memory = ValuesMemory::default();
+        let items_of_request: Vec<&Item> = items.iter().map(Arc::as_ref).collect();
+        serde_json::to_writer(&mut memory, &(items_of_request, response))
+            .expect("invariant: items and responses are JSON");
         let mut claim = budget.claim();
-        let bytes = items.iter().map(|item| json_bytes(item)).fold(0, u64::saturating_add);
-        claim.grow_to(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        claim.grow_to(memory.bytes())?;
         Ok(Self { items, _claim: claim })
     }
 
@@ -53,22 +64,26 @@ impl Write for Count {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     #[test]
-    fn an_input_claims_its_bytes_as_long_as_it_exists() {
+    fn the_items_and_the_response_claim_their_memory_as_long_as_they_exist() {
         let item =
             json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x".repeat(1000)});
         let bytes = serde_json::to_string(&item).unwrap().len();
         let item: Arc<Item> = Arc::new(serde_json::from_value(item).unwrap());
         assert_eq!(json_bytes(&item), bytes as u64);
-        let budget = ByteBudget::new(2 * bytes, 2 * bytes);
-        let retain = |count| RetainedInput::new(&budget, vec![Arc::clone(&item); count]);
-        let one = retain(1).unwrap();
-        assert!(retain(2).is_err());
+        let plain = json!({"tools": []});
+        let with_tools = json!({"tools": vec![json!({"type": "function"}); 60]});
+        let budget = ByteBudget::new(64 << 10, 64 << 10);
+        let retain =
+            |count, response: &Value| RetainedRequest::new(&budget, vec![Arc::clone(&item); count], response);
+        assert!(retain(70, &plain).is_err(), "the items are too large");
+        let one = retain(1, &with_tools).unwrap();
+        assert!(retain(1, &with_tools).is_err(), "the first claimed most of the budget");
         drop(one);
-        assert_eq!(retain(2).unwrap().items().len(), 2);
+        assert_eq!(retain(2, &plain).unwrap().items().len(), 2);
     }
 }

@@ -25,7 +25,7 @@ use crate::limits::BudgetExhausted;
 use crate::model::unix_time;
 use crate::prepare::responses::{PreparedResponse, References, references, responses};
 use crate::prepare::{self, Endpoint, Target};
-use crate::responses::{Assembly, LogprobFormat, NewResponse, RetainedInput};
+use crate::responses::{Assembly, LogprobFormat, NewResponse, RetainedRequest};
 use crate::store::{Id, Kind};
 use crate::tenant::Tenant;
 pub(super) use context::{Lookup, conversation, damaged, no_conversation, unreadable};
@@ -73,8 +73,8 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     if !response.store && response.conversation.is_none() {
         input.clear();
     }
-    let input = RetainedInput::new(app.body_bytes(), input);
-    let input = input.map_err(|BudgetExhausted| app.overloaded(Resource::BodyBytes))?;
+    let retained = RetainedRequest::new(app.body_bytes(), input, &response);
+    let retained = retained.map_err(|BudgetExhausted| app.overloaded(Resource::BodyBytes))?;
     let logprobs = prepared.reply.logprobs.map(|_| {
         let tokenizer = Arc::clone(&served.model.text.tokenizer);
         let names_by_id = prepared.reply.names_by_id;
@@ -85,7 +85,7 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     let submission = Submission { endpoint: ENDPOINT, id, arrived, admitted, prompts, text, choices };
     let answer = submit(app, served, submission)?;
     let assembly = Assembly::new(NewResponse { response, ids, logprobs, choices, call_names });
-    Ok(PendingResponse { assembly, input, answer, delivery, tenant })
+    Ok(PendingResponse { assembly, retained, answer, delivery, tenant })
 }
 
 /// Reads a body, looks up the objects that it refers to, and prepares it.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 use server_openai::responses::Warning;
 
-use crate::error::Error;
+use crate::error::{Error, shortened};
 use crate::prepare::tools::{
     self, Member, TOOLS_MAX, Tool, ToolKind, built_in, duplicate, joined_name, optional_text, read_function,
     read_name,
@@ -16,6 +16,11 @@ use crate::prepare::tools::{
 
 /// The parameter of the function that a custom tool becomes.
 pub(crate) const INPUT: &str = "input";
+
+/// Length of the type of an ignored tool in a warning, in characters.
+///
+/// Beyond it: the type is truncated and ends with `…`.
+const TYPE_SHOWN_MAX: usize = 64;
 
 /// The tools of a request.
 #[derive(Debug, Default)]
@@ -171,6 +176,7 @@ impl RequestTools {
             "custom" => self.custom(given, param)?,
             other => {
                 let reason = built_in(other).unwrap_or("this server does not know this type");
+                let other = shortened(other.to_owned(), TYPE_SHOWN_MAX);
                 self.warn("unsupported_tool", param, format!("the tool {other:?} is ignored: {reason}"));
                 return Ok(None);
             }

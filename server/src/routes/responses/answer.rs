@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::model::unix_time;
 use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
 use crate::responses::{
-    Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, RetainedInput, encode,
+    Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, RetainedRequest, encode,
 };
 use crate::routes::stream::{Encoder, stream};
 use crate::routes::submission::with_request_id;
@@ -27,7 +27,7 @@ use crate::tenant::Tenant;
 /// A response that is submitted to the engine.
 pub(super) struct PendingResponse {
     pub(super) assembly: Assembly,
-    pub(super) input: RetainedInput,
+    pub(super) retained: RetainedRequest,
     pub(super) answer: Answer,
     pub(super) delivery: Delivery,
     pub(super) tenant: Tenant,
@@ -46,9 +46,9 @@ pub(super) enum Delivery {
 
 /// Answers with a response.
 pub(super) async fn answer(app: App, pending: PendingResponse) -> Response {
-    let PendingResponse { assembly, input, answer, delivery, tenant } = pending;
+    let PendingResponse { assembly, retained, answer, delivery, tenant } = pending;
     let id = assembly.response().id.clone();
-    let encoder = ResponseEncoder { app, assembly, input, tenant };
+    let encoder = ResponseEncoder { app, assembly, retained, tenant };
     let response = match delivery {
         Delivery::Whole => whole(answer, encoder).await,
         Delivery::Streamed => stream(answer, encoder).await,
@@ -70,16 +70,16 @@ async fn whole(mut answer: Answer, mut encoder: ResponseEncoder) -> Result<Respo
 struct ResponseEncoder {
     app: App,
     assembly: Assembly,
-    input: RetainedInput,
+    retained: RetainedRequest,
     tenant: Tenant,
 }
 
 impl ResponseEncoder {
     /// Completes the response and stores it.
     async fn complete(&mut self, usage: Usage) {
-        let Self { app, assembly, input, tenant } = self;
+        let Self { app, assembly, retained, tenant } = self;
         assembly.complete(response_usage(usage), unix_time());
-        store(app, assembly, input, *tenant).await;
+        store(app, assembly, retained, *tenant).await;
     }
 }
 
@@ -111,12 +111,13 @@ impl Encoder for ResponseEncoder {
 }
 
 fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Response {
-    let ResponseEncoder { app, mut assembly, input, tenant } = encoder;
+    let ResponseEncoder { app, mut assembly, retained, tenant } = encoder;
     if !follows {
         // Nobody follows the events, so the first one need not be stored.
         assembly.create(&mut |_: &Event<'_>| {});
     }
-    let live = app.background().live(BackgroundResponse { assembly, input, tenant, stores_events: follows });
+    let live =
+        app.background().live(BackgroundResponse { assembly, retained, tenant, stores_events: follows });
     if follows {
         live.change(|assembly, sink| assembly.create(sink));
     }
@@ -202,12 +203,13 @@ pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
 }
 
 /// Stores a response if requested, and adds it to its conversation.
-async fn store(app: &App, assembly: &mut Assembly, input: &RetainedInput, tenant: Tenant) {
+async fn store(app: &App, assembly: &mut Assembly, retained: &RetainedRequest, tenant: Tenant) {
     let response = assembly.response();
     if !response.store && response.conversation.is_none() {
         return;
     }
-    let record = ResponseRecord { response: response.clone(), input: input.items().to_vec(), events: None };
+    let record =
+        ResponseRecord { response: response.clone(), input: retained.items().to_vec(), events: None };
     join(app, &record, tenant).await;
     if record.response.store && !write(app, record, tenant).await {
         assembly.set_stored(false);
