@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
+use serde::Serialize;
 use server_openai::responses::{
     Conversation, ConversationRequest, DeletedObject, InputItem, Item, ItemsRequest, Object,
 };
@@ -12,7 +13,7 @@ use server_openai::responses::{
 use super::responses::{
     Lookup, Offer, Page, Selection, conversation, damaged, list, no_conversation, unreadable,
 };
-use super::stored_objects::answered;
+use super::stored_objects::{answered, json};
 use super::{body, counted};
 use crate::app::App;
 use crate::dispatches::Dispatch;
@@ -31,7 +32,8 @@ const ADDED_MAX: usize = 20;
 
 /// `POST /conversations`.
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
-    answered_with_body(&app, request, ConversationRequest::parse, async |tenant, request| {
+    answered_with_body(&app, request, |app, tenant, body| {
+        let request = ConversationRequest::parse(body)?;
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata)?;
         if !app.store().is_enabled() {
@@ -39,6 +41,7 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
             return Err(Error::invalid("conversation", problem));
         }
         let given = check_count(request.items.unwrap_or_default())?;
+        let referenced = referenced(app, tenant, &given)?;
         let id = app.store().new_id(Kind::Conversation);
         let conversation = Conversation {
             id: id.to_string(),
@@ -46,15 +49,10 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
             created_at: unix_time(),
             metadata,
         };
-        let owned = app.clone();
-        let stored = app.store().run(move |store| {
-            let referenced = referenced(&owned, tenant, &given)?;
-            let NewItems { items, generated_ids } = new_items(given, referenced, id.items())?;
-            let record = ConversationRecord { conversation, items, generated_ids };
-            store.put_conversation(&record, tenant).map_err(Failure::from)?;
-            Ok::<_, Failure>(record.conversation)
-        });
-        Ok(Json(stored.await?).into_response())
+        let NewItems { items, generated_ids } = new_items(given, referenced, id.items())?;
+        let record = ConversationRecord { conversation, items, generated_ids };
+        app.store().put_conversation(&record, tenant).map_err(Failure::from)?;
+        Ok(record.conversation)
     })
     .await
 }
@@ -62,25 +60,22 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
 /// `GET /conversations/{id}`.
 pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
-        let conversation = read(&app, tenant, id, |stored| stored.head::<Conversation>().map_err(damaged));
-        Ok(Json(conversation.await?).into_response())
+        json(&app, move |app| conversation(app, tenant, &id)?.head::<Conversation>().map_err(damaged)).await
     })
     .await
 }
 
 /// `POST /conversations/{id}` replaces the metadata.
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    answered_with_body(&app, request, ConversationRequest::parse, async |tenant, request| {
-        let metadata = request.metadata.ok_or_else(|| Error::missing("metadata"))?;
+    answered_with_body(&app, request, move |app, tenant, body| {
+        let metadata = ConversationRequest::parse(body)?.metadata;
+        let metadata = metadata.ok_or_else(|| Error::missing("metadata"))?;
         check_metadata(&metadata)?;
-        let parsed = parse_id(&id)?;
-        let updated = app.store().run(move |store| {
-            store.set_head(parsed, tenant, |stored| {
-                let head: Conversation = stored.head().map_err(damaged)?;
-                Ok::<_, Failure>(Conversation { metadata, ..head })
-            })
+        let updated = app.store().set_head(parse_id(&id)?, tenant, |stored| {
+            let head: Conversation = stored.head().map_err(damaged)?;
+            Ok::<_, Failure>(Conversation { metadata, ..head })
         });
-        Ok(Json(updated.await?.ok_or_else(|| no_conversation(&id))?).into_response())
+        updated?.ok_or_else(|| no_conversation(&id))
     })
     .await
 }
@@ -103,26 +98,27 @@ pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, reques
     let uri = request.uri().clone();
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let page = Page::of(&uri)?;
-        let (data, has_more) = read(&app, tenant, id, move |stored| page_of(stored, &page)).await?;
-        Ok(Json(list(data, has_more)).into_response())
+        json(&app, move |app| {
+            let (data, has_more) = page_of(&conversation(app, tenant, &id)?, &page)?;
+            Ok(list(data, has_more))
+        })
+        .await
     })
     .await
 }
 
 /// `POST /conversations/{id}/items`.
 pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
-    answered_with_body(&app, request, ItemsRequest::parse, async |tenant, request| {
-        let given = check_count(request.items.ok_or_else(|| Error::missing("items"))?)?;
+    answered_with_body(&app, request, move |app, tenant, body| {
+        let items = ItemsRequest::parse(body)?.items;
+        let given = check_count(items.ok_or_else(|| Error::missing("items"))?)?;
         let parsed = parse_id(&id)?;
-        let owned = app.clone();
-        let added = app.store().run(move |store| {
-            let referenced = referenced(&owned, tenant, &given)?;
-            store.append(parsed, tenant, |tally| {
-                Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.generated_ids))?)
-            })
+        let referenced = referenced(app, tenant, &given)?;
+        let added = app.store().append(parsed, tenant, |tally| {
+            Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.generated_ids))?)
         });
-        let added = added.await?.ok_or_else(|| no_conversation(&id))?;
-        Ok(Json(list(added.into_iter().map(Arc::unwrap_or_clone).collect(), false)).into_response())
+        let added = added?.ok_or_else(|| no_conversation(&id))?;
+        Ok(list(added.into_iter().map(Arc::unwrap_or_clone).collect(), false))
     })
     .await
 }
@@ -134,16 +130,16 @@ pub(super) async fn item(
     request: Request,
 ) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
-        let found = read(&app, tenant, id, move |stored| {
-            for stored in stored.input() {
+        json(&app, move |app| {
+            for stored in conversation(app, tenant, &id)?.input() {
                 let stored = stored.map_err(damaged)?;
                 if stored.id == item {
                     return stored.parse().map_err(damaged);
                 }
             }
             Err(no_item(&item))
-        });
-        Ok(Json(found.await?).into_response())
+        })
+        .await
     })
     .await
 }
@@ -155,9 +151,8 @@ pub(super) async fn remove(
     request: Request,
 ) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
-        let parsed = parse_id(&id)?;
-        let removed = app.store().run(move |store| {
-            store.remove_item(parsed, tenant, |stored| {
+        json(&app, move |app| {
+            let removed = app.store().remove_item(parse_id(&id)?, tenant, |stored| {
                 for (number, stored_item) in stored.input().enumerate() {
                     if stored_item.map_err(damaged)?.id == item {
                         let head: Conversation = stored.head().map_err(damaged)?;
@@ -165,9 +160,10 @@ pub(super) async fn remove(
                     }
                 }
                 Err(no_item(&item).into())
-            })
-        });
-        Ok(Json(removed.await?.ok_or_else(|| no_conversation(&id))?).into_response())
+            });
+            removed?.ok_or_else(|| no_conversation(&id))
+        })
+        .await
     })
     .await
 }
@@ -196,18 +192,21 @@ impl From<Failure> for Error {
     }
 }
 
-/// Answers a request whose body is read with `parse`. The body arrives before the request is admitted, so that slow clients
-/// do not exclude others.
-async fn answered_with_body<T, E: Into<Error>>(
+/// Answers a request with a body, which `work` parses on a thread of the store. The body arrives before the request is
+/// admitted, so that slow clients do not exclude others.
+async fn answered_with_body<T: Serialize>(
     app: &App,
     request: Request,
-    parse: fn(&[u8]) -> Result<T, E>,
-    work: impl AsyncFnOnce(Tenant, T) -> Result<Response, Error>,
+    work: impl FnOnce(&App, Tenant, &[u8]) -> Result<T, Error> + Send + 'static,
 ) -> Response {
     let headers = request.headers().clone();
-    let read = async { parse(&body::read(app, request).await?).map_err(Into::into) };
-    match read.await {
-        Ok(read) => answered(app, ENDPOINT, &headers, async |tenant| work(tenant, read).await).await,
+    match body::read(app, request).await {
+        Ok(body) => {
+            answered(app, ENDPOINT, &headers, async |tenant| {
+                json(app, move |app| work(app, tenant, &body)).await
+            })
+            .await
+        }
         Err(error) => counted::answered(app, ENDPOINT, Dispatch::of(&headers), Err(error)),
     }
 }
@@ -246,17 +245,6 @@ fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Erro
         }
     }
     Ok((data, selection.finish()?))
-}
-
-/// Reads a part of a conversation.
-async fn read<T: Send + 'static>(
-    app: &App,
-    tenant: Tenant,
-    id: String,
-    of: impl FnOnce(&StoredRecord) -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let owned = app.clone();
-    app.store().run(move |_| of(&conversation(&owned, tenant, &id)?)).await
 }
 
 fn parse_id(id: &str) -> Result<Id, Error> {

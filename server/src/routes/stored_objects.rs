@@ -4,10 +4,12 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use axum::Json;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use hyper::body::{Frame, SizeHint};
+use serde::Serialize;
 
 use super::counted;
 use crate::app::App;
@@ -35,6 +37,16 @@ pub(super) async fn answered(
     };
     let answer = answer.await;
     counted::answered(app, endpoint, dispatch, answer)
+}
+
+/// Answers with what `work` returns, as JSON. It runs on a thread of the store, because it may block, and because records
+/// and answers may take long to parse and to serialize.
+pub(super) async fn json<T: Serialize>(
+    app: &App,
+    work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
+) -> Result<Response, Error> {
+    let owned = app.clone();
+    app.store().run(move |_| Ok(Json(work(&owned)?).into_response())).await
 }
 
 fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
@@ -75,8 +87,6 @@ impl HttpBody for AdmittedBody {
 
 #[cfg(test)]
 mod tests {
-    use axum::response::IntoResponse as _;
-
     use super::*;
     use crate::limits::Admission;
 

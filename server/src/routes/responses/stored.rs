@@ -16,7 +16,7 @@ use super::{answer, query};
 use crate::app::App;
 use crate::error::Error;
 use crate::responses::LiveResponse;
-use crate::routes::stored_objects::answered;
+use crate::routes::stored_objects::{answered, json};
 use crate::sse::{self, Events};
 use crate::store::{Id, Kind, StoredRecord};
 use crate::tenant::Tenant;
@@ -31,8 +31,8 @@ pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
         query::check_include(&uri)?;
         let from = query::events_from(&uri)?;
         match (from, app.background().find(&id, tenant)) {
-            (None, Some(live)) => Ok(Json(live.response()).into_response()),
-            (None, None) => Ok(Json(read(&app, tenant, &id).await?).into_response()),
+            (None, Some(live)) => json(&app, move |_| Ok(live.response())).await,
+            (None, None) => json(&app, move |app| read(app, tenant, &id)).await,
             (Some(from), Some(live)) if live.stores_events() => Ok(answer::follow(live, from)),
             (Some(from), None) => replay(&app, tenant, &id, from).await,
             (Some(_), Some(_)) => Err(no_events()),
@@ -66,16 +66,19 @@ pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<String>, reque
         if end(live.clone()).await
             && let Some(live) = live
         {
-            return Ok(Json(live.response()).into_response());
+            return json(&app, move |_| Ok(live.response())).await;
         }
-        let response = read(&app, tenant, &id).await?;
-        if !response.background {
-            let problem =
-                "only background responses can be cancelled; close the connection to cancel other responses";
-            return Err(Error::invalid("response_id", problem));
-        }
-        // The response has already ended.
-        Ok(Json(response).into_response())
+        json(&app, move |app| {
+            let response = read(app, tenant, &id)?;
+            if !response.background {
+                let problem =
+                    "only background responses can be cancelled; close the connection to cancel other responses";
+                return Err(Error::invalid("response_id", problem));
+            }
+            // The response has already ended.
+            Ok(response)
+        })
+        .await
     })
     .await
 }
@@ -93,10 +96,11 @@ pub(crate) async fn input_items(
 async fn items(app: &App, tenant: Tenant, id: String, uri: &Uri) -> Result<Response, Error> {
     query::check_include(uri)?;
     let page = Page::of(uri)?;
-    let (owned, name) = (app.clone(), id.clone());
-    let found = app.store().run(move |_| page_of_input(&owned, tenant, &name, &page)).await?;
-    let (data, has_more) = found.ok_or_else(|| unknown(&id))?;
-    Ok(Json(list(data, has_more)).into_response())
+    json(app, move |app| {
+        let (data, has_more) = page_of_input(app, tenant, &id, &page)?.ok_or_else(|| unknown(&id))?;
+        Ok(list(data, has_more))
+    })
+    .await
 }
 
 /// Returns a part of a list.
@@ -150,13 +154,9 @@ fn page_of_input(
     if chain.len() == 0 { Ok(None) } else { Ok(Some((data, selection.finish()?))) }
 }
 
-async fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
-    let (owned, id) = (app.clone(), name.to_owned());
-    let found = app.store().run(move |_| {
-        let stored = context::response(&owned, tenant, &id)?;
-        stored.map(|stored| stored.response().map_err(damaged)).transpose()
-    });
-    let mut response = found.await?.ok_or_else(|| unknown(name))?;
+fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
+    let stored = context::response(app, tenant, name)?.ok_or_else(|| unknown(name))?;
+    let mut response = stored.response().map_err(damaged)?;
     if !response.status.is_final() && app.background().find(name, tenant).is_none() {
         mark_lost(&mut response);
     }
