@@ -1,17 +1,44 @@
-//! Accepts connections for the HTTP listeners.
+//! Accepts connections for the HTTP and gRPC listeners, up to a limit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// The time for which a connection may have no request while other connections wait to be accepted.
+pub const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
+
+/// The interval at which connections without a request are asked to close while the limit of connections is reached.
+pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time to wait after a failure: if the process has no free file descriptors, some will be free soon.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts the next connection. A failure is logged, and accepting continues after a pause.
+/// Accepts the next connection once `room` has a permit for it. Until then `pressure` wakes the open connections
+/// periodically, and those that have had no request for [`IDLE_UNDER_PRESSURE`] are expected to close.
 ///
 /// # Cancel safety
 /// No connection is lost if the future is dropped.
-pub async fn accept(listener: &TcpListener) -> TcpStream {
+pub async fn accept_within(
+    room: &Arc<Semaphore>,
+    pressure: &Notify,
+    listener: &TcpListener,
+) -> (TcpStream, OwnedSemaphorePermit) {
+    loop {
+        let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
+        match permit {
+            Ok(permit) => {
+                let permit = permit.expect("invariant: the semaphore is never closed");
+                return (accept(listener).await, permit);
+            }
+            Err(_) => pressure.notify_waiters(),
+        }
+    }
+}
+
+/// Accepts the next connection. A failure is logged, and accepting continues after a pause.
+async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((connection, _)) => {

@@ -16,6 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use process::listen::accept_within;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -60,8 +61,6 @@ const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
 /// Number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// The interval at which connections without a request are asked to close while the limit of connections is reached.
-const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A connection of a client, with its permit under `--max-connections`.
 struct AcceptedConnection {
@@ -188,12 +187,8 @@ impl Threads {
     ) {
         let room = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
         loop {
-            let next = async {
-                let permit = self.acquire_permit(&room).await;
-                (process::listen::accept(&listener).await, permit)
-            };
             let (connection, permit) = tokio::select! {
-                next = next => next,
+                accepted = accept_within(&room, &self.pressure, &listener) => accepted,
                 () = stop.cancelled() => return,
             };
             let Ok(stream) = connection.into_std() else { continue };
@@ -202,18 +197,6 @@ impl Threads {
                 thread.connections.fetch_add(1, Ordering::Relaxed);
                 // Sending fails only if the thread has ended, which closes the connection.
                 let _ = thread.inbox.send(AcceptedConnection { stream, permit }).await;
-            }
-        }
-    }
-
-    /// Waits for the permit of one more connection. While there is none, connections without a request are asked to
-    /// close.
-    async fn acquire_permit(&self, room: &Arc<Semaphore>) -> OwnedSemaphorePermit {
-        loop {
-            let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
-            match permit {
-                Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
-                Err(_) => self.pressure.notify_waiters(),
             }
         }
     }

@@ -9,7 +9,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
@@ -21,8 +20,9 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use process::listen::{IDLE_UNDER_PRESSURE, accept_within};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -31,11 +31,6 @@ use self::peer::Peer;
 use crate::limits::HttpLimits;
 
 pub(crate) use conformance::conforming;
-
-/// The interval at which connections without a request are closed while the limit is reached.
-const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
-/// Time for which a connection may have no request while others wait for its place.
-const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Binds `port` of `host`.
 ///
@@ -64,12 +59,8 @@ pub(crate) async fn serve(
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout).half_close(true);
     loop {
-        let next = async {
-            let permit = free_place(&room, &pressure).await;
-            (process::listen::accept(&listener).await, permit)
-        };
         let (connection, permit) = tokio::select! {
-            next = next => next,
+            accepted = accept_within(&room, &pressure, &listener) => accepted,
             // Removes the tasks of closed connections.
             Some(_) = connections.join_next() => continue,
             () = stop.cancelled() => break,
@@ -99,22 +90,11 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// Waits for a permit for another connection. Meanwhile connections without a request are closed.
-async fn free_place(room: &Arc<Semaphore>, pressure: &Notify) -> OwnedSemaphorePermit {
-    loop {
-        let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
-        match permit {
-            Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
-            Err(_) => pressure.notify_waiters(),
-        }
-    }
-}
-
 /// Completes when other connections wait and this one has not sent the head of a request for some time. A connection that
 /// has ever sent a request stays open: routers reuse connections, and could not know whether a request on a closed one has
 /// arrived.
 async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
-    tokio::time::sleep(SILENCE_MAX).await;
+    tokio::time::sleep(IDLE_UNDER_PRESSURE).await;
     loop {
         pressure.notified().await;
         if !has_request.load(Ordering::Relaxed) {

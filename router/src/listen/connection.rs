@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use hyper_util::server::graceful::GracefulConnection;
+use process::listen::IDLE_UNDER_PRESSURE;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -21,8 +22,6 @@ use tokio_util::sync::CancellationToken;
 use crate::app::App;
 use crate::proxy::Body;
 
-/// The time after which a connection without a request is closed while other connections wait to be accepted.
-const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
 /// The time for a graceful shutdown of a connection.
 const GRACE: Duration = Duration::from_secs(5);
 /// The shortest interval between checks of a connection. The interval is a quarter of the shorter timeout.
