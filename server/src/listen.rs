@@ -1,7 +1,8 @@
-//! The HTTP listener: connections, their limits, and their ends.
+//! The HTTP and gRPC listeners: connections, their limits, and their ends.
 
 mod conformance;
 mod connection;
+mod grpc;
 mod peer;
 mod protocol_error;
 
@@ -31,6 +32,7 @@ use self::peer::Peer;
 use crate::limits::HttpLimits;
 
 pub(crate) use conformance::conforming;
+pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 
 /// Binds `port` of `host`.
 ///

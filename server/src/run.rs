@@ -16,8 +16,9 @@ use server_engine::{Engine, EngineHandle};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::service::interceptor::InterceptedService;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -29,6 +30,7 @@ use crate::backend::{BackendConfig, KvSpill, OpenVinoConfig};
 use crate::compat::ovms_api;
 use crate::lifecycle::Phase;
 use crate::limits::HttpLimits;
+use crate::listen::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
 use crate::routes::{SleepApi, admin_router, router_with};
@@ -291,17 +293,16 @@ async fn spawn_services(
     // Before the port is served, because a new reporter reports that the service is healthy.
     set_health(&health, app.lifecycle().phase()).await;
     let service = ReplicaService::new(app.clone(), receiver);
-    let replica = ReplicaServer::with_interceptor(service, RequireToken(token));
+    let replica = ReplicaServer::new(service).max_decoding_message_size(GRPC_REQUEST_BYTES_MAX);
+    let replica = InterceptedService::new(replica, RequireToken(token));
+    let health_service = health_service.max_decoding_message_size(GRPC_REQUEST_BYTES_MAX);
+    let grpc_services = Routes::new(health_service).add_service(replica).prepare();
     let publisher = app.clone();
     services.spawn(async move {
         publish(publisher, reports).await;
         bail!("the load reports ended")
     });
-    services.spawn(async move {
-        let server = tonic::transport::Server::builder().add_service(health_service).add_service(replica);
-        server.serve_with_incoming(TcpListenerStream::new(grpc)).await.context("the gRPC server failed")?;
-        bail!("the gRPC server ended")
-    });
+    services.spawn(async move { Ok(serve_grpc(grpc, grpc_services).await) });
     services.spawn(allocator::trim_excess());
     let app = app.clone();
     services.spawn(async move {

@@ -63,9 +63,10 @@ fn run() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     match arguments.as_slice() {
-        [flag, name, router, server, key, other_key] if flag == ATTACKER => {
-            let [router, server, key, other_key] = [router, server, key, other_key].map(String::clone);
-            runtime.block_on(attack(name, Targets { router, server, key, other_key }))
+        [flag, name, router, server, server_grpc, key, other_key] if flag == ATTACKER => {
+            let [router, server, server_grpc, key, other_key] =
+                [router, server, server_grpc, key, other_key].map(String::clone);
+            runtime.block_on(attack(name, Targets { router, server, server_grpc, key, other_key }))
         }
         names => runtime.block_on(run_suite(names)),
     }
@@ -96,7 +97,8 @@ impl Attacker {
         let script = "ulimit -S -n \"$(ulimit -H -n)\"; exec nice -n 19 \"$0\" \"$@\"";
         let mut command = tokio::process::Command::new("sh");
         command.args(["-c", script]).arg(std::env::current_exe()?).args([ATTACKER, attack.name]);
-        command.args([&targets.router, &targets.server, &targets.key, &targets.other_key]);
+        let Targets { router, server, server_grpc, key, other_key } = targets;
+        command.args([router, server, server_grpc, key, other_key]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         Ok(Self { process: command.spawn()?, start: Instant::now() })
     }

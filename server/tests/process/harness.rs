@@ -24,6 +24,14 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
+/// A command whose process may open only this many file descriptors.
+pub(crate) fn with_descriptors(count: usize, command: &Command) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -n {count} && exec \"$0\" \"$@\"")]);
+    limited.arg(command.get_program()).args(command.get_args());
+    limited
+}
+
 impl Server {
     /// Starts a server and waits until it is ready.
     pub(crate) fn start(command: &mut Command) -> Self {

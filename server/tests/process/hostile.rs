@@ -4,9 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
+use proto::v1alpha1::replica_client::ReplicaClient;
+use proto::v1alpha1::{State, WatchLoadRequest};
 use serde_json::Value;
 
-use crate::harness::{Server, command, rest};
+use crate::harness::{Server, command, rest, with_descriptors};
 
 /// The deadline of every condition; they are usually met much sooner.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,6 +82,25 @@ fn silent_connections_make_room_for_those_with_a_request() {
         }
         assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     }
+    drop(silent);
+}
+
+#[tokio::test]
+async fn silent_grpc_connections_leave_room_for_routers_and_file_descriptors_for_the_api() {
+    /// As many file descriptors as the process may open: more than there may be connections to the gRPC port.
+    const DESCRIPTORS: usize = 400;
+    let server = Server::start(&mut with_descriptors(DESCRIPTORS, &command(&[])));
+    let address = server.logged("gRPC on ");
+    let silent: Vec<TcpStream> = (0..DESCRIPTORS).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    assert!(answer(&server.address, request).starts_with("HTTP/1.1 200"));
+    let report = async {
+        let mut router = ReplicaClient::connect(format!("http://{address}")).await.unwrap();
+        let mut reports = router.watch_load(WatchLoadRequest::default()).await.unwrap().into_inner();
+        reports.message().await.unwrap().unwrap()
+    };
+    let report = tokio::time::timeout(DEADLINE, report).await.expect("the router gets no report");
+    assert_eq!(report.state(), State::Serving);
     drop(silent);
 }
 

@@ -19,6 +19,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(150);
 pub(crate) struct Targets {
     pub(crate) router: String,
     pub(crate) server: String,
+    /// The gRPC port of the server.
+    pub(crate) server_grpc: String,
     /// The key that the attacker uses.
     pub(crate) key: String,
     /// The key of another tenant.

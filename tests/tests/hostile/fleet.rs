@@ -79,6 +79,7 @@ impl Fleet {
         Targets {
             router: self.router.address().to_owned(),
             server: self.server.address().to_owned(),
+            server_grpc: self.server.grpc_address(),
             key: ATTACKER_KEY.to_owned(),
             other_key: OTHER_KEY.to_owned(),
         }

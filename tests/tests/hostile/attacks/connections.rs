@@ -40,16 +40,19 @@ pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<St
     Ok(statuses.only(&[408, 429])?.some(408)?.to_string())
 }
 
-/// Connections that never send a byte.
+/// Connections that never send a byte, also to the port on which the server reports its load to the router.
 pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
-    const SOCKETS: usize = 10_000;
     const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+    let [router, server] = addresses(&targets);
     let mut sockets = Vec::new();
-    for number in 0..SOCKETS {
-        let address = addresses(&targets)[number % 2];
-        let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
-        // A process may leave connections in the queue of the operating system, but not refuse them.
-        sockets.push(connected.map_err(|_| anyhow::anyhow!("connection {number} is not accepted"))??);
+    // The server may not open all of its connections, and the queue of the operating system can hold the others.
+    for (address, count) in [(router, 4500), (server, 4500), (&targets.server_grpc, 1000)] {
+        for number in 0..count {
+            let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
+            // A process may leave connections in the queue of the operating system, but not refuse them.
+            let connected = connected.map_err(|_| anyhow::anyhow!("{address} accepts {number} connections"));
+            sockets.push(connected??);
+        }
     }
     let client = Client::of_router(&targets);
     let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
