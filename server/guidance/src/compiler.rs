@@ -12,6 +12,7 @@ use crate::error::readable;
 use crate::guide::is_too_complex;
 use crate::limits::{COMPILE_FUEL, GuideLimits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX};
 use crate::locate::locate;
+use crate::nesting::on_large_stack;
 use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, grammar};
 
 /// Compiles forms to guides. Threads can share a compiler.
@@ -112,7 +113,7 @@ impl Compiler {
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
-        let mut start = self.factory.create_parser(grammar).map_err(readable)?;
+        let mut start = on_large_stack(|| self.factory.create_parser(grammar).map_err(readable)).flatten()?;
         start.start_without_prompt();
         // Report now, instead of during generation, that nothing can follow at the start, or that the form is
         // too complex there or after a first token such as the quote of a string.

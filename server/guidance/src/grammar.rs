@@ -5,6 +5,7 @@ use llguidance::api::TopLevelGrammar;
 use crate::lark::{ANY_TEXT, TextLimits, Writer, choice, join, repeat};
 use crate::limits::{FORM_DEPTH_MAX, GRAMMAR_BYTES_MAX, REPEAT_MAX};
 use crate::locate::path;
+use crate::nesting::check_grammar;
 use crate::schema::{self, Layout};
 use crate::{Form, FormError, Tag, TriggeredTags, Vocabulary, dialect, ebnf};
 
@@ -35,10 +36,12 @@ fn to_lark(text: &str, at: &str) -> Result<String, FormError> {
     if text.trim().is_empty() {
         return Err(FormError::new(at, "must not be empty"));
     }
-    if ebnf::is_ebnf(text) {
-        return ebnf::to_lark(text).map_err(|problem| FormError::new(at, problem));
-    }
-    Ok(text.to_owned())
+    let lark = match ebnf::is_ebnf(text) {
+        true => ebnf::to_lark(text).map_err(|problem| FormError::new(at, problem))?,
+        false => text.to_owned(),
+    };
+    check_grammar(&lark, at)?;
+    Ok(lark)
 }
 
 /// Writes a form as an expression.

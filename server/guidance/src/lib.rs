@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The crate knows no HTTP and no model: a vocabulary is the bytes of its tokens. It reads no file, no clock
-//! and no environment, and starts no thread. Errors carry the path of the invalid part of the request.
+//! and no environment. It starts a thread only to compile a form on a large stack. Errors carry the path of the
+//! invalid part of the request.
 
 mod cache;
 mod compiler;
@@ -23,6 +24,7 @@ mod lane;
 mod lark;
 pub mod limits;
 mod locate;
+mod nesting;
 mod preface;
 mod schema;
 mod structural_tag;

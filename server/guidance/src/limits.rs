@@ -8,10 +8,28 @@ pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
+/// Number of properties of a JSON schema with all its parts: names in `properties` and `required`, and keys of the objects
+/// in `enum` and `const`.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const PROPERTIES_MAX: usize = 5000;
+/// Number of `patternProperties` of a JSON schema with all its parts. The time to compare them grows with the third power
+/// of their number, and these take about a second.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const PATTERN_PROPERTIES_MAX: usize = 64;
+/// Number of different targets of `$ref` in a JSON schema.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const REFERENCES_MAX: usize = 256;
 /// Size of a grammar.
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Number of rules and groups of a grammar, counted as the characters `:`, `(`, `[` and `~` in its Lark text.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const GRAMMAR_GROUPS_MAX: usize = 16_384;
 /// Size of a regular expression.
 ///
 /// Beyond it: 400, `invalid_value`.

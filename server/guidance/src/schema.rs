@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::FormError;
 use crate::limits::{SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX};
+use crate::nesting::check_schema;
 
 /// How JSON is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +141,7 @@ pub(crate) fn prepare(schema: &Value, at: &str, layout: Layout) -> Result<Value,
         Value::Object(_) => schema.clone(),
         _ => return Err(FormError::new(at, "must be an object or a boolean")),
     };
+    check_schema(&schema, at)?;
     check(&mut schema, at, 0)?;
     let bytes = schema.to_string().len();
     if bytes > SCHEMA_BYTES_MAX {

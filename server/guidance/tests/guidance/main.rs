@@ -7,6 +7,8 @@ mod forms;
 #[cfg(test)]
 mod memory;
 #[cfg(test)]
+mod nesting;
+#[cfg(test)]
 mod prefaces;
 #[cfg(test)]
 mod refusals;

@@ -1,0 +1,92 @@
+//! Forms that llguidance compiles with deep recursion do not exhaust the stack: they are compiled, or rejected by a limit.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+use server_guidance::{Dialect, Form, limits};
+
+use crate::support::{COMPILER, compile, first};
+
+fn json_form(schema: Value) -> Form {
+    Form::Json { schema, at: "schema".to_owned() }
+}
+
+fn grammar(text: String) -> Form {
+    Form::Grammar { text, at: "grammar".to_owned() }
+}
+
+fn rejection(form: &Form) -> String {
+    COMPILER.compile(form).expect_err("it exceeds a limit").problem
+}
+
+/// Rules that each refer to the next. `rule` writes a rule, given its number.
+fn chain(start: &str, length: usize, rule: impl Fn(usize) -> String) -> Form {
+    let mut text = start.to_owned();
+    (0..length).for_each(|number| writeln!(text, "{}", rule(number)).unwrap());
+    grammar(text)
+}
+
+/// A schema with the definitions `0` to `length`, each of which refers to the next. `schema` creates the definition with a
+/// reference.
+fn references(length: usize, schema: impl Fn(Value) -> Value) -> Form {
+    let reference = |number: usize| json!({"$ref": format!("#/$defs/{number}")});
+    let mut definitions: Map<String, Value> =
+        (0..length).map(|number| (number.to_string(), schema(reference(number + 1)))).collect();
+    definitions.insert(length.to_string(), json!({"type": "integer"}));
+    json_form(json!({"$ref": "#/$defs/0", "$defs": definitions}))
+}
+
+fn properties(count: usize) -> Value {
+    (0..count).map(|number| (format!("p{number}"), json!({"type": "null"}))).collect()
+}
+
+#[test]
+fn long_chains_of_references_and_properties_are_compiled() {
+    let nested = |inner: Value| (0..30).fold(inner, |inner, _| json!({"type": "array", "items": inner}));
+    for form in [
+        chain("r5000: \"a\"\nstart: r0\n", 5000, |number| format!("r{number}: \"x\" r{}", number + 1)),
+        chain("T5000: \"a\"\nstart: T0\n", 5000, |number| format!("T{number}: \"x\" T{}?", number + 1)),
+        chain("root ::= r0\nr5000 ::= \"a\"\n", 5000, |number| {
+            format!("r{number} ::= \"x\" r{}", number + 1)
+        }),
+        chain("r500: \"a\"\nstart: r0\n", 500, |number| {
+            format!("r{number}: {}\"x\" r{}{}", "(".repeat(25), number + 1, ")".repeat(25))
+        }),
+        references(limits::REFERENCES_MAX - 1, |next| json!({"type": "array", "items": next})),
+        references(limits::REFERENCES_MAX - 1, |next| json!({"allOf": [next, {"minimum": 1}]})),
+        references(100, nested),
+        json_form(json!({"type": "object", "properties": properties(limits::PROPERTIES_MAX)})),
+        Form::Value {
+            dialect: Dialect::Gemma,
+            schema: json!({"type": "object", "properties": properties(1000)}),
+            at: "schema".to_owned(),
+        },
+    ] {
+        let (allowed, _) = first(&compile(&form));
+        assert!(!allowed.is_empty());
+    }
+}
+
+#[test]
+fn what_would_exhaust_the_stack_is_rejected() {
+    let names: Vec<String> = (0..150_000).map(|number| format!("{number:x}")).collect();
+    let chain_of_rules = chain("start: r0\n", 17_000, |number| format!("r{number:x}: r{:x}", number + 1));
+    assert!(rejection(&chain_of_rules).contains("rules and groups"));
+    for schema in [
+        json!({"type": "object", "required": names}),
+        json!({"type": "object", "properties": properties(limits::PROPERTIES_MAX), "required": ["other"]}),
+        json!({"enum": [properties(limits::PROPERTIES_MAX + 1)]}),
+        // The keywords are also counted where only a reference leads to them.
+        json!({"$ref": "#/other", "other": {"properties": properties(limits::PROPERTIES_MAX + 1)}}),
+    ] {
+        assert!(rejection(&json_form(schema)).contains("properties"));
+    }
+    assert!(rejection(&references(20_000, |next| next)).contains("different references"));
+    let Form::Json { schema, .. } = references(300, |next| next) else { unreachable!() };
+    let escaped = schema.to_string().replace("\"$ref\"", "\"\\u0024ref\"");
+    assert!(rejection(&grammar(format!("start: \"x\" %json {escaped}"))).contains("different references"));
+    let patterns: Map<String, Value> =
+        (0..3000).map(|number| (format!("^p{number}$"), json!(true))).collect();
+    let schema = json!({"type": "object", "patternProperties": patterns});
+    assert!(rejection(&json_form(schema)).contains("pattern properties"));
+}
