@@ -233,11 +233,11 @@ pub struct LocalArgs {
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_API_KEYS", value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// Program of the server. Default: the one in the directory of this program, or in PATH.
+    /// Path of the server's program. Default: the one in the directory of this program, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_SERVER", value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// Program of the router. Default: the one in the directory of this program, or in PATH.
+    /// Path of the router's program. Default: the one in the directory of this program, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
     pub router: Option<PathBuf>,
 }

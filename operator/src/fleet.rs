@@ -87,7 +87,7 @@ struct FleetState {
 #[derive(Default)]
 struct ResourceReports {
     tasks: HashMap<Subject, AbortHandle>,
-    /// By the address of the router.
+    /// The states of the routers, by address.
     routers: BTreeMap<String, RouterState>,
     cache_usage: Option<CacheUsage>,
     progress: Option<FetchProgress>,

@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 pub enum LogFormat {
     /// Plain text for people.
     Text,
-    /// One JSON object per line, for machines.
+    /// One JSON object per line, for log collectors.
     Json,
 }
 

@@ -59,7 +59,7 @@ impl FromStr for ByteSize {
         }
         let number: f64 = digits.parse().map_err(|_| invalid())?;
         let product = number * unit.bytes as f64;
-        // Above 2^53 the product is not exact. Nobody needs an exact fraction of so many bytes.
+        // Above 2^53 the product is not exact. Nobody needs an exact fraction of such a size.
         if product >= 0.0 && product < u64::MAX as f64 { Ok(Self(product as u64)) } else { Err(invalid()) }
     }
 }

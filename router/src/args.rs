@@ -498,7 +498,7 @@ pub type Settings = Arc<ArcSwap<Args>>;
 pub enum KeyIsolation {
     /// Each key is a tenant.
     Key,
-    /// Keys with the same name in the file of keys are one tenant, so that a key can be replaced without losing stored
+    /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing stored
     /// objects. A key without a name is a tenant of its own.
     Name,
     /// All requests belong to the same tenant, whatever their keys.

@@ -40,7 +40,7 @@ impl Estimates {
         }
     }
 
-    /// The estimated number of tokens of so many events.
+    /// The estimated number of tokens of this number of events.
     #[must_use]
     pub fn tokens_of_events(&self, events: u32) -> u32 {
         (f64::from(events) * self.tokens_per_event).ceil().min(f64::from(u32::MAX)) as u32
@@ -52,7 +52,7 @@ impl Estimates {
         self.bytes_per_token
     }
 
-    /// The estimated number of tokens of a text of so many bytes, at least 1.
+    /// The estimated number of tokens of a text of this size in bytes, at least 1.
     #[must_use]
     pub fn prompt_tokens(&self, bytes: usize) -> u32 {
         (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32

@@ -285,7 +285,7 @@ impl DrainRate {
         self.tokens += f64::from(tokens);
     }
 
-    /// The expected time to serve so many requests and tokens, whichever takes longer.
+    /// The expected time to serve this number of requests or this number of tokens, whichever takes longer.
     fn time_for(mut self, requests: usize, tokens: u64, now: Instant) -> Duration {
         self.advance(requests > 0, now);
         let time =

@@ -40,8 +40,8 @@ fn tenant(headers: &HeaderMap, client: &Client, isolation: KeyIsolation) -> Opti
     Some(HeaderValue::try_from(digits).expect("invariant: hexadecimal digits are a header value"))
 }
 
-/// Whether the file of keys names the client. Generated names are line numbers, which can belong to another client
-/// after the file has changed.
+/// Whether the client's name is from the file with API keys. Generated names are line numbers, which can belong to
+/// another client after the file has changed.
 fn is_named(client: &Client) -> bool {
     let number = client.name.strip_prefix("key-");
     !number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))

@@ -64,7 +64,7 @@ pub struct Args {
     /// lfm2, gemma4, minicpm5, deepseek or granite.
     ///
     /// auto detects the format in the chat template; a model whose template has no known format is instructed to use
-    /// hermes3. With none, calls are text.
+    /// hermes3. With none, calls remain in the text of the answer.
     #[arg(
         long,
         env = "OVFLEET_TOOL_PARSER",
@@ -76,7 +76,7 @@ pub struct Args {
 
     /// The format of the model's reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5, granite or mistral.
     ///
-    /// auto detects the format in the chat template. With none, reasoning is text.
+    /// auto detects the format in the chat template. With none, reasoning remains in the text of the answer.
     #[arg(
         long,
         env = "OVFLEET_REASONING_PARSER",
@@ -228,7 +228,8 @@ pub struct Args {
 
     /// Fraction of the attention weight that prompts of at least 2,048 tokens compute, such as 0.95. Each chunk attends only
     /// to those blocks of the KV cache that have this fraction of the weight, estimated from some of its tokens. Long prompts
-    /// become faster, but are no longer exact. Generated tokens attend to all blocks. Default: all of it, exactly
+    /// are computed faster, but their results are no longer exact. Generated tokens attend to all blocks. Default: all of the
+    /// weight is computed, exactly
     #[arg(
         long,
         env = "OVFLEET_SPARSE_ATTENTION",

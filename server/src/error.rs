@@ -23,7 +23,7 @@ pub(crate) enum Error {
     ContextLength { param: String, message: String },
     #[error("this server does not serve the model {0:?}")]
     UnknownModel(String),
-    /// The object with this ID is not stored, or no longer.
+    /// The object with this ID is not stored. It may have been deleted.
     #[error("{message}")]
     NotStored { code: &'static str, param: Option<String>, message: String },
     /// The request has no valid replica token.

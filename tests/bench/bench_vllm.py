@@ -135,7 +135,7 @@ def configuration(values: dict, is_tied: bool) -> dict:
 
 
 def tokenizer(values: dict) -> dict:
-    """Returns a byte-pair tokenizer. Prompts are tokens, so it is used only for decoding."""
+    """Returns a byte-pair tokenizer. It only decodes answers, because prompts are sent as tokens."""
     if values["tokenizer.ggml.model"] != "gpt2":
         raise SystemExit("only byte-pair tokenizers are converted for vLLM")
     tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]

@@ -1,7 +1,7 @@
 """A lightweight HTTP client for streamed completions, with one connection per request and minimal parsing.
 
 Reading an event takes a few microseconds, so on a machine with two cores the client takes about one percent of the
-processor from the server. `python http_load.py` measures the client alone, with a server that only sends.
+processor from the server. `python http_load.py` measures only the client, with a minimal server.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Reference:
         self.used: set[str] = set()
 
     def weight(self, name: str) -> np.ndarray:
-        """Returns a tensor in f32, row-major, and caches it while the limit allows."""
+        """Returns a tensor in f32, row-major, and caches it if it fits into the limit."""
         self.used.add(name)
         if name in self.kept:
             return self.kept[name]

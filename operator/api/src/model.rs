@@ -57,7 +57,7 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub env: BTreeMap<String, String>,
-    /// ConfigMap with certificates of additional authorities, such as the one of a proxy or of a mirror.
+    /// ConfigMap with certificates of additional authorities, such as that of a proxy or of a mirror.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
     /// Annotations of the ServiceAccount of the container, by which clouds assign identities to pods.
@@ -159,7 +159,7 @@ pub struct S3Source {
     /// Key of the object. If it ends with `/`, all objects with this prefix are fetched.
     #[schemars(length(min = 1, max = 1024))]
     pub key: String,
-    /// Region of the bucket, which requests are signed for.
+    /// Region of the bucket. It is part of the signature of each request.
     #[serde(default = "region")]
     #[schemars(length(min = 1, max = 64), extend("x-kubernetes-validations" = formats::region()))]
     pub region: String,

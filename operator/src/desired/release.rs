@@ -194,8 +194,8 @@ fn without_restart(rendered: RenderedDeployment, live: Option<&DynamicObject>) -
     manifest
 }
 
-/// Returns `manifest` with the pod template of `live`. `None` if the Deployment does not exist, so that there are no
-/// pods to keep.
+/// Returns `manifest` with the pod template of `live`, or `None` if the Deployment does not exist and has no pods to
+/// keep.
 fn with_live_template(mut manifest: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
     let live = live?;
     manifest.body["spec"]["template"] = live.data.pointer("/spec/template")?.clone();

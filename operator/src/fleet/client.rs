@@ -52,10 +52,10 @@ pub struct CacheUsage {
 }
 
 impl CacheUsage {
-    /// Returns the percentage of blocks that requests hold, rounded to 5. `None` if there are no blocks.
+    /// Returns the percentage of blocks that requests hold, rounded to a multiple of 5. `None` if there are no blocks.
     #[must_use]
     pub fn percent(self) -> Option<i32> {
-        /// In percent. A finer value would change, and be written to the API server, all the time.
+        /// The step in percent. A smaller step would change the value, and write it to the API server, all the time.
         const STEP: f64 = 5.0;
         let fraction = self.blocks_active as f64 / self.blocks_total as f64;
         (self.blocks_total > 0).then(|| ((fraction * 100.0 / STEP).round() * STEP) as i32)

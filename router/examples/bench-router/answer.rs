@@ -27,7 +27,7 @@ enum ParseState {
     Head,
     /// Before the size of a chunk.
     Size,
-    /// Within a body or a chunk with so many remaining bytes.
+    /// Within a body or a chunk with this number of remaining bytes.
     Body(usize),
     /// Before the line end after a chunk.
     ChunkEnd,

@@ -22,9 +22,9 @@ pub(crate) const LEAVING: usize = 10;
 /// A case of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Case {
-    /// Whole answers to so many clients, each of which sends the next request immediately.
+    /// Whole answers to this number of clients, each of which sends the next request immediately.
     Json(usize),
-    /// Short streams to so many clients.
+    /// Short streams to this number of clients.
     Stream(usize),
     /// Whole answers at a rate.
     JsonRate,
@@ -77,7 +77,7 @@ pub(crate) struct Sample {
 pub(crate) struct Results {
     /// The samples of the rounds, by case and contender (`None` without a router).
     pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
-    /// The memory of each router without streams and with so many streams, or `None` if it failed.
+    /// The memory of each router without streams and with `streams` streams, or `None` if it failed.
     pub(crate) memory: Vec<Option<(Memory, Memory)>>,
     pub(crate) streams: usize,
 }

@@ -54,7 +54,7 @@ pub(crate) struct Via {
 }
 
 impl Via {
-    /// The entries of the router with this number.
+    /// Creates the entries of the router with this number.
     pub(crate) fn new(router: u64) -> Self {
         let name = format!("ovfleet-{router:016x}");
         let entry = |version: &str| {

@@ -49,7 +49,7 @@ pub(super) struct FairOrder {
     turns: BTreeSet<Turn>,
 }
 
-/// By how much a clock advances for a prompt of so many tokens.
+/// The amount by which a clock advances for a prompt with this number of tokens.
 fn cost(tokens: u32) -> u64 {
     u64::from(tokens.max(1))
 }

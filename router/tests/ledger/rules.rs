@@ -65,7 +65,7 @@ fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
 fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let [first, second, later] = [(); 3].map(|()| ledger.book(COST, now));
-    // This is a little less than was expected of the two requests.
+    // This is slightly less than the estimate of the two requests.
     let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
     ledger.observe(&report, now);
     let ahead = || {

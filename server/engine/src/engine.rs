@@ -58,7 +58,7 @@ pub enum StartError {
     /// The operating system could not start a thread.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
-    /// The identity of stored blocks does not include every adapter, so that blocks of different adapters could be confused.
+    /// The identity of stored blocks does not include every adapter, so blocks of different adapters could be confused.
     #[error("the identity of evicted blocks has {known} adapters, but the model has {adapters}")]
     UnknownAdapters {
         /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).

@@ -26,7 +26,7 @@ constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::
 // The number of multiplications of a case: it has a longer context if less is computed for each token of the context.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
-// The same for a sequence that is computed in several divisions.
+// The number of multiplications of a sequence that is computed in several divisions.
 constexpr double DIVIDED_PRODUCTS = 1.5e7;
 
 struct Case {
@@ -156,7 +156,8 @@ private:
         for (size_t row = 0; row < c.tokens; ++row) {
             if (row > 1 && row + 2 < c.tokens && row % 23 != 0) continue;
             for (size_t head = 0; head < layer_.heads; ++head) {
-                // All where the weights of blocks are compared, else the first, the last and some.
+                // Compare all heads if block scores are compared, because the scores are sums over heads. Otherwise compare
+                // the first, the last and a few heads between them.
                 if (!reports && head != 0 && head + 1 != layer_.heads && head % 7 != 3) continue;
                 const auto expected = attend(queries, keys, values, cos, sin, row, head, masses);
                 for (size_t i = 0; i < c.sizes.value; ++i) {
@@ -257,7 +258,7 @@ public:
     }
 
     // The output of the first sequence if it is computed in chunks whose sizes `next_chunk` returns. All other sequences of the
-    // step have new tokens, too, if others are `present`.
+    // step have new tokens as well if `others` is `present`.
     template <typename NextChunk>
     std::vector<uint8_t> output(const Kernels& kernels, Random& random, int threads, OtherSequences others,
                                 const NextChunk& next_chunk) const {
@@ -285,7 +286,7 @@ public:
             for (size_t index = SEQUENCES; index-- > 0;) {
                 if (index > 0 && others == OtherSequences::absent) continue;
                 const auto& one = sequences_[index];
-                // The others begin again when they end.
+                // The other sequences start over when they end.
                 if (index > 0 && past[index] == one.tokens) past[index] = 0;
                 const size_t from = past[index];
                 const size_t wanted = index == 0 ? next_chunk(from) : random.below(2) ? 1 : 1 + random.below(60);
@@ -368,7 +369,8 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
         sequence.expect_equal(sequence.output(kernels, random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
         sequence.expect_equal(sequence.output(kernels, random, 3, OtherSequences::present, any), whole,
                               "in chunks, beside others, 3 threads");
-        // Most tokens one by one, as decodes and in short drafts; the last ones all.
+        // Most steps compute one token, as decodes do, and some compute several, as with drafts. The last 40 tokens are
+        // computed one by one.
         const auto decodes = [&](size_t past) { return past + 40 > c.tokens || random.below(16) ? 1 : 1 + random.below(100); };
         const auto others = i % 2 == 0 ? OtherSequences::present : OtherSequences::absent;
         sequence.expect_equal(sequence.output(kernels, random, 2, others, decodes), whole, "mostly token by token");

@@ -55,7 +55,7 @@ impl BlockScores {
         let mean = |index: &usize| self.blocks.get(*index).copied().unwrap_or_default().mean();
         let mut indices: Vec<usize> = (pinned.max(SINK_BLOCKS)..full - recent).collect();
         let count = indices.len().min(full - blocks_max);
-        // Of blocks with equal scores, the older ones are evicted.
+        // If blocks have equal scores, the older ones are evicted.
         indices.sort_by(|a, b| mean(a).total_cmp(&mean(b)).then(a.cmp(b)));
         indices.truncate(count);
         indices.sort_unstable();

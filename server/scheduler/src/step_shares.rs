@@ -125,8 +125,9 @@ impl StepShares {
         any
     }
 
-    /// Whether a sequence generates no token in this step although its tenant takes part: the turn of the sequence is over, or
-    /// the sequences before it take as long, by `cost`, as the tenant may be ahead. Must be called in the order of priority.
+    /// Whether a sequence generates no token in this step although its tenant does not pause: the sequence has had its turn,
+    /// or the `cost` of the sequences before it has reached the lead that a tenant may have. It must be called in the order of
+    /// priority.
     pub(crate) fn defer_decode(
         &mut self,
         tenant: u128,
@@ -204,7 +205,8 @@ mod tests {
         f64::from(work.tokens) * 1e-4
     }
 
-    /// Runs steps in which each tenant that does not pause computes so many tokens, and returns in how many each took part.
+    /// Runs steps in which each tenant that does not pause computes its number of tokens. Returns the number of steps in which
+    /// each tenant took part.
     fn run(shares: &mut StepShares, tenants: &[(u128, u32)], steps: usize) -> Vec<usize> {
         let mut counts = vec![0; tenants.len()];
         for _ in 0..steps {

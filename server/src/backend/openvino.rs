@@ -91,7 +91,7 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     }
     if let Some(folder) = &config.cache_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
-        // The runner stores what it compiles for the CPU, because the plugin cannot import paged graphs.
+        // On CPUs, the runner caches the compiled models itself, because the plugin cannot import paged graphs.
         if config.device != "CPU" {
             set_default("CACHE_DIR", &folder.to_string_lossy());
         }

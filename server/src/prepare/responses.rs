@@ -59,7 +59,7 @@ pub(crate) struct ItemReference {
 impl ItemReference {
     pub(crate) fn not_found(&self) -> Error {
         let Self { param, id } = self;
-        let message = format!("{param}: the item {id:?} is not stored, or no longer");
+        let message = format!("{param}: the item {id:?} is not stored; it may have been deleted");
         Error::NotStored { code: "item_not_found", param: Some(param.clone()), message }
     }
 }
@@ -164,7 +164,7 @@ pub(crate) fn responses(
     generation.response_format = Some(chat_format(&format));
     // These are the names of `max_output_tokens` at other endpoints, and have no effect here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
-    // A response has no fields for these.
+    // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
     let prepared = prepare_fitting(request, &generation, &model, &conversation, target)

@@ -255,6 +255,6 @@ fn no_item(id: &str) -> Error {
     Error::NotStored {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
-        message: format!("the item {id:?} is not stored, or no longer"),
+        message: format!("the item {id:?} is not stored; it may have been deleted"),
     }
 }

@@ -56,7 +56,7 @@ pub(super) struct Size {
 /// Why the chain of a record cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainError {
-    /// This record is not stored, or no longer.
+    /// This record is not stored. It may have been deleted.
     Lost(Id),
     /// The chain has more than [`CHAIN_MAX`] records.
     TooLong,
@@ -106,7 +106,7 @@ impl Index {
         self.records.get_mut(&key).map(|record| &mut record.entry)
     }
 
-    /// Returns the keys of the record of this tenant under `key` and of those that it follows, latest first. It counts as
+    /// Returns the keys of this tenant's record with `key` and of all its predecessors, latest first. The record counts as
     /// used.
     pub(super) fn chain(&mut self, key: Key, tenant: Tenant) -> Result<Vec<Key>, ChainError> {
         let (mut chain, mut next) = (Vec::new(), Some(key));

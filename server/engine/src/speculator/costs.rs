@@ -51,7 +51,7 @@ pub(super) struct StepCosts {
 const PLAIN_INTERVAL: u32 = 64;
 /// Number of steps without drafts before the first with drafts. A single step might be an outlier.
 const PLAIN_STEPS_MIN: usize = 2;
-/// By how much the probability of a draft must exceed that at which it just pays. Measurements are not exact.
+/// The factor by which the probability of a draft must exceed the break-even probability, since measurements are not exact.
 const MARGIN: f64 = 1.15;
 /// The assumed cost of a draft before it is measured, as a fraction of the cost of a sequence.
 const INITIAL_DRAFT_COST: f64 = 0.4;
@@ -86,7 +86,7 @@ impl Estimate {
         let mut sorted = self.recent;
         let sorted = &mut sorted[..self.seen.min(self.recent.len())];
         sorted.sort_unstable_by(f64::total_cmp);
-        // Of two values the smaller one, because outliers are slow.
+        // The median of two values is the smaller one, because outliers are slow.
         let median = sorted[(sorted.len() - 1) / 2];
         if self.seen <= self.recent.len() {
             self.average = median;

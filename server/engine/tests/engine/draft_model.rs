@@ -20,7 +20,7 @@ use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settl
 /// The model as its own draft model, which proposes wrong tokens at a configurable rate.
 struct Draft {
     inner: SimRunner,
-    /// Of a thousand.
+    /// Number of wrong tokens per thousand.
     wrong: u64,
     logits: Vec<f32>,
 }

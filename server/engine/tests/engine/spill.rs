@@ -17,7 +17,7 @@ use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settl
 /// Number of tokens in each prompt; a block has 8.
 const PROMPT_TOKENS: u32 = 100;
 
-/// Of a file.
+/// The size of a file in bytes.
 const BLOCK_BYTES: u64 = 48 + 8 * 12;
 
 fn config(folder: &Path, model: &str) -> SpillConfig {

@@ -343,9 +343,7 @@ impl<'a> Reader<'a> {
                 self.consume(&code);
                 Ok(letter)
             }
-            None => {
-                Err(self.error(&format!("expected the code of a character as {digits} hexadecimal digits")))
-            }
+            None => Err(self.error(&format!("expected {digits} hexadecimal digits of a character code"))),
         }
     }
 }
@@ -388,7 +386,7 @@ mod tests {
             ("root ::= []", "line 1: the character class is empty"),
             ("root ::= \"a\"{3,2}", "line 1: expected one or two counts of at most 65536 in braces"),
             ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
-            ("root ::= \"\\x4\"", "line 1: expected the code of a character as 2 hexadecimal digits"),
+            ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits of a character code"),
             ("root ::= *", "line 1: expected a name, a literal, a character class or a group, found '*'"),
             ("root ::= \"a\")", "line 1: expected the name of a rule, found ')'"),
             ("root ::= (= \"a\")", "line 1: lookahead is not supported"),

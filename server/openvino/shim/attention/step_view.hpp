@@ -14,8 +14,8 @@ namespace ovfleet {
 // operation that it does not know: the number of sequences, then for each sequence the number of past tokens, the `begins` of
 // its tokens (and their end), the `begins` of its blocks (and their end), and the blocks.
 //
-// A view parses and validates the tensor once per step: the layers that follow find the same content again, and only compare
-// it. The view is a copy, so nothing can change what was validated.
+// A view parses and validates the tensor once per step. The following layers get the same content, so they only compare it with
+// the view. The view is a copy, so nothing can change what was validated.
 class StepView {
 public:
     // The tensor of the metadata, as an operation on the inputs of the plugin's paged attention.

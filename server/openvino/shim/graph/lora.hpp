@@ -11,7 +11,7 @@ namespace ovfleet {
 
 constexpr const char* ADAPTERS_INPUT = "adapters";
 
-// What one adapter adds to some outputs of a projection, `rows` of them from `first` on: up * (down * x).
+// The part of an adapter that adds up * (down * x) to `rows` outputs of a projection, from `first` on.
 struct LoraPart {
     int32_t adapter;
     size_t first, rows, ranks;

@@ -31,8 +31,8 @@ bool is_internal(const Output& value, const Chain& chain) {
     return std::all_of(readers.begin(), readers.end(), [&](const auto& reader) { return is_in(reader.get_node(), chain); });
 }
 
-// The projection whose source is the destination of a chain; null if there is none, or if the chain with it would have to give
-// a value that is not an output of the operation.
+// The projection that can be appended to a chain, because its source is the destination of the chain. Null if there is none, or
+// if an operation outside of the longer chain reads a value that the fused operation does not return.
 std::shared_ptr<Projection> next_of(const Chain& chain) {
     const Output last = chain.back()->output(0), residual = residual_of(chain);
     for (const auto& reader : last.get_target_inputs()) {

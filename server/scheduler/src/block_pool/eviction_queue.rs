@@ -18,8 +18,8 @@ use crate::block::BlockId;
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// By how many evictions the deadline of a block is extended, in cache sizes, by its number of hits. The last entry is for all
-/// higher numbers.
+/// The extension of a block's deadline for each number of hits, in cache sizes of evictions. The last entry is for all higher
+/// numbers.
 pub(super) const RETENTION: [u32; 4] = [0, 1, 2, 4];
 
 /// The evictable blocks, in the order of their deadlines.
@@ -57,7 +57,7 @@ pub(super) struct Deadline {
 struct List {
     oldest: u32,
     newest: u32,
-    /// By how many evictions the deadlines are extended.
+    /// The number of evictions by which the deadlines are extended.
     retention: u64,
 }
 

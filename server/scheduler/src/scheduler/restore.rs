@@ -107,7 +107,7 @@ impl Scheduler {
                 self.end_restore_if_complete(id);
             }
             // `begin_block_restore` did not find the content in the cache, and no step runs between the two calls. So
-            // different content with the same hash is cached.
+            // the cache contains different content with the same hash.
             RegisterResult::Duplicate(_) | RegisterResult::Collision => {
                 pool.release(block);
                 self.end_restore(id);

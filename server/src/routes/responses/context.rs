@@ -85,7 +85,7 @@ impl<'a> Lookup<'a> {
             code: "previous_response_not_found",
             param: Some(PARAM.to_owned()),
             message: if id == name {
-                format!("{PARAM}: the response {id:?} is not stored, or no longer")
+                format!("{PARAM}: the response {id:?} is not stored; it may have been deleted")
             } else {
                 format!("{PARAM}: {name:?} follows {id:?}, which is no longer stored")
             },
@@ -344,7 +344,7 @@ pub(crate) fn no_conversation(name: &str) -> Error {
     Error::NotStored {
         code: "conversation_not_found",
         param: Some("conversation".to_owned()),
-        message: format!("conversation: {name:?} is not stored, or no longer"),
+        message: format!("conversation: {name:?} is not stored; it may have been deleted"),
     }
 }
 

@@ -176,7 +176,7 @@ mod tests {
         Page::of(&format!("/v1/x?{query}").parse().unwrap())
     }
 
-    /// The items of a page from these, each of so many bytes, and whether more come after it.
+    /// Returns the items that are on a page, and whether more follow it. Each item has an ID and a size in bytes.
     fn select(page: &Page, items: &[(String, u64)]) -> Result<(Vec<String>, bool), Error> {
         let (mut selection, mut selected) = (Selection::new(page), Vec::new());
         let mut items: Vec<_> = items.iter().collect();

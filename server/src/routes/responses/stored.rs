@@ -211,6 +211,6 @@ fn unknown(id: &str) -> Error {
     Error::NotStored {
         code: "response_not_found",
         param: Some("response_id".to_owned()),
-        message: format!("the response {id:?} is not stored, or no longer"),
+        message: format!("the response {id:?} is not stored; it may have been deleted"),
     }
 }

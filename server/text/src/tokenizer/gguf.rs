@@ -45,10 +45,8 @@ fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<To
         Some(name) => name,
         None => metadata.optional(PRE, Value::str, "is not a string")?.unwrap_or("default"),
     };
-    let pre = pre::named(name).ok_or_else(|| {
-        metadata
-            .fault(PRE, format!("is {name:?}, which is not known; name one that cuts text in the same way"))
-    })?;
+    let pre = pre::named(name)
+        .ok_or_else(|| metadata.fault(PRE, format!("is {name:?}, which is not a supported pre-tokenizer")))?;
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;
     let builder = metadata.merges(tokens)?.ignore_merges(pre.ignore_merges);

@@ -15,8 +15,8 @@
 
 namespace {
 
-// The sums of some queries over some keys: the largest score, the sum of the weights relative to it, and that of the weighted
-// values.
+// The sums of some queries over some keys: the largest score, the sum of the weights relative to it, and the sum of the
+// weighted values.
 struct Sums {
     float *maxima, *totals, *values;
 };
@@ -25,15 +25,15 @@ struct Sums {
 struct Tile {
     size_t count;
     float *queries, *scores;
-    // Of the current part, and of those before it.
+    // The sums of the current part of the keys, and of the parts before it.
     Sums part, before;
     // If products are computed in bf16: queries, and the weights of a chunk, as pairs.
     uint32_t *query_pairs, *weight_pairs;
-    // Of large tiles: the keys or values of a block in another format.
+    // For large tiles: the keys or values of a block in another format.
     float* unpacked;
     SelectionScratch selection;
-    // Of decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and this
-    // maximum. Else null.
+    // For decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and
+    // this maximum. Otherwise null.
     float *block_masses, *block_maxima;
 };
 

@@ -27,8 +27,8 @@ inline Sample sample_of(size_t group, size_t queries) {
     return {group, step, tokens / step * group};
 }
 
-// Scratch memory of the selection. Of the sample: its queries, the scores of a chunk, and for each chunk the largest score and
-// the mass relative to it. Of each chunk: its fraction of the mass. And the list of selected chunks.
+// Scratch memory of the selection: the queries of the sample, the scores of a chunk, for each chunk the largest score, the mass
+// relative to it and the chunk's fraction of the mass, and the list of selected chunks.
 struct SelectionScratch {
     float *queries, *scores, *maxima, *masses, *fractions;
     uint32_t* chunks;

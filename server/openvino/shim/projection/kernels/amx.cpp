@@ -231,7 +231,7 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     const size_t steps = matmul.K / K_STEP, step_bytes = K_STEP / GROUP * group_bytes(matmul), bytes = n_block_bytes(matmul);
     const size_t tiles = range.tile_end - range.tile_begin, steps_at_once = tiles <= FEW_TILES ? STEPS_FEW : STEPS_MANY;
     const bool is_whole = steps <= steps_at_once;
-    // The weights are dequantized once for so many tiles.
+    // The number of tiles for which the weights are dequantized once.
     const size_t tiles_at_once = is_whole ? tiles : STORED_TILES;
     const size_t times = steps * ((tiles + tiles_at_once - 1) / tiles_at_once);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {

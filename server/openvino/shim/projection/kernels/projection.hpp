@@ -182,13 +182,13 @@ struct DstRange {
 struct Division {
     // The number of rows of a tile, for M rows.
     size_t (*rows_per_tile)(size_t M);
-    // Rows that are packed at a time. A tile has several parts of so many rows, the last of which may have fewer.
+    // Rows that are packed at a time. A tile has several parts of this size, the last of which may be smaller.
     size_t packed_rows;
     // Rows for each thread from which on each thread multiplies a part of the rows by all weights. With fewer rows, each
     // multiplies all rows by a part of the weights.
     size_t rows_per_owner;
-    // The numbers of the source that stay in the cache of a processor while blocks of weights pass by, but at least so many
-    // tiles.
+    // How much of the source stays in the cache of a processor while blocks of weights are read: this count of numbers, but at
+    // least this count of tiles.
     size_t cached_numbers, cached_tiles_min;
 };
 

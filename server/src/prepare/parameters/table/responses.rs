@@ -25,7 +25,7 @@ pub(super) const TABLE: &[Parameter] = &[
     row("instructions", Kind::Text(usize::MAX), "", OPENAI_VLLM)
         .note("The first system message. Later responses do not inherit it. OVMS ignores it."),
     row("previous_response_id", Kind::Text(usize::MAX), "", OPENAI_VLLM)
-        .note("A 404, code `previous_response_not_found`, if the response is not stored, or no longer."),
+        .note("A 404, code `previous_response_not_found`, if the response is not stored."),
     row("conversation", Kind::Either(&[Kind::Text(usize::MAX), Kind::Object]), "", OPENAI)
         .note("A conversation of `/conversations`. Not with `previous_response_id`."),
     row("max_output_tokens", COUNT, "", ALL).note("At least 1. Reasoning and calls count."),
