@@ -63,9 +63,9 @@ pub struct Router {
     /// Policy by which a replica is chosen for a request. `kv`: the replica with the shortest expected time to the
     /// first token, given its load, its free KV cache and the cached prefix of the prompt.
     pub policy: Policy,
-    /// Which API keys share stored responses, conversations and cached prompts. `key`: no key shares them with another.
-    /// `name`: keys with the same name in the Secret share them, so that a key can be replaced without losing stored
-    /// items. `none`: all keys share them. Without `access.apiKeysSecretRef` this has no effect.
+    /// Isolation of API keys: which of them share stored responses, conversations and cached prompts. `key`: no key
+    /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced
+    /// without losing stored items. `none`: all keys share them. Without `access.apiKeysSecretRef` this has no effect.
     pub key_isolation: KeyIsolation,
     /// The queue for requests that no replica has capacity for.
     pub queue: Queue,
