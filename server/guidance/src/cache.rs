@@ -1,16 +1,16 @@
-//! A cache of compiled forms, and the memory that their lexers use.
+//! A cache of compiled forms.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::lane::LexerMemory;
 use crate::limits::{CACHED_BYTES_MAX, CACHED_GUIDES_MAX, CACHED_USES_MAX, GuideLimits};
+use crate::memory::TotalMemory;
 
 /// The compiled forms of a compiler: the cached ones, and the memory of all of them.
 #[derive(Debug)]
 pub(crate) struct CompiledForms<V> {
     pub(crate) limits: GuideLimits,
-    pub(crate) memory: Arc<LexerMemory>,
+    pub(crate) memory: Arc<TotalMemory>,
     cache: Mutex<Cache<V>>,
 }
 
@@ -68,7 +68,7 @@ impl<V: CacheValue> Cache<V> {
             self.remove(&oldest);
         }
         // The new value is not idle, because its caller holds it.
-        self.evict_idle(forms, forms.limits.cached_lexer_bytes_max);
+        self.evict_idle(forms, forms.limits.cached_memory_bytes_max);
         if key.len() > CACHED_BYTES_MAX || self.entries.contains_key(&key) {
             return;
         }
@@ -80,7 +80,7 @@ impl<V: CacheValue> Cache<V> {
         self.entries.insert(key, Entry { value, last_used: self.uses });
     }
 
-    /// Evicts idle values, least recently used first, until all lexers together use at most `bytes_max` bytes.
+    /// Evicts idle values, least recently used first, until all compiled forms together take at most `bytes_max` bytes.
     pub(crate) fn evict_idle(&mut self, forms: &CompiledForms<V>, bytes_max: usize) {
         while forms.memory.bytes() > bytes_max
             && let Some(oldest) = self.oldest(|entry| entry.value.is_idle())

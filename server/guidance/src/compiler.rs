@@ -3,15 +3,18 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use llguidance::ParserFactory;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
+use llguidance::{ParserFactory, TokenParser};
 
 use crate::cache::CompiledForms;
 use crate::error::readable;
 use crate::guide::is_too_complex;
-use crate::limits::{COMPILE_FUEL, GuideLimits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX};
-use crate::locate::locate;
+use crate::limits::{
+    COMPILE_FUEL, GuideLimits, ROW_ITEMS_MAX, STEP_ITEMS_MAX, SYMBOLS_MAX, UNOPTIMIZED_SYMBOLS_MAX,
+};
+use crate::locate::{locate, path};
+use crate::memory::{OwnedMemory, grammar_bytes};
 use crate::nesting::on_large_stack;
 use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, grammar};
 
@@ -54,7 +57,7 @@ impl Compiler {
             factory_limits.step_max_items = STEP_ITEMS_MAX;
             factory_limits.max_lexer_states = limits.lexer_states_max;
             factory_limits.max_items_in_row = ROW_ITEMS_MAX;
-            factory_limits.max_grammar_size = SYMBOLS_MAX;
+            factory_limits.max_grammar_size = UNOPTIMIZED_SYMBOLS_MAX;
             Ok::<_, String>((factory, end))
         };
         // The trie panics on vocabularies that it does not support.
@@ -91,6 +94,10 @@ impl Compiler {
                 return Err(locate(form, &problem, &mut compile));
             }
         };
+        if guide.is_too_large() {
+            let problem = "the compiled form needs more memory than is left for compiled forms";
+            return Err(FormError::new(path(form), problem));
+        }
         self.forms.cache().put(key, guide.clone(), &self.forms);
         Ok(guide)
     }
@@ -107,13 +114,13 @@ impl Compiler {
         Preface::new(&self.vocabulary, open, close)
     }
 
-    /// The memory of the lexers of all compiled forms that are cached or in use, in bytes.
-    pub fn lexer_bytes(&self) -> usize {
+    /// The memory of all compiled forms that are cached or in use and of their sequences, in bytes.
+    pub fn memory_bytes(&self) -> usize {
         self.forms.memory.bytes()
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
-        let mut start = on_large_stack(|| self.factory.create_parser(grammar).map_err(readable)).flatten()?;
+        let (mut start, symbol_count) = on_large_stack(|| self.parser(grammar)).flatten()?;
         start.start_without_prompt();
         // Report now, instead of during generation, that nothing can follow at the start, or that the form is
         // too complex there or after a first token such as the quote of a string.
@@ -129,6 +136,27 @@ impl Compiler {
             if is_too_complex(&first) { second.map(drop) } else { Ok(()) }
         });
         catch_unwind(begin).map_err(readable)?;
-        Ok(Guide::new(start, self.end, &self.forms))
+        let grammar = OwnedMemory::new(grammar_bytes(&start, symbol_count), &self.forms.memory);
+        Ok(Guide::new(start, grammar, self.end, &self.forms))
+    }
+
+    /// Creates a parser in the start state of a grammar, and counts the symbols of its compiled grammar.
+    fn parser(&self, grammar: TopLevelGrammar) -> Result<(TokenParser, usize), String> {
+        let environment = Some(self.factory.tok_env().clone());
+        let limits = self.factory.limits().clone();
+        let parsed = catch_unwind(AssertUnwindSafe(|| {
+            let (grammar, lexer) = GrammarInit::Serialized(grammar).to_internal(environment, limits)?;
+            // llguidance compiles the optimized grammar, but does not tell its size.
+            let symbol_count = grammar.optimize().num_symbols();
+            Ok((grammar, lexer, symbol_count))
+        }));
+        let (grammar, lexer, symbol_count) = parsed.map_err(readable)?;
+        if symbol_count > SYMBOLS_MAX {
+            return Err(format!(
+                "the form has {symbol_count} symbols, which exceeds the limit of {SYMBOLS_MAX}"
+            ));
+        }
+        let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
+        Ok((parser.map_err(readable)?, symbol_count))
     }
 }

@@ -20,10 +20,11 @@ impl FormError {
     }
 }
 
-/// Translates an error of llguidance for the author of a form: without the state of the parser.
+/// Translates an error of llguidance for the author of a form: without the state of the parser and the backtrace of a panic.
 pub(crate) fn readable(error: impl fmt::Display) -> String {
     let text = format!("{error:#}");
-    let message = text.split("\n<state>").next().unwrap_or_default();
+    let end = ["\n<state>", "\n<backtrace>"].iter().filter_map(|part| text.find(part)).min();
+    let message = &text[..end.unwrap_or(text.len())];
     if message == "NoExtensionBias" {
         return "the form cannot be satisfied by any finite output".to_owned();
     }

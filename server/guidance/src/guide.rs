@@ -14,7 +14,9 @@ use crate::cache::{CacheValue, CompiledForms};
 use crate::error::readable;
 use crate::lane::Lane;
 use crate::limits::LANE_STARTS_MAX;
+use crate::memory::OwnedMemory;
 use crate::preface::PrefacedState;
+use crate::sequence::SequenceParser;
 
 /// A compiled form. Clones share the compiled form and its lexers.
 #[derive(Clone)]
@@ -24,6 +26,8 @@ pub struct Guide {
 }
 
 struct CompiledForm {
+    /// The memory of the grammar, which all lanes share.
+    grammar: OwnedMemory,
     /// The form as it was compiled, with a lexer that has not been used.
     start: Lane,
     end: u32,
@@ -46,15 +50,27 @@ impl fmt::Debug for Guide {
 
 impl Guide {
     /// Creates the guide of a form that begins in the state of `start`.
-    pub(crate) fn new(start: TokenParser, end: u32, forms: &Arc<CompiledForms<Self>>) -> Self {
+    pub(crate) fn new(
+        start: TokenParser,
+        grammar: OwnedMemory,
+        end: u32,
+        forms: &Arc<CompiledForms<Self>>,
+    ) -> Self {
         let lanes = Lanes { lanes: vec![None; forms.limits.lanes], turn: 0 };
         let compiled = CompiledForm {
-            start: Lane::new(start, Arc::clone(&forms.memory)),
+            grammar,
+            start: Lane::new(start, &forms.memory),
             end,
             lanes: Mutex::new(lanes),
             forms: Arc::downgrade(forms),
         };
         Self { compiled: Arc::new(compiled), preface: None }
+    }
+
+    /// Whether the memory for compiled forms does not suffice for this one.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.compiled.is_too_large(&self.compiled.grammar)
+            || self.compiled.is_too_large(self.compiled.start.memory())
     }
 
     /// The same form, preceded by free text.
@@ -80,7 +96,7 @@ impl CompiledForm {
         let turn = (lanes.turn + 1) % lanes.lanes.len();
         lanes.turn = turn;
         let is_fit = |lane: &Arc<Lane>| {
-            !lane.is_broken() && lane.bytes() <= bytes_max && lane.starts() < LANE_STARTS_MAX
+            !lane.is_broken() && lane.memory().bytes() <= bytes_max && lane.starts() < LANE_STARTS_MAX
         };
         let lane = lanes.lanes[turn].take().filter(is_fit);
         let lane = lane.unwrap_or_else(|| Arc::new(self.start.copy()));
@@ -88,17 +104,20 @@ impl CompiledForm {
         lane
     }
 
-    /// Whether a lane must stop growing: all lexers together exceed their limit even after idle forms are
-    /// dropped, and this lane exceeds the average. So all lexers together never use more than twice their
-    /// limit.
-    fn is_too_large(&self, lane: &Lane) -> bool {
+    /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
+    /// dropped, and this one exceeds the average. So all of them together never use more than twice the limit.
+    fn is_too_large(&self, memory: &OwnedMemory) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
-        if forms.memory.bytes() <= forms.limits.lexer_bytes_max {
+        let bytes_max = forms.limits.memory_bytes_max;
+        if forms.memory.bytes() <= bytes_max {
             return false;
         }
-        let bytes_max = forms.limits.lexer_bytes_max;
-        forms.cache().evict_idle(&forms, forms.limits.cached_lexer_bytes_max);
-        forms.memory.bytes() > bytes_max && lane.bytes() >= forms.memory.bytes_per_lane(bytes_max)
+        forms.cache().evict_idle(&forms, forms.limits.cached_memory_bytes_max);
+        memory.exceeds_average(bytes_max)
+    }
+
+    fn sequence_bytes_max(&self) -> usize {
+        self.forms.upgrade().map_or(usize::MAX, |forms| forms.limits.sequence_bytes_max)
     }
 }
 
@@ -115,7 +134,7 @@ impl server_engine::Guide for Guide {
 /// The state of a sequence that follows a form.
 #[derive(Clone)]
 pub(crate) struct State {
-    parser: TokenParser,
+    sequence: SequenceParser,
     lane: Arc<Lane>,
     compiled: Arc<CompiledForm>,
     /// The tokens so far, to be consumed again in another lane.
@@ -133,41 +152,35 @@ impl fmt::Debug for State {
 impl State {
     fn new(compiled: Arc<CompiledForm>) -> Self {
         let lane = compiled.lane();
-        Self { parser: lane.begin(), lane, compiled, tokens: Vec::new(), is_behind: false }
-    }
-
-    /// Whether nothing can follow.
-    fn is_over(&self) -> bool {
-        let reason = self.parser.stop_reason();
-        reason != StopReason::NotStopped && reason.is_ok()
+        Self { sequence: SequenceParser::new(&lane), lane, compiled, tokens: Vec::new(), is_behind: false }
     }
 
     /// Consumes all tokens so far in another lane.
     fn move_to(&mut self, lane: Arc<Lane>) -> Result<(), GuideError> {
-        self.parser = lane.begin();
+        self.sequence = SequenceParser::new(&lane);
         self.lane = lane;
         let _guard = self.lane.lock();
         for &token in &self.tokens {
-            consume(&mut self.parser, token).map_err(|error| failed(&self.parser, error))?;
+            self.sequence.consume(token).map_err(|error| failed(&self.sequence.parser, error))?;
         }
         self.is_behind = false;
         Ok(())
     }
 
     fn allow_here(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
-        if self.is_over() {
+        if self.sequence.is_over() {
             return Ok(Progress::Ended);
         }
-        let parser = &mut self.parser;
+        let parser = &mut self.sequence.parser;
         let may_end = catch_unwind(AssertUnwindSafe(|| Ok(parser.is_accepting())));
         let may_end = may_end.map_err(|error| failed(parser, error))?;
         let mask = match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
             Ok(mask) => mask,
             // The parser notices only now that nothing can follow.
-            Err(_) if self.is_over() => {
+            Err(_) if self.sequence.is_over() => {
                 return Ok(if may_end { Progress::Ended } else { Progress::Open });
             }
-            Err(error) => return Err(failed(&self.parser, error)),
+            Err(error) => return Err(failed(&self.sequence.parser, error)),
         };
         allowed.insert_words(mask.as_slice());
         allowed.remove(self.compiled.end);
@@ -205,10 +218,17 @@ impl GuideState for State {
             }
         };
         self.lane.measure();
-        if self.compiled.is_too_large(&self.lane) {
+        if self.compiled.is_too_large(self.lane.memory()) {
             self.lane.set_broken();
             return Err(GuideError::TooComplex(
                 "the form needs more memory than the limit allows".to_owned(),
+            ));
+        }
+        self.sequence.measure();
+        let memory = self.sequence.memory();
+        if memory.bytes() > self.compiled.sequence_bytes_max() || self.compiled.is_too_large(memory) {
+            return Err(GuideError::TooComplex(
+                "the text needs more memory to follow the form than the limit allows".to_owned(),
             ));
         }
         Ok(progress)
@@ -218,12 +238,12 @@ impl GuideState for State {
         self.tokens.push(token);
         if self.is_behind || self.lane.is_broken() {
             self.is_behind = true;
-        } else if consume(&mut self.parser, token).is_err() {
+        } else if self.sequence.consume(token).is_err() {
             // `allow` retries in another lane and on another thread, because that can take long.
             self.lane.set_broken();
             self.is_behind = true;
         }
-        Ok(if !self.is_behind && self.is_over() { Progress::Ended } else { Progress::Open })
+        Ok(if !self.is_behind && self.sequence.is_over() { Progress::Ended } else { Progress::Open })
     }
 
     fn try_lock_commit(&self) -> Option<CommitLock> {
@@ -232,20 +252,6 @@ impl GuideState for State {
 
     fn fork(&self) -> Box<dyn GuideState> {
         Box::new(self.clone())
-    }
-}
-
-/// Makes the parser consume a token. The error is the message of the parser.
-fn consume(parser: &mut TokenParser, token: u32) -> Result<(), String> {
-    let consumed = catch_unwind(AssertUnwindSafe(|| {
-        let backtracked = parser.consume_token(token)?;
-        parser.check_stop()?;
-        Ok(backtracked)
-    }));
-    match consumed {
-        Ok(0) => Ok(()),
-        Ok(_) => Err("the parser would have to backtrack".to_owned()),
-        Err(error) => Err(format!("{error:#}")),
     }
 }
 

@@ -1,60 +1,37 @@
-//! Lexers that sequences share, and the memory they use.
+//! Lexers that sequences share.
 //!
 //! A lexer builds the states of its automaton on demand and keeps them. The number of states has no useful
 //! upper bound, so each lexer has a limit, and all lexers together have one. llguidance leaves a lexer that has
 //! reached its limit in a state in which every operation fails: its lane is broken. New sequences then start in
 //! another lane, and the sequences of the broken lane consume their tokens again in another.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use llguidance::TokenParser;
-use llguidance::earley::regexvec::LexerStats;
 use server_engine::{ThreadGuard, ThreadLock};
 
-/// The bytes of a lexer state that llguidance does not count, without the set of its lexemes.
-const STATE_BYTES: usize = 160;
-
-/// The memory that all lexers of a compiler use.
-#[derive(Debug, Default)]
-pub(crate) struct LexerMemory {
-    bytes: AtomicUsize,
-    lanes: AtomicUsize,
-}
-
-impl LexerMemory {
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// The bytes per lane if all lanes use the same part of `bytes`.
-    pub(crate) fn bytes_per_lane(&self, bytes: usize) -> usize {
-        bytes / self.lanes.load(Ordering::Relaxed).max(1)
-    }
-}
+use crate::memory::{OwnedMemory, TotalMemory, lexer_bytes, parser_bytes};
 
 /// A lexer, and the parser in the start state of the form.
 pub(crate) struct Lane {
     start: TokenParser,
     lock: Arc<ThreadLock>,
-    bytes: AtomicUsize,
     starts: AtomicUsize,
     is_broken: AtomicBool,
-    memory: Arc<LexerMemory>,
+    /// The memory of the lexer and of `start` when it was last measured.
+    memory: OwnedMemory,
 }
 
 impl Lane {
     /// Creates a lane with the lexer of `start`, which no other parser uses.
-    pub(crate) fn new(start: TokenParser, memory: Arc<LexerMemory>) -> Self {
-        memory.lanes.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn new(start: TokenParser, total: &Arc<TotalMemory>) -> Self {
         let lane = Self {
             start,
             lock: Arc::default(),
-            bytes: AtomicUsize::new(0),
             starts: AtomicUsize::new(0),
             is_broken: AtomicBool::new(false),
-            memory,
+            memory: OwnedMemory::new(0, total),
         };
         lane.measure();
         lane
@@ -62,7 +39,7 @@ impl Lane {
 
     /// Creates a lane with a copy of the lexer and all its states.
     pub(crate) fn copy(&self) -> Self {
-        Self::new(self.start.deep_clone(), Arc::clone(&self.memory))
+        Self::new(self.start.deep_clone(), self.memory.total())
     }
 
     /// Returns a parser in the start state of the form, with the lexer of this lane.
@@ -96,29 +73,15 @@ impl Lane {
         self.is_broken.store(true, Ordering::Release);
     }
 
-    /// The memory of the lexer when it was last measured, in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+    /// The memory of the lane when it was last measured.
+    pub(crate) fn memory(&self) -> &OwnedMemory {
+        &self.memory
     }
 
-    /// Measures the memory of the lexer. Call this only while no other thread uses it.
+    /// Measures the memory of the lane. Call this only while no other thread uses the lexer.
     pub(crate) fn measure(&self) {
         // A lexer that panicked cannot be measured.
-        let stats = catch_unwind(AssertUnwindSafe(|| self.start.parser.lexer_stats()));
-        let Ok(LexerStats { num_bytes, num_states, num_regexps, .. }) = stats else { return };
-        let now = num_bytes + num_states * (STATE_BYTES + num_regexps.div_ceil(8));
-        let before = self.bytes.swap(now, Ordering::Relaxed);
-        if now >= before {
-            self.memory.bytes.fetch_add(now - before, Ordering::Relaxed);
-        } else {
-            self.memory.bytes.fetch_sub(before - now, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.memory.bytes.fetch_sub(self.bytes(), Ordering::Relaxed);
-        self.memory.lanes.fetch_sub(1, Ordering::Relaxed);
+        let Some(lexer) = lexer_bytes(&self.start) else { return };
+        self.memory.set(lexer + parser_bytes(&self.start));
     }
 }

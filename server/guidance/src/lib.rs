@@ -24,9 +24,11 @@ mod lane;
 mod lark;
 pub mod limits;
 mod locate;
+mod memory;
 mod nesting;
 mod preface;
 mod schema;
+mod sequence;
 mod structural_tag;
 mod vocabulary;
 

@@ -63,10 +63,14 @@ pub const STEP_FUEL: u64 = 400_000;
 ///
 /// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Number of symbols of a compiled grammar.
+/// Number of symbols of a grammar before it is simplified.
 ///
 /// Beyond it: 400, `invalid_value`.
-pub const SYMBOLS_MAX: usize = 500_000;
+pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 500_000;
+/// Number of symbols of a compiled grammar, for which llguidance has 16 bits.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const SYMBOLS_MAX: usize = 65_000;
 /// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
 /// [`ELEMENTS_MAX`] has some more items than elements.
 ///
@@ -78,13 +82,18 @@ pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 pub const LEXER_STATES_MAX: usize = 60_000;
 /// Size of a lexer in which new sequences start, in bytes. A larger one is left to the sequences that use it.
 pub const LANE_BYTES_MAX: usize = 32 << 20;
-/// Total memory of the lexers of all forms.
+/// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
+/// position.
 ///
-/// Beyond it: compiled forms that no request uses are dropped; then requests whose lexers grow beyond their share
-/// fail with 400, `form_too_complex`.
-pub const LEXER_BYTES_MAX: usize = 512 << 20;
-/// Total size of all lexers above which idle compiled forms are not cached, in bytes.
-pub const CACHED_LEXER_BYTES_MAX: usize = 256 << 20;
+/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+pub const SEQUENCE_BYTES_MAX: usize = 64 << 20;
+/// Total memory of the compiled grammars and lexers of all forms and of the parsers of all sequences.
+///
+/// Beyond it: compiled forms that no request uses are dropped; then requests that need more than an equal part of it fail with
+/// 400, `invalid_value` for the grammar, and `form_too_complex` for a lexer or a parser that grows.
+pub const MEMORY_BYTES_MAX: usize = 512 << 20;
+/// Total memory of compiled forms above which idle ones are not cached, in bytes.
+pub const CACHED_MEMORY_BYTES_MAX: usize = 256 << 20;
 
 /// Number of compiled forms in the cache.
 pub const CACHED_GUIDES_MAX: usize = 256;
@@ -108,10 +117,12 @@ pub struct GuideLimits {
     pub lexer_states_max: usize,
     /// The limit [`LANE_BYTES_MAX`], in bytes.
     pub lane_bytes_max: usize,
-    /// The limit [`LEXER_BYTES_MAX`], in bytes.
-    pub lexer_bytes_max: usize,
-    /// The limit [`CACHED_LEXER_BYTES_MAX`], in bytes.
-    pub cached_lexer_bytes_max: usize,
+    /// The limit [`SEQUENCE_BYTES_MAX`], in bytes.
+    pub sequence_bytes_max: usize,
+    /// The limit [`MEMORY_BYTES_MAX`], in bytes.
+    pub memory_bytes_max: usize,
+    /// The limit [`CACHED_MEMORY_BYTES_MAX`], in bytes.
+    pub cached_memory_bytes_max: usize,
 }
 
 impl Default for GuideLimits {
@@ -121,8 +132,9 @@ impl Default for GuideLimits {
             step_fuel: STEP_FUEL,
             lexer_states_max: LEXER_STATES_MAX,
             lane_bytes_max: LANE_BYTES_MAX,
-            lexer_bytes_max: LEXER_BYTES_MAX,
-            cached_lexer_bytes_max: CACHED_LEXER_BYTES_MAX,
+            sequence_bytes_max: SEQUENCE_BYTES_MAX,
+            memory_bytes_max: MEMORY_BYTES_MAX,
+            cached_memory_bytes_max: CACHED_MEMORY_BYTES_MAX,
         }
     }
 }

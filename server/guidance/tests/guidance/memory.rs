@@ -1,5 +1,5 @@
-//! Forms whose lexers grow: each lexer has a limit, all lexers together have one, and a sequence that exceeds a limit
-//! does not affect others.
+//! Forms that need much memory: each lexer and each parser of a sequence has a limit, all of them and the compiled grammars
+//! together have one, and a sequence that exceeds a limit does not affect others.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -62,8 +62,8 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
 #[test]
 fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
     let limits = GuideLimits {
-        lexer_bytes_max: 8 << 20,
-        cached_lexer_bytes_max: 4 << 20,
+        memory_bytes_max: 8 << 20,
+        cached_memory_bytes_max: 4 << 20,
         lane_bytes_max: 1 << 20,
         ..GuideLimits::default()
     };
@@ -74,18 +74,18 @@ fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
         let mut state = guide.start().unwrap();
         let text = format!("{number:02}").into_bytes().into_iter().chain(letters(number, 600));
         follow(&mut *state, text).unwrap();
-        most = most.max(compiler.lexer_bytes());
+        most = most.max(compiler.memory_bytes());
     }
-    assert!(most <= limits.lexer_bytes_max, "{most}");
+    assert!(most <= limits.memory_bytes_max, "{most}");
     drop(compiler.compile(&growing("", 3)).unwrap());
-    let rest = compiler.lexer_bytes();
-    assert!(rest <= limits.cached_lexer_bytes_max + (1 << 20), "{rest}");
+    let rest = compiler.memory_bytes();
+    assert!(rest <= limits.cached_memory_bytes_max + (1 << 20), "{rest}");
 }
 
 #[test]
 fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
     let limits =
-        GuideLimits { lexer_bytes_max: 6 << 20, cached_lexer_bytes_max: 3 << 20, ..GuideLimits::default() };
+        GuideLimits { memory_bytes_max: 6 << 20, cached_memory_bytes_max: 3 << 20, ..GuideLimits::default() };
     let compiler = compiler(limits);
     let small: Vec<Guide> =
         (0..4).map(|number| compiler.compile(&growing(&format!("x{number}"), 2)).unwrap()).collect();
@@ -102,7 +102,7 @@ fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
             Err(error) => panic!("{error}"),
         }
         large.push(state);
-        assert!(compiler.lexer_bytes() < limits.lexer_bytes_max * 2, "{}", compiler.lexer_bytes());
+        assert!(compiler.memory_bytes() < limits.memory_bytes_max * 2, "{}", compiler.memory_bytes());
     }
     assert!((1..16).contains(&failed), "{failed}");
     for (number, state) in states.iter_mut().enumerate() {
@@ -111,7 +111,7 @@ fn lexers_above_the_average_fail_when_all_in_use_exceed_the_limit() {
     }
     drop((large, states));
     follow(&mut *compiler.compile(&growing("y", 12)).unwrap().start().unwrap(), *b"yabab").unwrap();
-    assert!(compiler.lexer_bytes() < limits.lexer_bytes_max, "{}", compiler.lexer_bytes());
+    assert!(compiler.memory_bytes() < limits.memory_bytes_max, "{}", compiler.memory_bytes());
 }
 
 #[test]
@@ -127,4 +127,95 @@ fn a_form_that_exhausts_its_lexer_at_the_start_is_rejected_when_compiled() {
     let error = compiler.compile(&form(1_000)).unwrap_err();
     assert_eq!(error.at, "schema");
     assert!(error.problem.contains("too many expressions"), "{error}");
+}
+
+/// A grammar whose rows have an item for each of `count` alternatives.
+fn wide(prefix: &str, count: u32) -> Form {
+    let alternatives: Vec<String> = (0..count).map(|number| format!("\"{prefix}{number}\"")).collect();
+    let text = format!("start: (\"x\" | {})*\n", alternatives.join(" | "));
+    Form::Grammar { text, at: "grammar".to_owned() }
+}
+
+#[test]
+fn a_sequence_whose_text_needs_too_much_memory_fails_alone() {
+    let limits = GuideLimits { sequence_bytes_max: 1 << 20, ..GuideLimits::default() };
+    let compiler = compiler(limits);
+    let guide = compiler.compile(&wide("", 200)).unwrap();
+    let mut beside = guide.start().unwrap();
+    follow(&mut *beside, *b"xxx").unwrap();
+    let before = compiler.memory_bytes();
+    let mut long = guide.start().unwrap();
+    let error = follow(&mut *long, [b'x'; 2000]).unwrap_err();
+    assert!(matches!(error, GuideError::TooComplex(_)), "{error}");
+    let grown = compiler.memory_bytes() - before;
+    assert!((limits.sequence_bytes_max..limits.sequence_bytes_max + (64 << 10)).contains(&grown), "{grown}");
+    follow(&mut *beside, *b"xxx").unwrap();
+    drop(long);
+    assert!(compiler.memory_bytes() < before + (64 << 10), "{}", compiler.memory_bytes());
+}
+
+#[test]
+fn captured_texts_are_part_of_the_memory_of_a_sequence() {
+    let compiler = compiler(GuideLimits { sequence_bytes_max: 1 << 20, ..GuideLimits::default() });
+    let text = "start: r\nr[capture]: r \"x\" | \"x\"\n".to_owned();
+    let guide = compiler.compile(&Form::Grammar { text, at: "grammar".to_owned() }).unwrap();
+    let error = follow(&mut *guide.start().unwrap(), [b'x'; 3000]).unwrap_err();
+    assert!(matches!(error, GuideError::TooComplex(_)), "{error}");
+}
+
+#[test]
+fn sequences_above_the_average_fail_when_all_together_exceed_the_limit() {
+    let limits =
+        GuideLimits { memory_bytes_max: 8 << 20, cached_memory_bytes_max: 4 << 20, ..GuideLimits::default() };
+    let compiler = compiler(limits);
+    let guide = compiler.compile(&wide("", 200)).unwrap();
+    let mut short: Vec<_> = (0..8).map(|_| guide.start().unwrap()).collect();
+    let (mut failed, mut long) = (0, Vec::new());
+    for _ in 0..16 {
+        let mut state = guide.start().unwrap();
+        match follow(&mut *state, [b'x'; 400]) {
+            Ok(_) => {}
+            Err(GuideError::TooComplex(_)) => failed += 1,
+            Err(error) => panic!("{error}"),
+        }
+        long.push(state);
+        assert!(compiler.memory_bytes() < limits.memory_bytes_max * 2, "{}", compiler.memory_bytes());
+    }
+    assert!((1..16).contains(&failed), "{failed}");
+    for state in &mut short {
+        follow(&mut **state, [b'x'; 10]).unwrap();
+    }
+    let copies: Vec<_> = short.iter().map(|state| state.fork()).collect();
+    drop((short, long, copies));
+    assert!(compiler.memory_bytes() < 2 << 20, "{}", compiler.memory_bytes());
+}
+
+/// A form whose grammar takes about a megabyte, and its lexer little.
+fn repetitions(prefix: u32) -> Form {
+    let parts: Vec<String> = (0..50).map(|number| format!("\"{prefix}-{number}\"{{0,5000}}")).collect();
+    Form::Grammar { text: format!("start: {}\n", parts.join(" ")), at: "grammar".to_owned() }
+}
+
+#[test]
+fn compiled_grammars_are_part_of_the_memory() {
+    let limits =
+        GuideLimits { memory_bytes_max: 8 << 20, cached_memory_bytes_max: 4 << 20, ..GuideLimits::default() };
+    let compiler = compiler(limits);
+    // Forms that no request uses make room for others.
+    for number in 0..10 {
+        compiler.compile(&repetitions(number)).unwrap();
+        assert!(compiler.memory_bytes() < limits.memory_bytes_max, "{}", compiler.memory_bytes());
+    }
+    let guides = (10..30).map(|number| compiler.compile(&repetitions(number)));
+    let (used, rejected): (Vec<_>, Vec<_>) = guides.partition(Result::is_ok);
+    assert!(!used.is_empty() && !rejected.is_empty(), "{} were compiled", used.len());
+    for error in rejected {
+        let error = error.unwrap_err();
+        assert_eq!(error.at, "grammar");
+        assert!(error.problem.contains("memory"), "{error}");
+    }
+    assert!(compiler.memory_bytes() < limits.memory_bytes_max * 2, "{}", compiler.memory_bytes());
+    compiler.compile(&wide("small", 5)).unwrap();
+    drop(used);
+    compiler.compile(&repetitions(30)).unwrap();
 }

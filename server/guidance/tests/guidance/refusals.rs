@@ -101,6 +101,10 @@ fn forms_above_a_limit_are_rejected() {
     assert!(rejection(&deep).1.contains("deeper"));
     let often = Form::Repeat { form: Box::new(Form::literal("x")), min: limits::REPEAT_MAX + 1, max: None };
     assert!(rejection(&often).1.contains("repetition"));
+    let repeated: String = (0..2100).map(|number| format!(" \"{number}\"{{0,5000}}")).collect();
+    let many = Form::Grammar { text: format!("start:{repeated}\n"), at: "grammar".to_owned() };
+    let (at, problem) = rejection(&many);
+    assert!(at == "grammar" && problem.contains("symbols") && problem.len() < 100, "{problem}");
     assert!(rejection(&Form::literal("")).1.contains("empty"));
 }
 
