@@ -249,6 +249,28 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A NetworkPolicy applies to the ports of the API server's endpoints: 443 and 6443 of most clusters, 8443 of minikube and
+/// 16443 of MicroK8s.
+#[test]
+fn the_operator_reaches_the_api_server_of_common_clusters() -> anyhow::Result<()> {
+    for version in HELMS {
+        let objects = objects(&render(version, &[])?)?;
+        let policy =
+            objects.iter().find(|object| object["kind"] == "NetworkPolicy").context("no NetworkPolicy")?;
+        // A rule without `to` applies to any address.
+        let rules = policy["spec"]["egress"].as_array().into_iter().flatten();
+        let ports = rules.filter(|rule| rule["to"].is_null()).flat_map(|rule| rule["ports"].as_array());
+        let ports: Vec<&Value> = ports.flatten().collect();
+        for port in [443, 6443, 8443, 16443] {
+            assert!(
+                ports.contains(&&json!({"port": port, "protocol": "TCP"})),
+                "{version} {port}: {ports:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_namespaced_install_creates_no_cluster_scoped_objects() -> anyhow::Result<()> {
     let objects = objects(&render("helm4", WAYS[2].1)?)?;

@@ -122,22 +122,26 @@ impl PodClient for NetworkClient {
     }
 
     fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<FetchProgress>> {
-        let url = format!("http://{}/progress", authority(address, PROGRESS_PORT));
-        let request = self.0.get(url).timeout(RESPONSE_TIMEOUT);
-        Box::pin(async move {
-            let mut answer = request.send().await.ok()?;
-            if !answer.status().is_success() {
+        Box::pin(self.progress_at(authority(address, PROGRESS_PORT)))
+    }
+}
+
+impl NetworkClient {
+    /// Returns the progress of the fetch that is served at `authority`, in the form `HOST:PORT`.
+    async fn progress_at(&self, authority: String) -> Option<FetchProgress> {
+        let request = self.0.get(format!("http://{authority}/progress")).timeout(RESPONSE_TIMEOUT);
+        let mut answer = request.send().await.ok()?;
+        if !answer.status().is_success() {
+            return None;
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = answer.chunk().await.ok()? {
+            body.extend_from_slice(&chunk);
+            if body.len() > PROGRESS_BYTES_MAX {
                 return None;
             }
-            let mut body = Vec::new();
-            while let Some(chunk) = answer.chunk().await.ok()? {
-                body.extend_from_slice(&chunk);
-                if body.len() > PROGRESS_BYTES_MAX {
-                    return None;
-                }
-            }
-            serde_json::from_slice(&body).ok()
-        })
+        }
+        serde_json::from_slice(&body).ok()
     }
 }
 
@@ -176,5 +180,43 @@ impl From<RouterReplica> for ReportedReplica {
             blocks_active: replica.blocks_active,
             blocks_total: replica.blocks_total,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A pod that gives every request the same answer. Returns its address.
+    fn pod(answer: String) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            for mut connection in listener.incoming().map_while(Result::ok) {
+                let mut request = Vec::new();
+                let mut byte = [0];
+                while !request.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|read| read > 0)
+                {
+                    request.push(byte[0]);
+                }
+                let _ = connection.write_all(answer.as_bytes());
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_redirect_of_a_pod_is_not_followed() {
+        let body = r#"{"bytes":5}"#;
+        let fetching = pod(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+        let redirecting = pod(format!(
+            "HTTP/1.1 302 Found\r\nlocation: http://{fetching}/progress\r\ncontent-length: 0\r\n\r\n"
+        ));
+        let client = NetworkClient::default();
+        assert_eq!(client.progress_at(fetching).await, Some(FetchProgress { bytes: 5, bytes_total: None }));
+        assert_eq!(client.progress_at(redirecting).await, None);
     }
 }

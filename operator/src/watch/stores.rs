@@ -252,6 +252,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn objects_are_stored_without_their_managed_fields() {
+        let stores = Stores::new(false);
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": "chat",
+                "namespace": "models",
+                "managedFields": [{"manager": "ovfleet-operator", "operation": "Apply"}],
+                "ownerReferences": [{
+                    "apiVersion": "ovfleet.dev/v1alpha1",
+                    "kind": "LLMDeployment",
+                    "name": "chat",
+                    "uid": "7",
+                    "controller": true,
+                }],
+            },
+            "spec": {"clusterIP": "None"},
+        });
+        stores.insert(Kind::Service, serde_json::from_value(object).unwrap()).unwrap();
+        let owned = stores.owned("7");
+        let stored = &owned[&(Kind::Service, "chat".to_owned())];
+        assert!(stored.managed_fields().is_empty(), "{stored:?}");
+        assert_eq!(stored.data["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
     fn the_failure_of_a_job_is_known_until_its_event_expires() {
         let stores = Stores::new(false);
         let kind = FailureKind::JobFailedCreate;

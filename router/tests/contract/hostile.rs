@@ -170,6 +170,21 @@ fn bodies_have_a_limit_together() {
 }
 
 #[test]
+fn the_body_of_a_request_is_released_when_its_stream_begins() {
+    let upstream = endless();
+    let router = Router::start(&[&upstream], &["--max-buffered-body-bytes=64KiB"]);
+    let large = chat("m", true).replace("Hello", &"x".repeat(60 * 1024));
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut stream = router.connect();
+        stream.write_all(raw("POST", CHAT, "", &large).as_bytes()).unwrap();
+        let head = read_until(&mut stream, "\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200 "), "beside {} streams: {head:.300}", open.len());
+        open.push(stream);
+    }
+}
+
+#[test]
 fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);

@@ -139,14 +139,29 @@ fn protocol_errors_have_bodies() {
             400,
             "malformed_http",
         ),
-        (
-            "GET /v3/models/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(),
-            400,
-            "malformed_http",
-        ),
     ] {
         let refusal = refusal(&answer(&server.address, request.as_bytes()));
         assert_eq!((refusal.0, refusal.1["code"].as_str()), (status, Some(code)), "{request:.80}");
+    }
+}
+
+#[test]
+fn a_path_that_is_not_utf_8_is_rejected_with_an_error_object() {
+    let server = Server::start(&mut command(&[]));
+    for (method, path) in [
+        ("GET", "/v3/models/%ff"),
+        ("GET", "/v3/responses/%ff"),
+        ("DELETE", "/v3/responses/%ff"),
+        ("POST", "/v3/responses/%ff/cancel"),
+        ("GET", "/v3/responses/%ff/input_items"),
+        ("GET", "/v3/conversations/%ff"),
+        ("DELETE", "/v3/conversations/%ff"),
+        ("GET", "/v3/conversations/%ff/items"),
+        ("GET", "/v3/conversations/conv_1/items/%ff"),
+    ] {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let refusal = refusal(&answer(&server.address, request.as_bytes()));
+        assert_eq!((refusal.0, refusal.1["code"].as_str()), (400, Some("malformed_http")), "{method} {path}");
     }
 }
 
