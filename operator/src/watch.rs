@@ -111,8 +111,7 @@ struct Follower {
 
 impl Follower {
     async fn objects(self, kind: Kind, api: Api<DynamicObject>) -> anyhow::Result<()> {
-        let strip = |object: &mut DynamicObject| object.managed_fields_mut().clear();
-        let mut events = watcher(api, config()).modify(strip).default_backoff().boxed();
+        let mut events = watcher(api, config()).default_backoff().boxed();
         let mut seen = HashSet::new();
         let mut is_first = true;
         while let Some(event) = events.next().await {
@@ -137,8 +136,7 @@ impl Follower {
     }
 
     async fn pods(self, api: Api<Pod>) -> anyhow::Result<()> {
-        let strip = |pod: &mut Pod| pod.managed_fields_mut().clear();
-        let mut events = watcher(api, config()).modify(strip).default_backoff().boxed();
+        let mut events = watcher(api, config()).default_backoff().boxed();
         let mut seen = HashSet::new();
         let mut is_first = true;
         while let Some(event) = events.next().await {
