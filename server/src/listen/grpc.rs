@@ -23,8 +23,8 @@ use tonic::service::Routes;
 /// Number of open connections to the port given by `--grpc-port`. It is greater than the number of streams of load reports,
 /// each of which has its own connection, so that `ovfleet-server drain` and health checks still get one.
 ///
-/// Beyond it: further connections wait, and connections without a gRPC call are closed after one second to make room for
-/// them.
+/// Beyond it: further connections wait, and connections without a gRPC call other than health checks are closed after one
+/// second to make room for them.
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///
@@ -34,7 +34,7 @@ const STREAMS_MAX: u32 = 16;
 ///
 /// Beyond it: the gRPC call fails.
 pub(crate) const GRPC_REQUEST_BYTES_MAX: usize = 4096;
-/// Time for which a connection to the port given by `--grpc-port` may have no gRPC call.
+/// Time for which a connection to the port given by `--grpc-port` may have no gRPC call other than health checks.
 ///
 /// Beyond it: the connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -44,6 +44,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// The path of health checks. They need no token, so they do not keep a connection open.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 /// The time for a graceful shutdown of a connection.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -78,7 +80,8 @@ async fn serve_connection(
 ) {
     let (call_count, mut open_calls) = watch::channel(0);
     let service = service_fn(move |request| {
-        let call = OpenCall::begin(&call_count);
+        let keeps_open = !request.uri().path().starts_with(HEALTH);
+        let call = keeps_open.then(|| OpenCall::begin(&call_count));
         let answer = services.call(request);
         async move {
             let answer: Response = answer.await?;
@@ -142,6 +145,8 @@ impl Drop for OpenCall {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Bytes;
+    use axum::routing::post;
     use process::listen::PRESSURE_INTERVAL;
     use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
     use tokio::time::{Instant, interval};
@@ -151,21 +156,26 @@ mod tests {
     /// What a client sends before its first call: the preface and empty settings.
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
+    const CHECK: &str = "/grpc.health.v1.Health/Check";
+    const WATCH: &str = "/grpc.health.v1.Health/Watch";
+    /// A call whose answer does not end.
+    const ENDLESS: &str = "/test/Endless";
+
     /// An HTTP/2 frame on the first stream.
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
         let length = u8::try_from(payload.len()).unwrap();
         [&[0, 0, length, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// A call of this method of the health service, which asks for the health of the whole server.
-    fn call(method: &str) -> Vec<u8> {
+    /// A call of the method with this path, with an empty message.
+    fn call(path: &str) -> Vec<u8> {
         let field = |name: &[u8], value: &str| {
             [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
         };
         // Names of HPACK's static table: `:method: POST` and `:scheme: http`, then `:path`, `:authority` and `content-type`.
         let head = [
             vec![0x83, 0x86],
-            field(&[0x04], &format!("/grpc.health.v1.Health/{method}")),
+            field(&[0x04], path),
             field(&[0x01], "x"),
             field(&[0x0f, 0x10], "application/grpc"),
         ];
@@ -177,15 +187,18 @@ mod tests {
         let (mut client, connection): (DuplexStream, _) = duplex(4096);
         client.write_all(bytes).await.unwrap();
         let (_reporter, health) = tonic_health::server::health_reporter();
-        let services = TowerToHyperService::new(Routes::new(health).into_axum_router());
+        let endless =
+            || async { Body::from_stream(futures_util::stream::pending::<Result<Bytes, Infallible>>()) };
+        let router = Routes::new(health).into_axum_router().route(ENDLESS, post(endless));
+        let services = TowerToHyperService::new(router);
         let start = Instant::now();
         serve_connection(connection, services, pressure).await;
         start.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_call_is_closed() {
-        for bytes in [&b""[..], PREFACE, &call("Check")] {
+    async fn a_connection_without_a_call_but_health_checks_is_closed() {
+        for bytes in [&b""[..], PREFACE, &call(CHECK), &call(WATCH)] {
             let open = open_time(bytes, &Notify::new()).await;
             assert!((IDLE_MAX..=IDLE_MAX + GRACE).contains(&open), "after {open:?}");
         }
@@ -202,7 +215,7 @@ mod tests {
             }
         };
         let opens = async {
-            for bytes in [&b""[..], PREFACE, &call("Check")] {
+            for bytes in [&b""[..], PREFACE, &call(CHECK), &call(WATCH)] {
                 let open = open_time(bytes, &pressure).await;
                 let expected = IDLE_UNDER_PRESSURE..=IDLE_UNDER_PRESSURE + PRESSURE_INTERVAL + GRACE;
                 assert!(expected.contains(&open), "after {open:?}");
@@ -216,6 +229,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_with_a_call_stays_open_until_the_client_answers_no_ping() {
-        assert_eq!(open_time(&call("Watch"), &Notify::new()).await, PING_INTERVAL + PING_TIMEOUT);
+        assert_eq!(open_time(&call(ENDLESS), &Notify::new()).await, PING_INTERVAL + PING_TIMEOUT);
     }
 }
