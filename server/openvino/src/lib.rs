@@ -28,6 +28,9 @@ mod memory;
 mod model_cache;
 mod model_source;
 #[cfg(test)]
+#[path = "../../fuzz/mutations.rs"]
+mod mutations;
+#[cfg(test)]
 mod native_tests;
 mod numa;
 mod runner;

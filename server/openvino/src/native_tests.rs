@@ -1,6 +1,9 @@
 //! Tests of the native kernels and operations, and what they share.
 
 mod attention;
+mod attributes;
+mod heads;
+mod ir;
 mod operations;
 mod projections;
 mod symbols;

@@ -1,10 +1,6 @@
 //! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason. `server/fuzz`
 //! runs this for hours, the tests below for seconds.
 
-#[cfg(test)]
-#[path = "../../../fuzz/mutations.rs"]
-mod mutations;
-
 use std::cell::OnceCell;
 use std::fs;
 
@@ -47,7 +43,7 @@ pub(crate) fn check(input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use super::mutations::{check_mutations, seeds};
+    use crate::mutations::{check_mutations, seeds};
 
     const CASES: u64 = 10_000;
 

@@ -1,0 +1,98 @@
+//! Writes small OpenVINO IRs, as a user's file could contain them.
+
+use std::path::Path;
+
+use crate::config::{ActivationPrecision, Config};
+
+/// A graph in the text form of an IR. Each of its operations has one output.
+#[derive(Default)]
+pub(super) struct Ir {
+    layers: String,
+    edges: String,
+    /// The number of inputs of each layer, which is also the number of its output port.
+    inputs: Vec<usize>,
+    /// The contents of the constants.
+    constants: Vec<u8>,
+}
+
+/// An operation of an IR. The attributes are written as they are.
+pub(super) struct Operation<'a> {
+    pub(super) name: &'a str,
+    pub(super) opset: &'a str,
+    pub(super) attributes: &'a str,
+}
+
+impl Ir {
+    /// Adds an input of the model and returns the number of its layer. Dimensions that vary are written as `?`.
+    pub(super) fn input(&mut self, name: &str, element_type: &str, shape: &str) -> usize {
+        let attributes = format!("shape=\"{shape}\" element_type=\"{element_type}\"");
+        self.layer(name, &Operation { name: "Parameter", opset: "opset1", attributes: &attributes }, &[])
+    }
+
+    /// Adds a constant of one number, given its bytes, and returns the number of its layer.
+    pub(super) fn constant(&mut self, element_type: &str, bytes: &[u8]) -> usize {
+        let (offset, size) = (self.constants.len(), bytes.len());
+        self.constants.extend(bytes);
+        let attributes =
+            format!("element_type=\"{element_type}\" shape=\"\" offset=\"{offset}\" size=\"{size}\"");
+        self.operation(&Operation { name: "Const", opset: "opset1", attributes: &attributes }, &[])
+    }
+
+    /// Adds an operation on the outputs of other layers and returns the number of its layer.
+    pub(super) fn operation(&mut self, operation: &Operation<'_>, from: &[usize]) -> usize {
+        let name = format!("{}_{}", operation.name, self.inputs.len());
+        self.layer(&name, operation, from)
+    }
+
+    fn layer(&mut self, name: &str, operation: &Operation<'_>, from: &[usize]) -> usize {
+        let Operation { name: kind, opset, attributes } = operation;
+        let (id, output) = (self.inputs.len(), from.len());
+        for (port, layer) in from.iter().enumerate() {
+            let from_port = self.inputs[*layer];
+            self.edges += &format!(
+                "<edge from-layer=\"{layer}\" from-port=\"{from_port}\" to-layer=\"{id}\" to-port=\"{port}\"/>\n"
+            );
+        }
+        let ports: String =
+            (0..from.len()).map(|port| format!("<port id=\"{port}\" precision=\"FP32\"/>")).collect();
+        let output = match *kind {
+            "Result" | "Assign" => String::new(),
+            _ => format!("<output><port id=\"{output}\" precision=\"FP32\" names=\"{name}\"/></output>"),
+        };
+        self.layers += &format!(
+            "<layer id=\"{id}\" name=\"{name}\" type=\"{kind}\" version=\"{opset}\"><data {attributes}/>\
+             <input>{ports}</input>{output}</layer>\n"
+        );
+        self.inputs.push(from.len());
+        id
+    }
+
+    /// Writes the files of the IR to the folder of a model.
+    pub(super) fn write(&self, folder: &Path) {
+        let Self { layers, edges, constants, .. } = self;
+        let text = format!(
+            "<?xml version=\"1.0\"?>\n<net name=\"model\" version=\"11\">\n<layers>\n{layers}</layers>\n\
+             <edges>\n{edges}</edges>\n</net>\n"
+        );
+        let path = folder.join("openvino_model.xml");
+        std::fs::write(path.with_extension("bin"), constants).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+}
+
+/// The configuration of a model in a folder.
+pub(super) fn config(folder: &Path) -> Config {
+    Config {
+        model: folder.to_owned(),
+        device: "CPU".to_owned(),
+        plugin_config: Vec::new(),
+        kv_cache_bytes: Some(1 << 20),
+        kv_cache_tokens_max: 0,
+        adapters: Vec::new(),
+        sparse_attention: None,
+        block_scores: false,
+        activation_precision: ActivationPrecision::Auto,
+        cache_dir: None,
+        max_model_len: None,
+    }
+}
