@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use llguidance::TokenParser;
@@ -13,7 +14,7 @@ use crate::Preface;
 use crate::cache::{CacheValue, CompiledForms};
 use crate::error::readable;
 use crate::lane::Lane;
-use crate::limits::LANE_STARTS_MAX;
+use crate::limits::{COMMIT_ITEMS_MAX, LANE_STARTS_MAX};
 use crate::memory::OwnedMemory;
 use crate::preface::PrefacedState;
 use crate::sequence::SequenceParser;
@@ -31,6 +32,8 @@ struct CompiledForm {
     /// The form as it was compiled, with a lexer that has not been used.
     start: Lane,
     end: u32,
+    /// Whether a sequence has consumed a token with more than [`COMMIT_ITEMS_MAX`] items.
+    has_large_rows: AtomicBool,
     lanes: Mutex<Lanes>,
     /// Gone once the compiler is dropped.
     forms: Weak<CompiledForms<Guide>>,
@@ -61,6 +64,7 @@ impl Guide {
             grammar,
             start: Lane::new(start, &forms.memory),
             end,
+            has_large_rows: AtomicBool::new(false),
             lanes: Mutex::new(lanes),
             forms: Arc::downgrade(forms),
         };
@@ -139,8 +143,8 @@ pub(crate) struct State {
     compiled: Arc<CompiledForm>,
     /// The tokens so far, to be consumed again in another lane.
     tokens: Vec<u32>,
-    /// Whether the parser has not consumed all of `tokens`.
-    is_behind: bool,
+    /// The number of tokens that the parser has consumed.
+    consumed: usize,
 }
 
 impl fmt::Debug for State {
@@ -152,18 +156,33 @@ impl fmt::Debug for State {
 impl State {
     fn new(compiled: Arc<CompiledForm>) -> Self {
         let lane = compiled.lane();
-        Self { sequence: SequenceParser::new(&lane), lane, compiled, tokens: Vec::new(), is_behind: false }
+        Self { sequence: SequenceParser::new(&lane), lane, compiled, tokens: Vec::new(), consumed: 0 }
     }
 
     /// Consumes all tokens so far in another lane.
     fn move_to(&mut self, lane: Arc<Lane>) -> Result<(), GuideError> {
         self.sequence = SequenceParser::new(&lane);
+        self.consumed = 0;
         self.lane = lane;
         let _guard = self.lane.lock();
-        for &token in &self.tokens {
-            self.sequence.consume(token).map_err(|error| failed(&self.sequence.parser, error))?;
+        self.catch_up()
+    }
+
+    /// Consumes the tokens that the parser has not consumed.
+    fn catch_up(&mut self) -> Result<(), GuideError> {
+        while self.consumed < self.tokens.len() {
+            self.consume_next().map_err(|error| failed(&self.sequence.parser, error))?;
         }
-        self.is_behind = false;
+        Ok(())
+    }
+
+    fn consume_next(&mut self) -> Result<(), String> {
+        let before = self.sequence.items();
+        self.sequence.consume(self.tokens[self.consumed])?;
+        self.consumed += 1;
+        if self.sequence.items() - before > COMMIT_ITEMS_MAX {
+            self.compiled.has_large_rows.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -191,10 +210,10 @@ impl State {
 impl GuideState for State {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         let guard = self.lane.lock();
-        let progress = if self.is_behind || self.lane.is_broken() {
+        let progress = if self.lane.is_broken() {
             Err(None)
         } else {
-            self.allow_here(allowed).map_err(Some)
+            self.catch_up().and_then(|()| self.allow_here(allowed)).map_err(Some)
         };
         let progress = match progress {
             Ok(progress) => progress,
@@ -235,15 +254,18 @@ impl GuideState for State {
     }
 
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
+        let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        if self.is_behind || self.lane.is_broken() {
-            self.is_behind = true;
-        } else if self.sequence.consume(token).is_err() {
-            // `allow` retries in another lane and on another thread, because that can take long.
-            self.lane.set_broken();
-            self.is_behind = true;
+        // `allow` runs on another thread, because to consume tokens in another lane or in large rows can take long.
+        let is_deferred = self.lane.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
+        if is_behind || is_deferred {
+            return Ok(Progress::Open);
         }
-        Ok(if !self.is_behind && self.sequence.is_over() { Progress::Ended } else { Progress::Open })
+        if self.consume_next().is_err() {
+            self.lane.set_broken();
+            return Ok(Progress::Open);
+        }
+        Ok(if self.sequence.is_over() { Progress::Ended } else { Progress::Open })
     }
 
     fn try_lock_commit(&self) -> Option<CommitLock> {

@@ -63,6 +63,11 @@ pub const STEP_FUEL: u64 = 400_000;
 ///
 /// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
+/// Number of parser items to consume a token on the engine's thread. The time grows with the square of their number in a row,
+/// and these take about 0.2 ms.
+///
+/// Beyond it: the tokens of the form are consumed by the threads that determine the allowed next tokens.
+pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
 /// Beyond it: 400, `invalid_value`.

@@ -40,6 +40,11 @@ impl SequenceParser {
         self.memory.set(self.stored_bytes + step_bytes(&self.parser));
     }
 
+    /// The number of items that the parser has computed so far.
+    pub(crate) fn items(&self) -> usize {
+        self.parser.parser_stats().all_items
+    }
+
     /// Makes the parser consume a token. The error is the message of the parser.
     pub(crate) fn consume(&mut self, token: u32) -> Result<(), String> {
         let Self { parser, stored_bytes, discarded_bytes, .. } = self;

@@ -155,6 +155,23 @@ fn a_sequence_whose_text_needs_too_much_memory_fails_alone() {
 }
 
 #[test]
+fn tokens_with_large_rows_are_consumed_when_the_next_set_is_computed() {
+    let compiler = compiler(GuideLimits::default());
+    let guide = compiler.compile(&wide("", 2000)).unwrap();
+    // The first sequence of a form shows how large its rows are.
+    follow(&mut *guide.start().unwrap(), *b"x").unwrap();
+    let mut state = guide.start().unwrap();
+    let started = compiler.memory_bytes();
+    for byte in *b"x1x" {
+        state.commit(byte.into()).unwrap();
+        state = state.fork();
+    }
+    assert_eq!(compiler.memory_bytes(), started);
+    follow(&mut *state, *b"17x").unwrap();
+    assert!(compiler.memory_bytes() > started + 2000 * 5);
+}
+
+#[test]
 fn captured_texts_are_part_of_the_memory_of_a_sequence() {
     let compiler = compiler(GuideLimits { sequence_bytes_max: 1 << 20, ..GuideLimits::default() });
     let text = "start: r\nr[capture]: r \"x\" | \"x\"\n".to_owned();
