@@ -41,7 +41,8 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// The model: a GGUF file, or a directory with openvino_model.xml and tokenizer.json.
+    /// The model: a GGUF file, the first part of a split GGUF model, or a directory with openvino_model.xml and
+    /// tokenizer.json.
     ///
     /// `--backend sim` uses only its tokenizer and chat template, or a tokenizer of bytes if there is no model.
     #[arg(long, env = "OVFLEET_MODEL", value_name = "PATH")]

@@ -18,6 +18,7 @@ mod error;
 mod finish;
 mod former;
 mod hub;
+mod parts;
 mod progress;
 mod s3;
 mod source;
@@ -72,6 +73,7 @@ impl FetchArgs {
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
         let Source { files, revision } = self.source(&client, &credentials).await?;
+        let model = finish::model_path(&files, self.format)?;
         if let Some(total) = files.iter().map(|file| file.bytes).sum::<Option<u64>>() {
             progress.expect(total);
         }
@@ -81,7 +83,7 @@ impl FetchArgs {
             fetched.push(downloader.fetch(&self.into.join(finish::FILES), &file).await?);
         }
         let identity = self.identity();
-        finish(&self.into, Origin { source: &identity, revision }, fetched, self.format)
+        finish(&self.into, Origin { source: &identity, revision }, fetched, &model)
     }
 
     /// Returns the files of the source.
@@ -95,7 +97,7 @@ impl FetchArgs {
                 let hub = hub::Hub { endpoint: &self.hf_endpoint, repo, revision: &self.hf_revision };
                 hub.files(client, credentials, &self.hf_files).await?
             }
-            (None, Some(url), _) => Source::of(vec![source::web(url, credentials)?]),
+            (None, Some(url), _) => Source::of(source::web(url, credentials)?),
             (None, None, Some(object)) => {
                 let server =
                     s3::S3Endpoint { endpoint: self.s3_endpoint.as_deref(), region: &self.s3_region };

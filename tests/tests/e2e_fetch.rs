@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -97,6 +97,45 @@ async fn files_that_match_the_pattern_are_fetched_once_from_a_hub() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
+    let files = tempfile::tempdir().unwrap();
+    let part = |model: &str, part: u8| format!("{model}-0000{part}-of-00003.gguf");
+    let names = [1, 2, 3].map(|number| part("model-Q4", number));
+    let mut listed: Vec<_> = names.iter().map(|name| files.path().join(name)).collect();
+    // A complete model, and a part of another.
+    listed.push(files.path().join(part("model-Q8", 1)));
+    for (seed, path) in (0..).zip(&listed) {
+        std::fs::write(path, content(seed)).unwrap();
+    }
+    let paths: Vec<&Path> = listed.iter().map(PathBuf::as_path).collect();
+    let hub = Hub::start("127.0.0.1", "owner/name", &paths).await.unwrap();
+    let url = hub.url();
+    let from = |folder: &Path, pattern: &str| {
+        fetch(folder, &["--hf-endpoint", &url, "--hf-repo", "owner/name", "--hf-file", pattern])
+    };
+    for pattern in [&*names[0], "*Q4*"] {
+        let folder = tempfile::tempdir().unwrap();
+        from(folder.path(), pattern).assert_ended(0, "Fetched");
+        assert_eq!(model(folder.path()), Some(content(0)), "the link leads to the first part");
+        for (seed, name) in (0..).zip(&names) {
+            let path = folder.path().join("into/files").join(name);
+            assert!(std::fs::read(path).is_ok_and(|found| found == content(seed)), "{name}");
+        }
+    }
+    for (pattern, problem) in [
+        (part("model-Q8", 1), "has no model-Q8-00002-of-00003.gguf"),
+        (names[1].clone(), "has no model-Q4-00001-of-00003.gguf"),
+        ("*".to_owned(), "has 4 GGUF files; select one of them"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = from(folder.path(), &pattern);
+        refused.assert_ended(13, "InvalidSource");
+        assert!(refused.report["message"].as_str().unwrap().contains(problem), "{refused:?}");
+        assert!(!folder.path().join("into/files").exists(), "a file was fetched");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_failure_of_a_hub_has_its_own_reason() {
     let files = tempfile::tempdir().unwrap();
     let file = files.path().join("model.gguf");
@@ -147,6 +186,8 @@ fn objects() -> BTreeMap<String, Vec<u8>> {
         (0..).zip(names).map(|(seed, name)| (name.to_owned(), content(seed))).collect();
     objects.insert("chat/".to_owned(), Vec::new());
     objects.insert("one/model.gguf".to_owned(), content(9));
+    objects.insert("split/model-00001-of-00002.gguf".to_owned(), content(10));
+    objects.insert("split/model-00002-of-00002.gguf".to_owned(), content(11));
     objects
 }
 
@@ -164,6 +205,13 @@ async fn an_object_or_a_folder_is_fetched_from_s3_with_signed_requests() {
     };
     from("models/one/model.gguf").assert_ended(0, "Fetched");
     assert_eq!(model(folder.path()), Some(content(9)));
+    // Both parts of a split model, by the key of the first part and by their prefix.
+    for object in ["models/split/model-00001-of-00002.gguf", "models/split/"] {
+        from(object).assert_ended(0, "Fetched");
+        assert_eq!(model(folder.path()), Some(content(10)), "{object}");
+        let second = std::fs::read(folder.path().join("into/files/model-00002-of-00002.gguf"));
+        assert!(second.is_ok_and(|second| second == content(11)), "{object}");
+    }
     // The folder has more objects than a page of the listing.
     from("models/chat/").assert_ended(0, "Fetched");
     for (key, content) in

@@ -180,7 +180,8 @@ pub struct OciSource {
     /// Reference of the image, preferably with a digest: `registry/name@sha256:…`.
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: String,
-    /// Path of the model in the image: a GGUF file or the directory of an OpenVINO IR. Default: the root of the image.
+    /// Path of the model in the image: a GGUF file, the first part of a split GGUF model, or the directory of an
+    /// OpenVINO IR. Default: the root of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::relative_path()))]
     pub path: Option<String>,
@@ -194,7 +195,8 @@ pub struct PvcSource {
     /// Name of a claim of the same namespace. It is mounted read-only.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub claim: String,
-    /// Path of the model in the volume: a GGUF file or the directory of an OpenVINO IR. Default: the root of the volume.
+    /// Path of the model in the volume: a GGUF file, the first part of a split GGUF model, or the directory of an
+    /// OpenVINO IR. Default: the root of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::relative_path()))]
     pub path: Option<String>,

@@ -129,9 +129,48 @@ pub enum FormatError {
         /// A description of the invalid value.
         value: String,
     },
-    /// The file is one of several parts of a split model.
-    #[error("the file is one of {0} parts of a split model; merge them with llama-gguf-split --merge")]
-    Split(u64),
+    /// The file is a part of a split model, but not its first part, from which the model is loaded.
+    #[error(
+        "the file is part {part} of {parts} of a split model; load the first part, whose name ends with \
+         -00001-of-{parts:05}.gguf"
+    )]
+    LaterPart {
+        /// The number of the part; the first is 1.
+        part: u64,
+        /// The number of parts of the model.
+        parts: u64,
+    },
+    /// The names of the other parts cannot be derived from the name of the first part.
+    #[error("the name of the first of {0} parts of a split model must end with -00001-of-{0:05}.gguf")]
+    PartName(u64),
+    /// A file with the name of a part has the metadata of another part or of another model.
+    #[error(
+        "the file must be part {part} of {parts} of the split model, but its metadata says part {found_part} of \
+         {found_parts}"
+    )]
+    OtherPart {
+        /// The number of the part according to the name; the first is 1.
+        part: u64,
+        /// The number of parts of the model.
+        parts: u64,
+        /// The number of the part according to the metadata.
+        found_part: u64,
+        /// The number of parts according to the metadata.
+        found_parts: u64,
+    },
+    /// A part has a tensor that an earlier part has, too.
+    #[error("tensor {0:?} is also in an earlier part of the split model")]
+    TensorInEarlierPart(String),
+    /// The parts have more or fewer tensors than the metadata of the first part says.
+    #[error(
+        "the split model has {expected} tensors according to its first part, but this and the earlier parts have {found}"
+    )]
+    TensorCount {
+        /// The number of tensors according to the first part.
+        expected: u64,
+        /// The number of tensors of the parts up to this one.
+        found: u64,
+    },
     /// A tensor name appears twice.
     #[error("tensor {0:?} appears twice")]
     DuplicateTensor(String),

@@ -1,8 +1,9 @@
-//! An open GGUF file: its metadata and tensor directory in memory, its tensor data read on demand.
+//! An open GGUF file: its metadata and tensor directory in memory, its tensor data read on demand. A split model is opened as if
+//! it were one file.
 
 use std::{
-    collections::HashMap,
-    fs::File,
+    collections::{HashMap, hash_map::Entry},
+    fs::{self, File},
     io::{self, BufReader},
     ops::Range,
     os::unix::fs::FileExt,
@@ -10,15 +11,17 @@ use std::{
 };
 
 use crate::{
-    Error, TensorEntry, Value,
-    parse::{self, ParseError},
+    Error, FormatError, PartName, TensorEntry, Value,
+    parse::{self, Header, ParseError},
+    split::SplitMetadata,
 };
 
-/// An open GGUF file. Tensor bytes are read by position, so any number of threads can read at once.
+/// An open GGUF file, or the open parts of a split model. Tensor bytes are read by position, so any number of threads can read at
+/// once.
 #[derive(Debug)]
 pub struct GgufFile {
-    path: PathBuf,
-    file: File,
+    /// The parts in order; the first has the metadata.
+    parts: Vec<OpenFile>,
     version: u32,
     alignment: u64,
     metadata: Vec<(String, Value)>,
@@ -27,41 +30,84 @@ pub struct GgufFile {
     names: HashMap<String, usize>,
 }
 
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+}
+
 impl GgufFile {
-    /// Opens `path` and reads its metadata and tensor directory.
+    /// Opens `path` and reads its metadata and tensor directory. If it is the first part of a split model, this also opens the
+    /// other parts, which are in the same directory. The metadata of a split model is that of its first part, without the
+    /// keys about the split.
     ///
     /// # Errors
-    /// The file cannot be read ([`Error::Read`]) or is not a sound GGUF file ([`Error::Format`]).
+    /// A file cannot be read ([`Error::Read`]) or is not valid ([`Error::Format`]); both name the file. A split model is not
+    /// valid if `path` is a later part, a part belongs to another model, or tensors are missing or appear twice.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let path = path.as_ref().to_owned();
-        let read_error = |source| Error::Read { path: path.clone(), source };
-        let file = File::open(&path).map_err(read_error)?;
-        let file_metadata = file.metadata().map_err(read_error)?;
-        if !file_metadata.is_file() {
-            return Err(read_error(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        let (first, header) = OpenFile::open(path.as_ref())?;
+        let Header { version, alignment, split, metadata, tensors } = header;
+        let names = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        let mut file =
+            Self { parts: vec![first], version, alignment, metadata, keys: HashMap::new(), tensors, names };
+        if split.parts > 1 {
+            file.open_later_parts(split)?;
+            file.metadata.retain(|(key, _)| !key.starts_with("split."));
         }
-        let header = match parse::parse(BufReader::with_capacity(1 << 16, &file), file_metadata.len()) {
-            Ok(header) => header,
-            Err(ParseError::Io(source)) => return Err(read_error(source)),
-            Err(ParseError::Format(source)) => return Err(Error::Format { path, source }),
-        };
-        let keys = header.metadata.iter().enumerate().map(|(i, (key, _))| (key.clone(), i)).collect();
-        let names = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-        Ok(Self {
-            path,
-            file,
-            version: header.version,
-            alignment: header.alignment,
-            metadata: header.metadata,
-            keys,
-            tensors: header.tensors,
-            names,
-        })
+        file.keys = file.metadata.iter().enumerate().map(|(i, (key, _))| (key.clone(), i)).collect();
+        Ok(file)
+    }
+
+    fn open_later_parts(&mut self, split: SplitMetadata) -> Result<(), Error> {
+        let SplitMetadata { part, parts, tensors: expected } = split;
+        let first = &self.parts[0];
+        if part > 1 {
+            return Err(first.format_error(FormatError::LaterPart { part, parts }));
+        }
+        let paths = later_paths(&first.path, parts)
+            .ok_or_else(|| first.format_error(FormatError::PartName(parts)))?;
+        for path in paths {
+            let (file, header) = OpenFile::open(&path)?;
+            self.add_part(split, header).map_err(|problem| file.format_error(problem))?;
+            self.parts.push(file);
+        }
+        let (found, last) = (self.tensors.len() as u64, &self.parts[self.parts.len() - 1]);
+        if found < expected {
+            return Err(last.format_error(FormatError::TensorCount { expected, found }));
+        }
+        Ok(())
+    }
+
+    /// Adds the tensors of the next part.
+    fn add_part(&mut self, split: SplitMetadata, header: Header) -> Result<(), FormatError> {
+        let SplitMetadata { parts, tensors: expected, .. } = split;
+        let SplitMetadata { part: found_part, parts: found_parts, .. } = header.split;
+        let part = self.parts.len() as u64 + 1;
+        if (found_part, found_parts) != (part, parts) {
+            return Err(FormatError::OtherPart { part, parts, found_part, found_parts });
+        }
+        let found = (self.tensors.len() + header.tensors.len()) as u64;
+        if found > expected {
+            return Err(FormatError::TensorCount { expected, found });
+        }
+        for tensor in header.tensors {
+            match self.names.entry(tensor.name.clone()) {
+                Entry::Occupied(_) => return Err(FormatError::TensorInEarlierPart(tensor.name)),
+                Entry::Vacant(entry) => entry.insert(self.tensors.len()),
+            };
+            self.tensors.push(TensorEntry { part: self.parts.len(), ..tensor });
+        }
+        Ok(())
     }
 
     /// The path that the file was opened with.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.parts[0].path
+    }
+
+    /// The paths of all parts of the model; only one if it is not split.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.parts.iter().map(|part| part.path.as_path())
     }
 
     /// The version of the format: 2 or 3.
@@ -110,7 +156,7 @@ impl GgufFile {
     /// The file has no such tensor, or it cannot be read. The content of `bytes` is then unspecified.
     pub fn read_tensor(&self, name: &str, bytes: &mut Vec<u8>) -> Result<(), Error> {
         let tensor = self.require_tensor(name)?;
-        self.read_range(tensor.offset, tensor.bytes, bytes)
+        self.parts[tensor.part].read_range(tensor.offset, tensor.bytes, bytes)
     }
 
     /// Replaces the content of `bytes` with the stored bytes of some rows of a tensor.
@@ -125,11 +171,35 @@ impl GgufFile {
             return Err(Error::NoRows { name: name.to_owned(), rows: tensor.rows(), start, end });
         }
         let row_bytes = tensor.row_bytes();
-        self.read_range(tensor.offset + rows.start * row_bytes, (rows.end - rows.start) * row_bytes, bytes)
+        let (start, end) = (rows.start * row_bytes, rows.end * row_bytes);
+        self.parts[tensor.part].read_range(tensor.offset + start, end - start, bytes)
     }
 
     fn require_tensor(&self, name: &str) -> Result<&TensorEntry, Error> {
-        self.tensor(name).ok_or_else(|| Error::NoTensor { path: self.path.clone(), name: name.to_owned() })
+        self.tensor(name)
+            .ok_or_else(|| Error::NoTensor { path: self.path().to_owned(), name: name.to_owned() })
+    }
+}
+
+impl OpenFile {
+    /// Opens a file and parses its header.
+    fn open(path: &Path) -> Result<(Self, Header), Error> {
+        let path = path.to_owned();
+        let read_error = |source| Error::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(read_error)?;
+        let file_metadata = file.metadata().map_err(read_error)?;
+        if !file_metadata.is_file() {
+            return Err(read_error(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        }
+        match parse::parse(BufReader::with_capacity(1 << 16, &file), file_metadata.len()) {
+            Ok(header) => Ok((Self { path, file }, header)),
+            Err(ParseError::Io(source)) => Err(read_error(source)),
+            Err(ParseError::Format(source)) => Err(Error::Format { path, source }),
+        }
+    }
+
+    fn format_error(&self, source: FormatError) -> Error {
+        Error::Format { path: self.path.clone(), source }
     }
 
     fn read_range(&self, offset: u64, length: u64, bytes: &mut Vec<u8>) -> Result<(), Error> {
@@ -139,4 +209,14 @@ impl GgufFile {
             .read_exact_at(bytes, offset)
             .map_err(|source| Error::Read { path: self.path.clone(), source })
     }
+}
+
+/// The paths of all parts but the first, according to the name of the first, or of the file that it links to.
+fn later_paths(first: &Path, parts: u64) -> Option<Vec<PathBuf>> {
+    let paths = |path: &Path| {
+        let name = PartName::parse(path.file_name()?.to_str()?)?;
+        let is_first = (name.part, name.parts) == (1, parts);
+        is_first.then(|| (2..=parts).map(|part| path.with_file_name(name.of_part(part))).collect())
+    };
+    paths(first).or_else(|| paths(&fs::canonicalize(first).ok()?))
 }

@@ -32,3 +32,7 @@ pub const DIMENSIONS_MAX: u32 = 4;
 ///
 /// Beyond it: the server does not start.
 pub const ALIGNMENT_MAX: u64 = 1 << 20;
+/// Number of parts of a split GGUF model.
+///
+/// Beyond it: the server does not start; `ovfleet-server fetch` fails with exit code 13.
+pub const PARTS_MAX: u64 = 256;

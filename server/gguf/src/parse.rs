@@ -6,13 +6,15 @@ use std::{
     io::{self, BufRead},
 };
 
-use crate::{Array, FormatError, TensorEntry, TensorType, Value, limits};
+use crate::value::{bad_value, find};
+use crate::{Array, FormatError, TensorEntry, TensorType, Value, limits, split::SplitMetadata};
 
 /// Everything that precedes the tensor data.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) alignment: u64,
+    pub(crate) split: SplitMetadata,
     /// In file order.
     pub(crate) metadata: Vec<(String, Value)>,
     /// In file order.
@@ -56,18 +58,10 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
     )?;
     let metadata = read_metadata(&mut input, keys)?;
     let alignment = alignment(&metadata)?;
-    if let Some(parts) = find(&metadata, "split.count").and_then(Value::u64)
-        && parts > 1
-    {
-        return Err(FormatError::Split(parts).into());
-    }
+    let split = SplitMetadata::read(&metadata)?;
     let mut tensors = read_directory(&mut input, tensors)?;
     resolve_offsets(&mut tensors, alignment, input.offset, size)?;
-    Ok(Header { version, alignment, metadata, tensors })
-}
-
-fn find<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a Value> {
-    metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    Ok(Header { version, alignment, split, metadata, tensors })
 }
 
 fn limited(what: &str, value: u64, limit: u64) -> Result<u64> {
@@ -84,10 +78,7 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64> {
         Value::U32(bytes) if bytes.is_power_of_two() && u64::from(*bytes) <= limits::ALIGNMENT_MAX => {
             Ok(u64::from(*bytes))
         }
-        other => {
-            let value = other.i64().map_or_else(|| "not an integer".to_owned(), |value| value.to_string());
-            Err(FormatError::BadValue { key: KEY.to_owned(), value }.into())
-        }
+        other => Err(bad_value(KEY, other).into()),
     }
 }
 
@@ -200,7 +191,7 @@ fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<Te
         if !seen.insert(name.clone()) {
             return Err(FormatError::DuplicateTensor(name).into());
         }
-        tensors.push(TensorEntry { name, shape, kind, offset, bytes });
+        tensors.push(TensorEntry { name, shape, kind, part: 0, offset, bytes });
     }
     Ok(tensors)
 }

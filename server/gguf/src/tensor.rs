@@ -137,7 +137,7 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// An entry of the tensor directory. All its numbers have been checked against the file.
+/// An entry of the tensor directory. All its numbers have been checked against the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     /// The name of the tensor.
@@ -146,7 +146,9 @@ pub struct TensorEntry {
     pub shape: Vec<u64>,
     /// The type of the stored values.
     pub kind: TensorType,
-    /// The offset of the first byte from the start of the file.
+    /// The index of the file that stores the tensor, in [`GgufFile::paths`](crate::GgufFile::paths).
+    pub part: usize,
+    /// The offset of the first byte from the start of that file.
     pub offset: u64,
     /// The number of bytes of the tensor.
     pub bytes: u64,

@@ -1,5 +1,7 @@
 //! Metadata values with the types that the file declares.
 
+use crate::FormatError;
+
 /// A metadata value of any type.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "each variant is named like its GGUF type")]
@@ -183,4 +185,20 @@ impl From<&str> for Value {
     fn from(value: &str) -> Self {
         Self::Str(value.to_owned())
     }
+}
+
+/// The value at a metadata key, if the key exists.
+pub(crate) fn find<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a Value> {
+    metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+}
+
+/// The integer at a metadata key, if the key exists.
+pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<u64>, FormatError> {
+    find(metadata, key).map(|value| value.u64().ok_or_else(|| bad_value(key, value))).transpose()
+}
+
+/// The error for a value that its key does not allow.
+pub(crate) fn bad_value(key: &str, value: &Value) -> FormatError {
+    let value = value.i64().map_or_else(|| "not an integer".to_owned(), |value| value.to_string());
+    FormatError::BadValue { key: key.to_owned(), value }
 }

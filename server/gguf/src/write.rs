@@ -1,15 +1,19 @@
-//! Writes GGUF files, with quantization if requested. It is for tests that need a small model of any shape: values are
-//! rounded to nearest, without the search for better scales that production quantizers do.
+//! Writes GGUF files, with quantization if requested. Except for [`header`](fn@header), it is for tests that need a small model
+//! of any shape: values are rounded to nearest, without the search for better scales that production quantizers do.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use crate::{Array, TensorType, Value};
+use crate::{Array, GgufFile, PartName, TensorType, Value};
 
 mod quantize;
 
 pub use quantize::quantize;
 
-const ALIGNMENT: usize = 32;
+/// The alignment of tensor data in files that this module writes, in bytes.
+pub const ALIGNMENT: u64 = 32;
 
 /// Collects metadata and tensors, then writes them as a GGUF file of version 3.
 #[derive(Clone, Debug, Default)]
@@ -61,25 +65,15 @@ impl GgufWriter {
 
     /// Returns the bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut file = b"GGUF".to_vec();
-        file.extend(3u32.to_le_bytes());
-        file.extend((self.tensors.len() as u64).to_le_bytes());
-        file.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            put_str(&mut file, key);
-            put_value(&mut file, value);
+        let metadata: Vec<_> = self.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let (mut tensors, mut offset) = (Vec::new(), 0);
+        for Tensor { name, shape, kind, bytes } in &self.tensors {
+            tensors.push(TensorHeader { name, shape, kind: *kind, offset });
+            offset += (bytes.len() as u64).next_multiple_of(ALIGNMENT);
         }
-        let mut offset = 0;
+        let mut file = header(&metadata, &tensors);
         for tensor in &self.tensors {
-            put_str(&mut file, &tensor.name);
-            file.extend((tensor.shape.len() as u32).to_le_bytes());
-            tensor.shape.iter().for_each(|length| file.extend(length.to_le_bytes()));
-            file.extend(tensor.kind.number().to_le_bytes());
-            file.extend((offset as u64).to_le_bytes());
-            offset += tensor.bytes.len().next_multiple_of(ALIGNMENT);
-        }
-        for tensor in &self.tensors {
-            file.resize(file.len().next_multiple_of(ALIGNMENT), 0);
+            pad(&mut file);
             file.extend(&tensor.bytes);
         }
         file
@@ -92,6 +86,74 @@ impl GgufWriter {
     pub fn write(&self, path: impl AsRef<Path>) -> io::Result<()> {
         fs::write(path, self.to_bytes())
     }
+}
+
+/// A tensor in a header that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorHeader<'a> {
+    /// The name of the tensor.
+    pub name: &'a str,
+    /// Its dimensions; `shape[0]` varies fastest.
+    pub shape: &'a [u64],
+    /// The type of its values.
+    pub kind: TensorType,
+    /// The offset of its first byte in the tensor data: a multiple of [`ALIGNMENT`].
+    pub offset: u64,
+}
+
+/// Returns the bytes of a file of version 3 before the tensor data, with the padding that aligns the tensor data.
+///
+/// `metadata` must not set `general.alignment`: the default is [`ALIGNMENT`].
+pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<u8> {
+    let mut file = b"GGUF".to_vec();
+    file.extend(3u32.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        put_str(&mut file, key);
+        put_value(&mut file, value);
+    }
+    for tensor in tensors {
+        put_str(&mut file, tensor.name);
+        file.extend((tensor.shape.len() as u32).to_le_bytes());
+        tensor.shape.iter().for_each(|length| file.extend(length.to_le_bytes()));
+        file.extend(tensor.kind.number().to_le_bytes());
+        file.extend(tensor.offset.to_le_bytes());
+    }
+    pad(&mut file);
+    file
+}
+
+/// Writes a model as several parts, `NAME-00001-of-0000N.gguf` and so on, as llama.cpp's `gguf-split` does. Returns the path
+/// of the first part.
+///
+/// # Errors
+/// A tensor cannot be read, or a part cannot be written.
+pub fn write_parts(file: &GgufFile, folder: &Path, name: &str, parts: u16) -> io::Result<PathBuf> {
+    let tensors = file.tensors();
+    let name = PartName { prefix: name, part: 1, parts: parts.into() };
+    let mut chunks = tensors.chunks(tensors.len().div_ceil(parts.into()).max(1));
+    for part in 0..parts {
+        let mut writer = GgufWriter::default();
+        if part == 0 {
+            writer.metadata = file.metadata().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+        }
+        writer
+            .metadata("split.no", part)
+            .metadata("split.count", parts)
+            .metadata("split.tensors.count", tensors.len() as i32);
+        for tensor in chunks.next().unwrap_or_default() {
+            let mut bytes = Vec::new();
+            file.read_tensor(&tensor.name, &mut bytes).map_err(io::Error::other)?;
+            writer.tensor(&tensor.name, &tensor.shape, tensor.kind, bytes);
+        }
+        writer.write(folder.join(name.of_part(u64::from(part) + 1)))?;
+    }
+    Ok(folder.join(name.of_part(1)))
+}
+
+fn pad(file: &mut Vec<u8>) {
+    file.resize(file.len().next_multiple_of(ALIGNMENT as usize), 0);
 }
 
 fn put_str(file: &mut Vec<u8>, text: &str) {

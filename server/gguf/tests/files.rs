@@ -247,8 +247,6 @@ fn errors_name_invalid_metadata() {
             fixture.problem(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
         assert!(matches!(problem, FormatError::BadValue { .. }));
     }
-    let problem = fixture.problem(&GgufWriter::new("a").metadata("split.count", 3u16).to_bytes());
-    assert_eq!(problem, FormatError::Split(3));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Reads a GGUF file as a graph with exactly the weights that the file contains.
 
 use std::num::NonZero;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 
@@ -11,7 +10,9 @@ use crate::Error;
 use crate::runtime::Model;
 use crate::shim::{self, GraphWeights, PermutedProjection};
 use crate::weights::{Matrix, MatrixShape, permute_rows};
+use graph_file::GraphFile;
 
+mod graph_file;
 mod hyperparameters;
 
 /// The tensor of divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
@@ -28,25 +29,19 @@ const EXPERTS: &str = "_exps.";
 
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights by exact ones.
 /// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
-pub(crate) fn read(path: &Path, max_model_len: Option<u32>) -> Result<Model, Error> {
-    let file = GgufFile::open(path)?;
-    hyperparameters::check(&file)?;
-    reject_unproven_experts(&file)?;
-    let mut model = read_graph(path, &file)?;
-    fix_experts(&file, &mut model)?;
-    restore_window(&file, &mut model)?;
-    divide_frequencies(&file, &mut model, max_model_len)?;
-    unscale_local_frequencies(&file, &mut model)?;
+pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model, Error> {
+    hyperparameters::check(file)?;
+    reject_unproven_experts(file)?;
+    let mut model = read_graph(file)?;
+    fix_experts(file, &mut model)?;
+    restore_window(file, &mut model)?;
+    divide_frequencies(file, &mut model, max_model_len)?;
+    unscale_local_frequencies(file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
-    write_weights(&file, &mut model, &permuted)?;
-    check_permuted(&file, &permuted)?;
+    write_weights(file, &mut model, &permuted)?;
+    check_permuted(file, &permuted)?;
     Ok(model)
-}
-
-/// The architecture of a file; empty if the file does not name one.
-pub(crate) fn architecture(path: &Path) -> Result<String, Error> {
-    Ok(GgufFile::open(path)?.architecture().unwrap_or_default().to_owned())
 }
 
 /// Threads that decode matrices. More would only wait for the thread that writes them.
@@ -69,7 +64,7 @@ fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[PermutedProject
         |entry: &TensorEntry| permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
     let tensors = file.tensors().iter().map(|entry| (entry, head_size(entry)));
     let tensors: Vec<_> =
-        tensors.filter(|(entry, head_size)| head_size.is_some() || is_rewritten(entry)).collect();
+        tensors.filter(|(entry, head_size)| head_size.is_some() || is_rewritten(file, entry)).collect();
     let next = AtomicUsize::new(0);
     let next_tensor = || tensors.get(next.fetch_add(1, Ordering::Relaxed)).copied();
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(DECODERS_MAX);
@@ -109,19 +104,21 @@ fn decode<'a>(
 
 fn write(weights: &mut GraphWeights<'_>, file: &GgufFile, decoded: DecodedTensor<'_>) -> Result<(), Error> {
     let DecodedTensor { entry, head_size, bytes, matrix } = decoded;
-    let found = weights.set(&entry.name, &matrix)?;
-    if head_size.is_some() && !found {
+    if weights.set(&entry.name, &matrix)? {
+        return Ok(());
+    }
+    if head_size.is_some() {
         return Err(Error::runtime("write a weight", "the graph lacks a projection whose rows are permuted"));
     }
-    if !found && entry.name.contains(FUSED) {
-        set_fused(weights, file, FusedTensor { entry, bytes: &bytes })?;
+    if entry.name.contains(FUSED) {
+        return set_fused(weights, file, FusedTensor { entry, bytes: &bytes });
     }
-    if !found && entry.shape.len() == 3 && entry.kind.is_quantized() {
-        // The front end may have rounded them.
-        return Err(Error::Unsupported(format!(
-            "the graph has no node for its experts ({}, {})",
-            entry.name, entry.kind
-        )));
+    // The graph may use the weight without its name. The front end may have rounded experts, and has none of the weights of a
+    // split model.
+    let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
+    if is_rounded || is_split(file) {
+        let TensorEntry { name, kind, .. } = entry;
+        return Err(Error::Unsupported(format!("the graph has no node for its weight {name} ({kind})")));
     }
     Ok(())
 }
@@ -198,8 +195,10 @@ fn restore_window(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     }
 }
 
-fn read_graph(path: &Path, file: &GgufFile) -> Result<Model, Error> {
-    shim::read_gguf(path).map_err(|error| {
+fn read_graph(file: &GgufFile) -> Result<Model, Error> {
+    let graph_file =
+        if is_split(file) { Some(GraphFile::write(file, |entry| is_rewritten(file, entry))?) } else { None };
+    shim::read_gguf(graph_file.as_ref().map_or(file.path(), GraphFile::path)).map_err(|error| {
         let architecture = file.architecture().unwrap_or("(none)");
         match error {
             Error::Runtime { message, .. } => Error::Unsupported(format!(
@@ -268,11 +267,18 @@ fn row_bytes(entry: &TensorEntry) -> usize {
     entry.row_bytes() as usize
 }
 
+/// Whether the model consists of several files.
+fn is_split(file: &GgufFile) -> bool {
+    file.paths().len() > 1
+}
+
 /// Whether a tensor is replaced: a matrix, or the matrices of experts, that is quantized or of half precision. The front end may
-/// round these.
-fn is_rewritten(entry: &TensorEntry) -> bool {
+/// round these. All matrices of a split model are replaced, because the front end does not read them.
+fn is_rewritten(file: &GgufFile, entry: &TensorEntry) -> bool {
     (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
-        && (entry.kind.is_quantized() || matches!(entry.kind, TensorType::F16 | TensorType::Bf16))
+        && (entry.kind.is_quantized()
+            || matches!(entry.kind, TensorType::F16 | TensorType::Bf16)
+            || entry.kind == TensorType::F32 && is_split(file))
 }
 
 fn check_permuted(file: &GgufFile, permuted: &[PermutedProjection]) -> Result<(), Error> {

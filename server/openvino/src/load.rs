@@ -71,10 +71,10 @@ pub fn load(
     progress: &mut dyn FnMut(LoadStage),
 ) -> Result<(OpenVinoRunner, LoadReport), Error> {
     let mut stages = Stages { progress, started: Instant::now() };
-    ModelSource::find(&config.model)?;
+    let source = ModelSource::find(&config.model)?;
     let core = Arc::new(Core::new()?);
     stages.done("start the runtime");
-    let model = ModelLoader::new(config, core).compile(&mut stages)?;
+    let model = ModelLoader::new(config, source, core).compile(&mut stages)?;
     let blocks = num_blocks(config, &[&model])?;
     model.allocate(blocks, &mut stages)
 }
@@ -90,13 +90,12 @@ pub fn load_pair(
     progress: &mut dyn FnMut(LoadStage),
 ) -> Result<[(OpenVinoRunner, LoadReport); 2], Error> {
     let mut stages = Stages { progress, started: Instant::now() };
-    for config in [config, draft] {
-        ModelSource::find(&config.model)?;
-    }
+    let source = ModelSource::find(&config.model)?;
+    let draft_source = ModelSource::find(&draft.model)?;
     let core = Arc::new(Core::new()?);
     stages.done("start the runtime");
-    let target = ModelLoader::new(config, Arc::clone(&core)).compile(&mut stages)?;
-    let draft = ModelLoader::new(draft, core).compile(&mut stages)?;
+    let target = ModelLoader::new(config, source, Arc::clone(&core)).compile(&mut stages)?;
+    let draft = ModelLoader::new(draft, draft_source, core).compile(&mut stages)?;
     let [of_target, of_draft] = [&target, &draft].map(|model| model.ports.block_tokens);
     if of_target != of_draft {
         return Err(Error::Unsupported(format!(
@@ -124,6 +123,7 @@ impl Stages<'_> {
 /// What is known about a model before its graph is read.
 struct ModelLoader {
     config: Config,
+    source: ModelSource,
     core: Arc<Core>,
     kernel_options: KernelOptions,
     device_options: DeviceOptions,
@@ -160,7 +160,7 @@ struct CompiledSource {
 }
 
 impl ModelLoader {
-    fn new(config: &Config, core: Arc<Core>) -> Self {
+    fn new(config: &Config, source: ModelSource, core: Arc<Core>) -> Self {
         let kernel_options = KernelOptions::from(config);
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
@@ -168,19 +168,18 @@ impl ModelLoader {
             tracing::warn!(reason, "the AVX-512 kernels run instead of those for AMX");
         }
         let projections = projection_kernels(&device_options, cpu);
-        Self { config: config.clone(), core, kernel_options, device_options, cpu, projections }
+        Self { config: config.clone(), source, core, kernel_options, device_options, cpu, projections }
     }
 
     fn compile(self, stages: &mut Stages<'_>) -> Result<LoadedModel, Error> {
-        let source = ModelSource::find(&self.config.model)?;
-        let entry = self.compiled_entry(&source);
+        let entry = self.compiled_entry();
         let cached = entry.as_ref().and_then(|entry| self.read_compiled(entry));
         let compiled = match cached {
             Some(cached) => {
                 stages.done("read the compiled model");
                 cached
             }
-            None => self.compile_source(&source, entry, stages)?,
+            None => self.compile_source(entry, stages)?,
         };
         let graph = CompiledGraph::new(Arc::clone(&compiled.compiled_by), Arc::clone(&compiled.compiled))?;
         let ports = CachePorts::find(&graph.compiled.inputs()?)?;
@@ -190,11 +189,11 @@ impl ModelLoader {
 
     /// The entry of the compiled model in the cache directory. Models with adapters are not cached: their adapters must be
     /// read in any case.
-    fn compiled_entry(&self, source: &ModelSource) -> Option<CompiledCacheEntry> {
+    fn compiled_entry(&self) -> Option<CompiledCacheEntry> {
         if !self.config.adapters.is_empty() {
             return None;
         }
-        let graph = source.cache_entry(&self.config)?;
+        let graph = self.source.cache_entry(&self.config)?;
         CompiledCacheEntry::new(&graph, &self.config, self.projections)
     }
 
@@ -219,12 +218,11 @@ impl ModelLoader {
 
     fn compile_source(
         &self,
-        source: &ModelSource,
         entry: Option<CompiledCacheEntry>,
         stages: &mut Stages<'_>,
     ) -> Result<CompiledSource, Error> {
         let PreparedGraph { model, plan, properties: graph, from_cache, cache_update, adapter_digests } =
-            self.prepare(source, stages)?;
+            self.prepare(stages)?;
         let properties = plan.plugin_properties(&self.config.plugin_config);
         let compiled = Arc::new(self.core.compile(&model, &self.config.device, &properties)?);
         stages.done("compile");
@@ -243,15 +241,15 @@ impl ModelLoader {
     }
 
     /// Reads a model with its adapters, makes it paged, and replaces operations by native kernels.
-    fn prepare(&self, source: &ModelSource, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
-        let SourceGraph { mut model, from_cache, cache_update } = self.read(source)?;
+    fn prepare(&self, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
+        let SourceGraph { mut model, from_cache, cache_update } = self.read()?;
         stages.done("read the model");
         let native_projections = shim::supports_native_projections(&mut model)?;
         let mut adapter_digests = Vec::new();
         if !self.config.adapters.is_empty() {
             let is_native = native_projections && matches!(self.projections, ProjectionKernels::Native(_));
             let method = if is_native { AdapterMethod::NativeProjections } else { AdapterMethod::Graph };
-            adapter_digests = self.add_adapters(&mut model, source, method)?;
+            adapter_digests = self.add_adapters(&mut model, method)?;
             stages.done("add the adapters");
         }
         let native_attention = shim::make_paged(&mut model)?;
@@ -265,10 +263,10 @@ impl ModelLoader {
     }
 
     /// Reads a model. Its projections are merged, unless adapters must be added before.
-    fn read(&self, source: &ModelSource) -> Result<SourceGraph, Error> {
+    fn read(&self) -> Result<SourceGraph, Error> {
         let is_merged = self.config.adapters.is_empty();
-        let path = match source {
-            ModelSource::Gguf(path) => path,
+        let file = match &self.source {
+            ModelSource::Gguf(file) => file,
             ModelSource::Ir(path) => {
                 let mut model = self.core.read_model(path)?;
                 if is_merged {
@@ -277,11 +275,11 @@ impl ModelLoader {
                 return Ok(SourceGraph { model, from_cache: false, cache_update: None });
             }
         };
-        let entry = source.cache_entry(&self.config);
+        let entry = self.source.cache_entry(&self.config);
         if let Some(model) = entry.as_ref().and_then(|entry| entry.read(&self.core)) {
             return Ok(SourceGraph { model, from_cache: true, cache_update: None });
         }
-        let mut model = gguf::read(path, self.config.max_model_len)?;
+        let mut model = gguf::read(file, self.config.max_model_len)?;
         if is_merged {
             shim::merge_projections(&mut model)?;
         }
@@ -294,24 +292,18 @@ impl ModelLoader {
 
     /// Adds the adapters to a model whose projections are not merged, and merges the projections. Returns a digest of each
     /// adapter.
-    fn add_adapters(
-        &self,
-        model: &mut Model,
-        source: &ModelSource,
-        method: AdapterMethod,
-    ) -> Result<Vec<u64>, Error> {
-        let architecture = match source {
-            ModelSource::Gguf(path) => Some(gguf::architecture(path)?),
-            ModelSource::Ir(_) => None,
+    fn add_adapters(&self, model: &mut Model, method: AdapterMethod) -> Result<Vec<u64>, Error> {
+        let origin = match &self.source {
+            ModelSource::Gguf(file) => Origin::Gguf(file.architecture().unwrap_or_default()),
+            ModelSource::Ir(_) => Origin::Ir,
         };
-        let origin = architecture.as_deref().map_or(Origin::Ir, Origin::Gguf);
         let digests = adapters::add(model, &self.config.adapters, origin, method)?;
         shim::merge_projections(model)?;
         Ok(digests)
     }
 
     /// The identity includes everything that changes the values of a block or their order.
-    fn cache_identity(&self, ports: &CachePorts) -> Result<CacheIdentity, Error> {
+    fn cache_identity(&self, ports: &CachePorts) -> CacheIdentity {
         let Config {
             device,
             plugin_config,
@@ -328,9 +320,9 @@ impl ModelLoader {
             cpu::identity(),
             ports.describe()
         );
-        let mut files = ModelSource::find(&self.config.model)?.files();
+        let mut files = self.source.files();
         files.extend(library::files());
-        Ok(CacheIdentity { description, files })
+        CacheIdentity { description, files }
     }
 }
 
@@ -357,7 +349,7 @@ impl LoadedModel {
             inference_precision: loader.device_options.inference_precision.clone(),
             kv_cache_precision: graph.compiled.property("KV_CACHE_PRECISION").unwrap_or_default(),
             adapter_digests: source.adapter_digests,
-            cache_identity: loader.cache_identity(&ports)?,
+            cache_identity: loader.cache_identity(&ports),
         };
         let ModelLoader { config, core, .. } = loader;
         let cache_writer = source.cache_update.write(core);

@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use server_gguf::GgufFile;
+
 use crate::Error;
 use crate::config::Config;
 use crate::model_cache::{GraphCacheEntry, GraphOptions};
 
-/// The file of a model.
+/// The files of a model.
 pub(crate) enum ModelSource {
-    Gguf(PathBuf),
+    Gguf(GgufFile),
     Ir(PathBuf),
 }
 
@@ -16,7 +18,7 @@ impl ModelSource {
     /// The model at a path.
     ///
     /// # Errors
-    /// The path holds neither a GGUF file nor an IR.
+    /// The path holds neither a GGUF file nor an IR, or the GGUF file or one of its parts is not valid.
     pub(crate) fn find(path: &Path) -> Result<Self, Error> {
         let missing = |fault| Error::Missing { path: path.to_owned(), fault };
         if path.is_dir() {
@@ -30,13 +32,13 @@ impl ModelSource {
         if !path.is_file() {
             return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
         }
-        Ok(Self::Gguf(path.to_owned()))
+        Ok(Self::Gguf(GgufFile::open(path)?))
     }
 
     /// The files that contain the model.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         match self {
-            Self::Gguf(path) => vec![path.clone()],
+            Self::Gguf(file) => file.paths().map(Path::to_owned).collect(),
             Self::Ir(path) => vec![path.clone(), path.with_extension("bin")],
         }
     }

@@ -9,6 +9,8 @@ use server_engine::{
     Clock, Engine, EngineConfig, EngineOptions, Event, ModelRunner, Request, Sampling, SchedulerConfig,
     SpillConfig, SpillIdentity, StopCriteria,
 };
+use server_gguf::GgufFile;
+use server_gguf::write::write_parts;
 use server_openvino::{ActivationPrecision, CacheIdentity, Config, OpenVinoRunner, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
 
@@ -112,6 +114,30 @@ fn the_model_answers() {
         step(&mut runner, &mut sequences, 512);
     }
     assert_eq!(sequences[0].tokens[QUESTION.len()..], ANSWER);
+}
+
+#[test]
+fn the_model_in_three_parts_computes_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = GgufFile::open(config().model).unwrap();
+    let first = write_parts(&whole, folder.path(), "sample", 3).unwrap();
+    assert!(GgufFile::open(&first).unwrap().tensors().iter().any(|tensor| tensor.part == 2));
+    // With native kernels and with those of the plugin.
+    for properties in [&EXACT[1..], &EXACT[..]] {
+        let plugin_config =
+            properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let config = Config { plugin_config, ..config() };
+        let mut logits = [&config.model, &first].map(|model| {
+            let mut runner = load(&Config { model: model.clone(), ..config.clone() }, &mut |_| {}).unwrap().0;
+            let mut batch = Batch::default();
+            Stepper::new(0, &QUESTION).schedule(&mut batch, QUESTION.len());
+            let logits = runner.run(&batch).unwrap();
+            logits.rows().flatten().copied().collect::<Vec<f32>>()
+        });
+        let [whole, parts] = &mut logits;
+        assert_eq!(argmax(whole), ANSWER[0]);
+        assert!(whole.iter().zip(&*parts).all(|(a, b)| a.to_bits() == b.to_bits()), "{properties:?}");
+    }
 }
 
 #[test]

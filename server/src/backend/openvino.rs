@@ -72,9 +72,14 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
     })
 }
 
-/// Resolves links: the runtime reads the file name, which a link need not have.
+/// Resolves links, because the runtime reads the suffix of the name, which the link `current` of a fetch does not have. Links
+/// from names to digests remain, as in the cache of the Hub.
 fn resolved(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+    let is_gguf = |path: &Path| path.extension().is_some_and(|suffix| suffix == "gguf");
+    match path.canonicalize() {
+        Ok(target) if is_gguf(&target) || !is_gguf(path) => target,
+        _ => path.to_owned(),
+    }
 }
 
 /// Returns the properties for the plugin: those of `--plugin-config`, and those of other flags that it does not set.
@@ -125,4 +130,25 @@ fn load_runners(config: &runtime::Config, draft: Option<PathBuf>) -> anyhow::Res
     let model = Box::new(runtime::SleepableRunner::new(model, &loaded, config.clone()));
     let draft = Box::new(runtime::SleepableRunner::new(draft, &draft_loaded, draft_config));
     Ok(LoadedRunners { model, draft: Some(draft), loaded })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn the_runtime_gets_the_path_with_the_suffix() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().canonicalize().unwrap().join(name);
+        for name in ["model.gguf", "digest"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        symlink("model.gguf", path("current")).unwrap();
+        symlink("digest", path("part-00001-of-00002.gguf")).unwrap();
+        assert_eq!(resolved(&path("current")), path("model.gguf"));
+        assert_eq!(resolved(&path("part-00001-of-00002.gguf")), path("part-00001-of-00002.gguf"));
+        assert_eq!(resolved(&path("absent.gguf")), path("absent.gguf"));
+    }
 }

@@ -8,6 +8,8 @@ use sha2::{Digest as _, Sha256};
 use super::args::Format;
 use super::download::FetchedFile;
 use super::error::Error;
+use super::parts;
+use super::source::File;
 
 /// The folder of the files within the target folder.
 pub(crate) const FILES: &str = "files";
@@ -66,17 +68,17 @@ impl FetchedModel {
     }
 }
 
-/// Writes the link and the manifest for `files`.
+/// Writes the manifest for `files` and the link to `model`, which is its path among them.
 ///
 /// # Errors
-/// The files contain no model, or the disk fails.
+/// The disk fails.
 pub(crate) fn finish(
     into: &Path,
     origin: Origin<'_>,
     files: Vec<FetchedFile>,
-    format: Format,
+    model: &Path,
 ) -> Result<FetchedModel, Error> {
-    let model = PathBuf::from(FILES).join(model(&files, format)?);
+    let model = Path::new(FILES).join(model);
     let digest = digest(&files);
     let Origin { source, revision } = origin;
     let manifest = Manifest {
@@ -107,19 +109,24 @@ fn digest(files: &[FetchedFile]) -> String {
     format!("sha256:{}", hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-/// Returns the path of the model among the files.
-fn model(files: &[FetchedFile], format: Format) -> Result<PathBuf, Error> {
+/// Returns the path of the model among the files of a source.
+///
+/// # Errors
+/// The files contain no model or several, or parts of a model are missing.
+pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Error> {
     let ggufs: Vec<&str> =
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();
     let ir = files.iter().map(|file| Path::new(&file.path)).find(|path| path.ends_with("openvino_model.xml"));
     let folder = ir.map(|path| path.parent().unwrap_or(Path::new("")).to_owned());
     match (format, &ggufs[..], folder, files) {
-        (Format::Auto | Format::Gguf, [gguf], ..) => Ok(PathBuf::from(gguf)),
+        (Format::Auto | Format::Gguf, [_, ..], ..) => match parts::model_path(&ggufs)? {
+            Some(path) => Ok(PathBuf::from(path)),
+            None => {
+                Err(Error::Wrong(format!("the source has {} GGUF files; select one of them", ggufs.len())))
+            }
+        },
         // With an explicit format, the file may have any name.
         (Format::Gguf, [], _, [file]) => Ok(PathBuf::from(&file.path)),
-        (Format::Auto | Format::Gguf, [_, _, ..], ..) => {
-            Err(Error::Wrong(format!("the source has {} GGUF files; select one of them", ggufs.len())))
-        }
         (Format::Auto | Format::OpenvinoIr, _, Some(folder), _) => Ok(folder),
         (Format::Auto, ..) => Err(Error::Wrong(format!(
             "none of the {} files is a model: neither a GGUF file nor openvino_model.xml",

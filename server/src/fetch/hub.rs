@@ -4,6 +4,7 @@ use reqwest::{Client, Url};
 use serde::Deserialize;
 
 use super::error::Error;
+use super::parts::first_part;
 use super::source::{File, Location, Login, Source, SourceCredentials, checked_path};
 
 /// Size of the file list of a Hugging Face repository.
@@ -44,7 +45,8 @@ struct Lfs {
 }
 
 impl Hub<'_> {
-    /// Returns the files that match one of `patterns`, or all files that are not hidden, and their commit.
+    /// Returns the files that match one of `patterns`, with all parts of a split model of which the first part matches, or all
+    /// files that are not hidden. Also returns their commit.
     pub(crate) async fn files(
         &self,
         client: &Client,
@@ -56,7 +58,8 @@ impl Hub<'_> {
             if patterns.is_empty() {
                 !name.starts_with('.')
             } else {
-                patterns.iter().any(|pattern| matches_pattern(name, pattern))
+                let matches = |name: &str| patterns.iter().any(|pattern| matches_pattern(name, pattern));
+                matches(name) || first_part(name).is_some_and(|first| matches(&first))
             }
         };
         if let Some(missing) = patterns.iter().find(|pattern| {

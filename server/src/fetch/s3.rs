@@ -5,6 +5,7 @@ use rusty_s3::actions::{ListObjectsV2, S3Action as _};
 use rusty_s3::{Bucket, Credentials, UrlStyle};
 
 use super::error::Error;
+use super::parts::all_parts;
 use super::source::{File, Location, S3Object, SIGNED_FOR, SourceCredentials, checked_path};
 
 /// Number of S3 objects that begin with a prefix.
@@ -23,7 +24,8 @@ pub(crate) struct S3Endpoint<'a> {
     pub(crate) region: &'a str,
 }
 
-/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/.
+/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. A key that names a part of a split model names all
+/// its parts.
 pub(crate) async fn files(
     client: &Client,
     credentials: &SourceCredentials,
@@ -53,8 +55,8 @@ pub(crate) async fn files(
         Ok(File { path: checked_path(path)?, location: Location::S3(object), bytes, sha256: None })
     };
     if !key.is_empty() && !key.ends_with('/') {
-        let name = key.rsplit('/').next().unwrap_or(key);
-        return Ok(vec![file(key, name, None)?]);
+        let files = all_parts(key)?;
+        return files.iter().map(|key| file(key, key.rsplit('/').next().unwrap_or(key), None)).collect();
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {

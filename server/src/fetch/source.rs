@@ -1,4 +1,4 @@
-//! The files of a source and their locations, and the source that is a single URL.
+//! The files of a source and their locations, and the source that is a URL.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use rusty_s3::actions::S3Action as _;
 use rusty_s3::{Bucket, Credentials};
 
 use super::error::Error;
+use super::parts::all_parts;
 
 /// Size of a file with a credential.
 ///
@@ -178,16 +179,22 @@ impl SourceCredentials {
     }
 }
 
-/// Returns the file at a URL.
+/// Returns the file at a URL. If it is a part of a split model, returns all parts.
 ///
 /// # Errors
 /// `url` is invalid.
-pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<File, Error> {
+pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File>, Error> {
     let url =
         Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;
-    let name = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
-    let path = if name.is_empty() { "model".to_owned() } else { checked_path(name)? };
-    Ok(File { path, location: Location::Web { url, login: credentials.login() }, bytes: None, sha256: None })
+    let file = |path: &String| {
+        let mut url = url.clone();
+        url.set_path(path);
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let path = if name.is_empty() { "model".to_owned() } else { checked_path(name)? };
+        let location = Location::Web { url, login: credentials.login() };
+        Ok(File { path, location, bytes: None, sha256: None })
+    };
+    all_parts(url.path())?.iter().map(file).collect()
 }
 
 /// Returns the path if it stays within its folder.

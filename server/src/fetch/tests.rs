@@ -36,8 +36,12 @@ struct Web {
 
 impl Web {
     fn of(content: &[u8], troubles: &[Trouble]) -> Arc<Self> {
+        Self::with_files([("model.gguf", content.to_vec())], troubles)
+    }
+
+    fn with_files<const N: usize>(files: [(&'static str, Vec<u8>); N], troubles: &[Trouble]) -> Arc<Self> {
         Arc::new(Self {
-            files: BTreeMap::from([("model.gguf", content.to_vec())]),
+            files: BTreeMap::from(files),
             troubles: Mutex::new(troubles.to_vec()),
             requested_ranges: Mutex::default(),
             token: None,
@@ -211,6 +215,39 @@ async fn each_error_has_its_own_reason_and_leaves_no_model() {
     std::fs::write(credentials.join("token"), "secret\n").unwrap();
     let more = ["--url", &private, "--credentials", credentials.to_str().unwrap()];
     arguments(folder.path(), &more).run().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_url_of_a_part_fetches_all_parts() {
+    let mut tasks = JoinSet::new();
+    let parts = ["a%2Bb-00001-of-00002.gguf", "a%2Bb-00002-of-00002.gguf"];
+    let web = Web::with_files(
+        [("m/a+b-00001-of-00002.gguf", vec![1; 9]), ("m/a+b-00002-of-00002.gguf", vec![2; 8])],
+        &[Trouble::BreaksOff(4)],
+    );
+    let base = web.start(&mut tasks).await;
+    for part in parts {
+        let folder = tempfile::tempdir().unwrap();
+        arguments(folder.path(), &["--url", &format!("{base}/m/{part}?download=true")]).run().await.unwrap();
+        assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), [1; 9]);
+        let first = folder.path().join("current").canonicalize().unwrap();
+        assert_eq!(first.file_name().unwrap(), parts[0]);
+        assert_eq!(std::fs::read(first.with_file_name(parts[1])).unwrap(), [2; 8]);
+    }
+    let first = format!("{base}/m/{}", parts[0]);
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Web::with_files([("m/a+b-00001-of-00002.gguf", vec![1])], &[]).start(&mut tasks).await;
+    let sha256 = "0".repeat(64);
+    for (more, reason, named) in [
+        (vec!["--url", &format!("{missing}/m/{}", parts[0])], "NotFound", parts[1]),
+        (vec!["--url", &first, "--sha256", &sha256], "InvalidSource", "a source with one file, but it has 2"),
+        (vec!["--url", &format!("{base}/a-00001-of-00257.gguf")], "InvalidSource", "limit: 256"),
+    ] {
+        let error = arguments(folder.path(), &more).run().await.unwrap_err();
+        assert_eq!(error.reason(), reason, "{error}");
+        assert!(error.to_string().contains(named), "{error}");
+        assert!(!folder.path().join("current").exists(), "{reason}");
+    }
 }
 
 #[test]

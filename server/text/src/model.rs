@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value as Json;
-use server_gguf::{GgufFile, Value};
+use server_gguf::{GgufFile, PartName, Value};
 
 use crate::{
     ChatTemplate, GenerationDefaults, LoadError, Tokenizer,
@@ -152,10 +152,15 @@ fn field(config: &JsonFile, name: &str) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// Returns the default name of a model: that of its file or folder.
+/// Returns the default name of a model: that of its file or folder, or what the names of its parts have in common.
 #[must_use]
 pub fn model_name(path: &Path) -> String {
     let path: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let part = path.file_name().and_then(|name| PartName::parse(name.to_str()?));
+    match part {
+        Some(part) if !path.is_dir() => return part.prefix.to_owned(),
+        _ => {}
+    }
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }

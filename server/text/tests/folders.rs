@@ -5,7 +5,10 @@
 use std::fs;
 
 use serde_json::{Value as Json, json};
-use server_gguf::{GgufFile, write::GgufWriter};
+use server_gguf::{
+    GgufFile,
+    write::{GgufWriter, write_parts},
+};
 use server_text::{LoadOptions, ModelText, RenderInput};
 use tempfile::TempDir;
 
@@ -237,6 +240,9 @@ fn a_gguf_file_gives_templates_defaults_and_names() {
         (model.name.as_str(), model.context_tokens_max, model.vocabulary_size),
         ("small", Some(512), 4)
     );
+    let parts = write_parts(&GgufFile::open(&path).unwrap(), folder.path(), "split", 2).unwrap();
+    let split = ModelText::load(parts).unwrap();
+    assert_eq!((split.name.as_str(), split.vocabulary_size), ("split", 4));
     // The last token looks like an end, but is not a special token.
     assert_eq!(model.defaults.eos, [0, 1, 2]);
     assert_eq!((model.defaults.temperature, model.defaults.top_k), (Some(0.25), Some(7)));

@@ -19,6 +19,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "process",
             "proto",
             "server-engine",
+            "server-gguf",
             "server-guidance",
             "server-openai",
             "server-openvino",

@@ -23,10 +23,10 @@ const GRAPHS_MAX: usize = 8;
 /// Beyond it: the least recently used is deleted.
 const COMPILED_MAX: usize = 8;
 
-/// Number of fingerprints of model files in `--cache-dir`.
+/// Number of fingerprints of model files in `--cache-dir`. A split GGUF model has one for each part.
 ///
 /// Beyond it: the least recently used is deleted.
-const FINGERPRINTS_MAX: usize = 64;
+const FINGERPRINTS_MAX: usize = 512;
 
 /// The age at which an unfinished file is removed: the process that was writing it has ended.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);

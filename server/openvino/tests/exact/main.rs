@@ -6,6 +6,7 @@ mod adapter;
 mod adapters;
 mod architectures;
 mod drafts;
+mod parts;
 mod quantized;
 #[path = "../../../scheduler/tests/random/random.rs"]
 #[expect(dead_code, reason = "weights need no numbers below a limit")]

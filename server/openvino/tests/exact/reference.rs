@@ -7,7 +7,8 @@ mod steps;
 
 use std::path::{Path, PathBuf};
 
-use server_gguf::TensorType;
+use server_gguf::write::write_parts;
+use server_gguf::{GgufFile, TensorType};
 use server_openvino::{ActivationPrecision, Config, LoadReport, OpenVinoRunner, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Recipe, normals};
@@ -68,6 +69,14 @@ impl Case {
     /// reference's standard deviation.
     pub(crate) fn difference(&self, properties: &[(&str, &str)]) -> f64 {
         self.loaded_difference(config(self.path(), properties)).0
+    }
+
+    /// The difference of a model with the same weights in three files.
+    pub(crate) fn difference_in_parts(&self, properties: &[(&str, &str)]) -> f64 {
+        let folder = tempfile::tempdir().unwrap();
+        let whole = GgufFile::open(self.path()).unwrap();
+        let first = write_parts(&whole, folder.path(), "model", 3).unwrap();
+        self.loaded_difference(config(&first, properties)).0
     }
 
     /// The differences of the first load, of one from the cached compiled model, and of one from the cached graph. If the model

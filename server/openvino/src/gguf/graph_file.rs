@@ -1,0 +1,87 @@
+//! The file from which the front end reads the graph of a split model.
+//!
+//! The front end reads a single file, and a copy of a model's weights would need as much space as the model. All matrices are
+//! replaced after the front end has built the graph, so this file has only the other tensors: vectors such as norms and biases.
+//! All matrices share one range, as long as the largest of them, that is a hole: it reads as zeros and takes no space on a
+//! disk.
+
+use std::env;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+
+use server_gguf::write::{ALIGNMENT, TensorHeader, header};
+use server_gguf::{GgufFile, TensorEntry};
+use tempfile::TempDir;
+
+use crate::Error;
+
+/// Size of the norms, biases and other vectors of a split GGUF model, which are copied into a temporary file.
+///
+/// Beyond it: the server does not start.
+const VECTORS_BYTES_MAX: u64 = 1 << 30;
+
+/// A temporary file that disappears with this value. If the process is killed, only an empty folder with a link remains.
+#[derive(Debug)]
+pub(super) struct GraphFile {
+    /// The front end demands a name with the suffix `.gguf`, but only a file without a name disappears with the process.
+    link: PathBuf,
+    _folder: TempDir,
+    _file: File,
+}
+
+impl GraphFile {
+    /// Writes the file for `model`, without the content of tensors that are replaced later.
+    pub(super) fn write(model: &GgufFile, is_replaced: impl Fn(&TensorEntry) -> bool) -> Result<Self, Error> {
+        let space = |tensor: &TensorEntry| tensor.bytes.next_multiple_of(ALIGNMENT);
+        let tensors = model.tensors();
+        let hole = tensors.iter().filter(|tensor| is_replaced(tensor)).map(space).max().unwrap_or(0);
+        let (mut headers, mut stored, mut end) = (Vec::new(), Vec::new(), hole);
+        for tensor in tensors {
+            let mut offset = 0;
+            if !is_replaced(tensor) {
+                offset = end;
+                stored.push((tensor, offset));
+                end += space(tensor);
+            }
+            headers.push(TensorHeader {
+                name: &tensor.name,
+                shape: &tensor.shape,
+                kind: tensor.kind,
+                offset,
+            });
+        }
+        let bytes = end - hole;
+        if bytes > VECTORS_BYTES_MAX {
+            return Err(Error::Unsupported(format!(
+                "its vectors have {bytes} bytes (limit for a split model: {VECTORS_BYTES_MAX})"
+            )));
+        }
+        let metadata: Vec<_> = model.metadata().filter(|(key, _)| *key != "general.alignment").collect();
+        let header = header(&metadata, &headers);
+        let data = header.len() as u64;
+        let failed = |error: io::Error| {
+            let message = format!("{error} (in {})", env::temp_dir().display());
+            Error::runtime("create a temporary file", &message)
+        };
+        let file = tempfile::tempfile().map_err(failed)?;
+        file.write_all_at(&header, 0).map_err(failed)?;
+        let mut content = Vec::new();
+        for (tensor, offset) in stored {
+            model.read_tensor(&tensor.name, &mut content)?;
+            file.write_all_at(&content, data + offset).map_err(failed)?;
+        }
+        // The last tensor may be the hole, or end before its space does.
+        file.set_len(data + end).map_err(failed)?;
+        let folder = tempfile::tempdir().map_err(failed)?;
+        let link = folder.path().join("graph.gguf");
+        symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), &link).map_err(failed)?;
+        Ok(Self { link, _folder: folder, _file: file })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.link
+    }
+}

@@ -1,0 +1,66 @@
+//! A split model computes the same as a single file.
+
+use std::fs;
+
+use server_gguf::TensorType;
+use server_gguf::{GgufFile, write::write_parts};
+use server_openvino::{Config, load};
+
+use crate::reference::{Case, EXACT, config, difference_allowed, load_file, recipe};
+
+#[test]
+fn every_architecture_computes_the_same_in_one_file_and_in_parts() {
+    for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"] {
+        let case = |kind| {
+            let mut model = recipe(architecture, kind);
+            model.rope_factors = architecture == "llama";
+            model.original_context = (architecture == "phi3").then_some(256);
+            Case::new(&model)
+        };
+        for kind in [TensorType::Q4K, TensorType::F16] {
+            let case = case(kind);
+            assert_eq!(case.difference_in_parts(&EXACT), case.difference(&EXACT), "{architecture} {kind}");
+        }
+        // The plugin computes in an order that depends on the place of the weights in memory.
+        let difference = case(TensorType::F32).difference_in_parts(&EXACT);
+        assert!(difference <= difference_allowed(TensorType::F32), "{architecture}: {difference:.1e}");
+    }
+}
+
+#[test]
+fn a_cached_model_is_not_used_for_another_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("whole.gguf");
+    recipe("llama", TensorType::Q8_0).write(&path);
+    let first = write_parts(&GgufFile::open(path).unwrap(), folder.path(), "model", 3).unwrap();
+    let is_cached = || {
+        let cache_dir = Some(folder.path().join("cache"));
+        load(&Config { cache_dir, ..config(&first, &EXACT) }, &mut |_| {}).unwrap().1.from_cache
+    };
+    assert_eq!([is_cached(), is_cached()], [false, true]);
+    for part in ["model-00002-of-00003.gguf", "model-00003-of-00003.gguf"] {
+        let part = folder.path().join(part);
+        let mut bytes = fs::read(&part).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&part, bytes).unwrap();
+        assert_eq!([is_cached(), is_cached()], [false, true], "{}", part.display());
+    }
+}
+
+#[test]
+fn the_error_names_the_part_that_is_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("whole.gguf");
+    recipe("llama", TensorType::Q8_0).write(&path);
+    let first = write_parts(&GgufFile::open(path).unwrap(), folder.path(), "model", 3).unwrap();
+    let refused = |name: &str| {
+        let error = load_file(&folder.path().join(name), &[]).err().unwrap().chain();
+        assert!(error.contains("failed to read the model file"), "{error}");
+        error
+    };
+    let second = "model-00002-of-00003.gguf";
+    assert!(refused(second).contains("part 2 of 3"), "{}", refused(second));
+    fs::remove_file(folder.path().join(second)).unwrap();
+    let error = refused(first.file_name().unwrap().to_str().unwrap());
+    assert!(error.contains(second), "{error}");
+}
