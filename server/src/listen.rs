@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use process::listen::{IDLE_UNDER_PRESSURE, accept_within};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -38,9 +38,19 @@ pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 ///
 /// # Errors
 /// The port is in use, or the process lacks the permission.
-pub(crate) async fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    /// Length of the operating system's queue of connections to a port that the server has not accepted.
+    ///
+    /// Beyond it: the operating system of the client tries again after a second.
+    const BACKLOG: u32 = 1024;
     let address = SocketAddr::new(host, port);
-    TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address}"))
+    let listen = || {
+        let socket = if host.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().with_context(|| format!("failed to listen on {address}"))
 }
 
 /// Serves `router` until `stop`, and then finishes the requests in progress.

@@ -188,10 +188,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     settings.limits.check()?;
     let token = settings.replica_token_file.as_deref().map(ReplicaTokenFile::open).transpose()?;
     let mut signals = EndSignals::new()?;
-    let http = listen::bind(settings.host, settings.ports.http).await?;
-    let grpc = listen::bind(settings.host, settings.ports.grpc).await?;
+    let http = listen::bind(settings.host, settings.ports.http)?;
+    let grpc = listen::bind(settings.host, settings.ports.grpc)?;
     let admin = match settings.ports.admin {
-        Some(port) => Some(listen::bind(settings.host, port).await?),
+        Some(port) => Some(listen::bind(settings.host, port)?),
         None => None,
     };
     let names = settings.backend.names();

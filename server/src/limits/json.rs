@@ -30,27 +30,35 @@ impl ValuesMemory {
     /// Adds the next piece of the text, which need not be valid JSON.
     pub(crate) fn add(&mut self, mut text: &[u8]) {
         self.bytes = self.bytes.saturating_add(text.len());
-        while let [first, rest @ ..] = text {
-            text = rest;
-            if std::mem::take(&mut self.is_escaped) {
-                continue;
-            }
-            if self.is_in_string {
-                (self.is_escaped, self.is_in_string) = (*first == b'\\', *first != b'"');
-                if self.is_in_string && !self.is_escaped {
-                    text = &text[memchr::memchr2(b'"', b'\\', text).unwrap_or(text.len())..];
-                }
-                continue;
-            }
-            let bytes = match first {
-                b'{' => OBJECT_BYTES,
-                b'[' => ARRAY_BYTES,
-                b',' => ELEMENT_BYTES,
-                _ => 0,
+        while !text.is_empty() {
+            let rest = if std::mem::take(&mut self.is_escaped) {
+                &text[1..]
+            } else if self.is_in_string {
+                self.skip_string(text)
+            } else {
+                self.count_values(text)
             };
-            self.is_in_string = *first == b'"';
-            self.bytes = self.bytes.saturating_add(bytes);
+            text = rest;
         }
+    }
+
+    /// Skips the text up to the end of the string or to a character that is escaped. Returns the rest.
+    fn skip_string<'t>(&mut self, text: &'t [u8]) -> &'t [u8] {
+        let Some(end) = memchr::memchr2(b'"', b'\\', text) else { return &[] };
+        (self.is_in_string, self.is_escaped) = (text[end] == b'\\', text[end] == b'\\');
+        &text[end + 1..]
+    }
+
+    /// Counts the values up to the next string. Returns the rest, which begins within that string.
+    fn count_values<'t>(&mut self, text: &'t [u8]) -> &'t [u8] {
+        let end = memchr::memchr(b'"', text);
+        self.is_in_string = end.is_some();
+        let (values, rest) = end.map_or((text, &[][..]), |end| (&text[..end], &text[end + 1..]));
+        for (byte, bytes) in [(b'{', OBJECT_BYTES), (b'[', ARRAY_BYTES), (b',', ELEMENT_BYTES)] {
+            let count = memchr::memchr_iter(byte, values).count();
+            self.bytes = self.bytes.saturating_add(count.saturating_mul(bytes));
+        }
+        rest
     }
 
     /// Returns the estimate in bytes for the text so far, which includes the text.
