@@ -22,11 +22,11 @@ help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: fetch
-fetch: ## Download the OpenVINO runtime and the sample model into .deps/ (once) and verify their SHA-256.
+fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. A second run does nothing.
 	@scripts/fetch
 
 .PHONY: tools
-tools: ## Build the pinned Kubernetes programs for the tests into .deps/tools/ (once; takes minutes, needs Go).
+tools: ## Build the pinned Kubernetes programs for the tests into .deps/tools/. Needs Go, and takes minutes the first time.
 	@scripts/tools node
 
 .PHONY: build
@@ -54,13 +54,13 @@ sanitize: fetch ## Test the native kernels with AddressSanitizer and UBSan, on e
 	@scripts/sanitize $(ARGS)
 
 .PHONY: fuzz
-fuzz: fetch ## Fuzz the parsers of untrusted input, each for SECONDS_EACH (60) seconds. TARGETS selects some. Needs nightly Rust.
+fuzz: fetch ## Fuzz the parsers of untrusted input for SECONDS_EACH (default: 60) seconds each. TARGETS selects targets. Needs nightly Rust.
 	@scripts/need cargo g++
 	@scripts/fuzz
 
 # This is a separate target because it takes a fixed time. It reuses the build of `make test`.
 .PHONY: schema
-schema: fetch ## Check responses to generated requests against /openapi.json with schemathesis, for SECONDS_EACH (120) with SEED (1).
+schema: fetch ## Check responses to generated requests against /openapi.json with schemathesis, for SECONDS_EACH (default: 120) seconds with the seed SEED (default: 1).
 	@scripts/need cargo g++
 	@scripts/schema
 	@$(CARGO) test --workspace --locked --no-run --quiet
@@ -94,7 +94,7 @@ e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes nod
 
 # This is a separate target because the memory limits need root. It reuses the build of `make test`.
 .PHONY: hostile
-hostile: fetch ## Attack a router and a server, each limited to 2 GiB, while other clients use them. Needs root. ARGS select attacks.
+hostile: fetch ## Attack a router and a server, each limited to 2 GiB, while other clients use them. Needs root. ARGS selects attacks by name.
 	@scripts/need cargo g++
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
@@ -117,7 +117,7 @@ fmt: ## Format the Rust and C++ code in place.
 
 # With the examples, the dependencies have the same features as for clippy. Otherwise half of them would be checked again.
 .PHONY: doc
-doc: fetch ## Build the API documentation; broken links are errors.
+doc: fetch ## Build the API documentation of the crates; broken links are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \
 	  --locked --document-private-items
 
@@ -131,14 +131,14 @@ docs: docs-site fetch ## Build the documentation site, check its links, and run 
 
 # A debug build of mdBook takes a third of the time and still builds the site in seconds.
 .PHONY: docs-site
-docs-site: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ (once; a minute).
+docs-site: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ the first time, which takes a minute.
 	@scripts/need cargo python3
 	@[[ -x .deps/bin/mdbook && "$$(.deps/bin/mdbook --version)" == "mdbook v$(MDBOOK_VERSION)" ]] || \
 	  $(CARGO) install --locked --force --quiet --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root .deps mdbook
 	@scripts/docs.py .deps/bin/mdbook
 
 .PHONY: deny
-deny: ## Check the licenses and sources of all dependencies. Installs cargo-deny into .deps/ (once; takes minutes).
+deny: ## Check the licenses and sources of all dependencies. Installs cargo-deny into .deps/ the first time, which takes minutes.
 	@scripts/need cargo
 	@[[ -x .deps/bin/cargo-deny ]] || $(CARGO) install --locked --version $(CARGO_DENY_VERSION) --root .deps cargo-deny
 	@.deps/bin/cargo-deny --all-features --locked check bans licenses sources
@@ -155,7 +155,7 @@ bench-engine: engine-bench ## Compare the speed of the engine with openvino_gena
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
 
 .PHONY: bench-engine-1b
-bench-engine-1b: engine-bench ## Run bench-engine with a model with a billion random weights. ARGS are passed to the program.
+bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion random weights. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py --section bench-engine-1b --forms gguf --cases c1 c8 \
 		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_1b.py)" $(ARGS)
 
@@ -164,13 +164,13 @@ bench-http: engine-bench build ## Compare the server over HTTP with the engine i
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-llama
-bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp once. ARGS are passed to the program.
+bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp the first time. ARGS are passed to the program.
 	@tests/bench/llama.sh
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_llama.py $(ARGS)
 
 .PHONY: bench-vllm
-bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. Installs vLLM once (5 GB). ARGS are passed to the program.
+bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. Installs vLLM (5 GB) the first time. ARGS are passed to the program.
 	@tests/bench/setup.sh peer
 	@tests/bench/setup.sh vllm
 	@.deps/venv-peer/bin/python tests/bench/bench_vllm.py $(ARGS)
@@ -206,26 +206,26 @@ bench-spill: fetch build ## Compare restoring prompts from the disk cache with c
 	@.deps/venv-peer/bin/python tests/bench/bench_spill.py $(ARGS)
 
 .PHONY: bench-policies
-bench-policies: ## Compare routing policies in a simulation. ARGS=--update writes the table.
+bench-policies: ## Compare routing policies in a simulation. ARGS=--update updates the tables in docs/performance/results.md.
 	@scripts/need cargo
 	@$(CARGO) run --release --locked --quiet --package router --example bench-policies -- $(ARGS)
 
 .PHONY: bench-router
-bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--update writes the tables.
+bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--update updates the tables in docs/performance/results.md.
 	@scripts/need cargo python3 venv
 	@tests/bench/setup.sh routers
 	@$(CARGO) build --release --locked --package router --bin ovfleet-router --example bench-router
 	@target/release/examples/bench-router $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## Measure the cost of 300 resources on a real API server. ARGS=--update writes the table.
+bench-operator: ## Measure the operator's cost of 300 resources on a real API server. ARGS=--update updates the table in docs/performance/results.md.
 	@scripts/need cargo
 	@scripts/tools control-plane
 	@$(CARGO) build --release --locked --quiet --package operator --bin ovfleet-operator --example bench-operator
 	@target/release/examples/bench-operator $(ARGS)
 
 .PHONY: conformance
-conformance: engine-bench build ## Compare tokens and perplexity with openvino_genai and with the dequantized model.
+conformance: engine-bench build ## Compare the server's tokens and perplexity with those of openvino_genai and of the dequantized model.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean

@@ -1,20 +1,21 @@
-# The server with the OpenVINO runtime. It serves a model that is mounted, and fetches models (`server fetch`).
-# From the root of the tree: docker build -f deploy/server.Dockerfile -t ovfleet/server:dev .
-# Both base images are pinned by digest, so that the same tree makes the same image; `docker buildx imagetools inspect NAME`
-# prints the digest of a newer one. The OpenVINO runtime is for x86-64, so images are for no other platform.
+# Builds the image of the server with the OpenVINO runtime. It serves a mounted model, and downloads models (`ovfleet-server fetch`).
+# Run this in the root of the repository: docker build -f deploy/server.Dockerfile -t ovfleet/server:dev .
+# Both base images are pinned by digest, so that the same commit gives the same image; `docker buildx imagetools inspect NAME`
+# prints the digest of a newer image. Images are for x86-64 only, because the OpenVINO runtime is.
 ARG PLATFORM=linux/amd64
 ARG BUILD_IMAGE=rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1
-# C and C++ libraries and CA certificates, no shell. Another one of glibc 2.36 or newer will do.
+# The base contains the C and C++ libraries and CA certificates, and no shell. Any base with glibc 2.36 or newer works.
 ARG BASE_IMAGE=gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
 
 FROM --platform=${PLATFORM} ${BUILD_IMAGE} AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends python3-pip && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-# Before the sources, so that a change of them does not download it anew. The sample model is for tests, and stays out.
+# This step precedes the copy of the sources, so that changed sources do not cause another download. The image does not
+# contain the sample model, which only tests need.
 COPY scripts/fetch scripts/need scripts/wheels.txt scripts/
 RUN scripts/fetch openvino
 COPY . .
-# Compiled dependencies outlive the build in caches of the builder, apart for each product.
+# The builder caches compiled dependencies between builds, separately for each product.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target,id=ovfleet-server \
     cargo build --release --locked --package server && deploy/stage server target/release /out

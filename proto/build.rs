@@ -1,5 +1,5 @@
-//! Generates the Rust side of `replica.proto` and `router.proto`. The compiler is `protox`, in Rust, so that a
-//! build needs no `protoc`.
+//! Generates the Rust code of `replica.proto` and `router.proto` with `protox`, a compiler in Rust, so that
+//! builds need no `protoc`.
 
 const FILES: [&str; 2] = ["replica.proto", "router.proto"];
 

@@ -53,13 +53,13 @@ def main() -> None:
 
 
 def listed_pages() -> set[pathlib.Path]:
-    """The pages that SUMMARY.md lists."""
+    """Returns the pages that SUMMARY.md lists."""
     summary = (DOCS / "SUMMARY.md").read_text()
     return {(DOCS / match[2]).resolve() for match in LINK.finditer(summary)}
 
 
 def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
-    """The path of a file of the repository below the source of the site."""
+    """Returns the path of a file of the repository within the source folder of the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     relative = OUTSIDE / path.relative_to(ROOT)
@@ -94,7 +94,7 @@ def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
         # The index of a folder is named README.md in the repository and index.html in the site.
         if path.name != "SUMMARY.md":
             relative = re.sub(r"(^|/)README\.md$", r"\1index.md", relative)
-        # A copy that is not a page has no anchors.
+        # Copies of files that are not pages have no anchors.
         suffix = f"#{anchor}" if anchor and linked in pages else ""
         return f"{match[1]}{relative}{suffix}{match[3]}"
 
@@ -108,7 +108,7 @@ def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """The links and the anchors of a page."""
+    """Collects the links and the anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Page(html.parser.HTMLParser):
 
 
 def check(site: pathlib.Path) -> list[str]:
-    """The links of a site to files or anchors that do not exist."""
+    """Returns the links of a site to files or anchors that do not exist."""
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     problems = []
     for path, page in pages.items():

@@ -17,20 +17,20 @@ import subprocess
 # How a line of a comment begins.
 COMMENT_MARKS = {".rs": ("///", "//!", "//"), ".cpp": ("//",), ".hpp": ("//",), ".py": ("#",), ".sh": ("#",), ".yaml": ("#",),
                  ".proto": ("//",), ".toml": ("#",), ".js": ("//",)}
-# Generated tables whose last column is read by people, with the kind of its text. They are complete, unlike a search of the
+# Generated tables whose last column is prose, with the kind of its text. They are complete, unlike a search of the
 # sources for calls that register a flag or a metric.
 TABLES = {"flags-": "flag help", "metrics": "metric help", "llmdeployment.md": "field of the resource", "limits.md": "limit"}
 SKIPPED = ("docs/benchmarks/", "crds/", "charts/ovfleet-crds/manifests/", "operator/tests/snapshots/", "tests/tests/node_upgrade/")
 # Comments that are instructions for a program.
 NOT_PROSE = re.compile(r"(shellcheck |clang-format|NOLINT|rustfmt|noqa|type: |!/|-\*-|yaml-language-server)")
-# String literals of Rust that people read: errors and logs.
+# Rust string literals that users read, such as errors and log messages.
 STRING = re.compile(r'"((?:[^"\\]|\\.|\\\n)*)"')
 READ_BY_PEOPLE = re.compile(
     r'(#\[error\(|context\(|bail!\(|ensure!\(|anyhow!\(|warn!\(|info!\(|error!\(|format!\()[^"]*$')
 
 
 def comments(lines, marks):
-    """Yields the kind, the first line number and the text of each block of comment lines."""
+    """Yields the kind, the line number and the text of each paragraph of comment lines."""
     text, start, current, in_code = [], 0, None, False
     for number, line in enumerate([*lines, ""], 1):
         stripped = line.strip()
@@ -92,7 +92,7 @@ def table(lines, kind):
 
 
 def chart(lines):
-    """The comments of the values, the notes and the texts of alerts and panels."""
+    """Yields the notes of the chart and the texts of its alerts and panels."""
     for number, line in enumerate(lines, 1):
         match = re.search(r'"?(?:summary|description|title)"?: "?(.+?)"?,?$', line)
         if match:
@@ -102,7 +102,7 @@ def chart(lines):
 
 
 class Console(html.parser.HTMLParser):
-    """The texts of a page."""
+    """Collects the texts of a page."""
 
     def __init__(self, source):
         super().__init__()

@@ -19,7 +19,7 @@ pub struct Admin(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     metrics: Metrics,
-    /// What the operator waits for before it is ready.
+    /// The condition that the operator waits for before it is ready.
     waits_for: Mutex<Option<&'static str>>,
     stores: Mutex<Vec<Store<LlmDeployment>>>,
 }
@@ -31,7 +31,7 @@ impl Admin {
         Self(Arc::new(Inner { metrics, ..Inner::default() }))
     }
 
-    /// Sets what the operator waits for before it is ready; `None` if it is ready.
+    /// Sets the condition that the operator waits for before it is ready; `None` if it is ready.
     pub fn set_waits_for(&self, subject: Option<&'static str>) {
         *self.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = subject;
     }

@@ -1,6 +1,6 @@
-//! Applies the desired state: it applies objects with server-side apply, deletes objects that are no longer desired,
+//! Applies the desired state: applies objects with server-side apply, deletes objects that are no longer desired,
 //! and changes readiness gates. This is the only module that writes to the cluster, except for statuses, events and
-//! the Lease. An object that already has its desired state is not sent.
+//! the Lease. Objects that already have their desired state are not sent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct ApplyFailure {
     pub source: FailureCause,
 }
 
-/// The cause for which an object could not be applied or deleted.
+/// The reason why an object could not be applied or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum FailureCause {
     /// The object belongs to another owner.
@@ -69,7 +69,7 @@ pub enum FailureCause {
 }
 
 impl FailureCause {
-    /// Whether retrying is useless until the user changes the resource or the cluster.
+    /// Whether a retry is useless until the user changes the resource or the cluster.
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         match self {
@@ -214,7 +214,7 @@ impl Applier {
         let propagation =
             if kind == Kind::Job { PropagationPolicy::Foreground } else { PropagationPolicy::Background };
         let parameters = DeleteParams {
-            // By now another object may have this name.
+            // In the meantime, another object may have been created with this name.
             preconditions: Some(Preconditions { uid: object.uid(), resource_version: None }),
             propagation_policy: Some(propagation),
             ..DeleteParams::default()
@@ -265,7 +265,7 @@ fn undesired(desired: &DesiredState, observed: &ObservedState) -> Vec<(Kind, Str
     observed.owned.keys().filter(|key| !is_desired(key)).cloned().collect()
 }
 
-/// Whether `manifest` was applied and its fields have not been changed since.
+/// Whether `manifest` has been applied and its fields have not changed since.
 fn has_desired_state(live: &DynamicObject, manifest: &Manifest) -> bool {
     let digest =
         manifest.body.pointer("/metadata/annotations").and_then(|annotations| annotations.get(APPLIED));

@@ -18,7 +18,7 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 
-    /// Log level: error, warn, info, debug or trace, also per module, such as info,operator=debug.
+    /// Log level: error, warn, info, debug or trace. Modules can have separate levels: info,operator=debug.
     #[arg(long, env = "OVFLEET_OPERATOR_LOG", value_name = "FILTER", default_value = "info", global = true)]
     pub log: String,
 
@@ -117,7 +117,7 @@ pub struct RunArgs {
     )]
     pub lease_name: String,
 
-    /// Time for which the leader may fail to renew the Lease.
+    /// Time in which the leader must renew the Lease.
     ///
     /// Beyond it: another operator becomes the leader, and the former leader exits with an error.
     #[arg(
@@ -134,7 +134,8 @@ pub struct RunArgs {
     #[arg(long, env = "OVFLEET_OPERATOR_IDENTITY", value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// Interval at which the usage of KV caches in the status is updated from routers. 0s disables it.
+    /// Interval at which the status is updated with the usage of KV caches that routers report. 0s disables the
+    /// updates.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_LOAD_INTERVAL",
@@ -146,10 +147,10 @@ pub struct RunArgs {
     pub load_interval: Duration,
 
     /// Number of resources whose pods are replaced at the same time after an upgrade of the operator, because the new
-    /// version has other default images or renders other pods.
+    /// version has other default images or renders pods differently.
     ///
-    /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready holds
-    /// up the others.
+    /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
+    /// the others.
     #[arg(
         long,
         env = "OVFLEET_OPERATOR_MAX_CONCURRENT_UPGRADES",
@@ -195,7 +196,7 @@ pub struct LocalArgs {
     #[arg(long, short = 'f', env = "OVFLEET_OPERATOR_LOCAL_FILE", value_name = "PATH")]
     pub file: PathBuf,
 
-    /// Path of the model on this machine. It overrides the source, and is required if that is pvc or oci.
+    /// Path of the model on this machine. It overrides the source, and is required if the source is pvc or oci.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_MODEL", value_name = "PATH")]
     pub model: Option<PathBuf>,
 
@@ -233,16 +234,16 @@ pub struct LocalArgs {
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_API_KEYS", value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// Path of the server's program. Default: the one in the directory of this program, or in PATH.
+    /// Path of the server's executable. Default: the one in the directory of this executable, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_SERVER", value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// Path of the router's program. Default: the one in the directory of this program, or in PATH.
+    /// Path of the router's executable. Default: the one in the directory of this executable, or in PATH.
     #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
     pub router: Option<PathBuf>,
 }
 
-/// The arguments of `operator tether`.
+/// The arguments of `ovfleet-operator tether`.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct TetherArgs {
     /// The ID of the parent process.

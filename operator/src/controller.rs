@@ -1,5 +1,5 @@
-//! The controller: each change triggers a reconcile of the resource that it concerns. It connects the steps of a
-//! reconcile; the pure functions [`validate`], [`desired`] and [`status`] make the decisions.
+//! The controller, in which each change of an object triggers a reconcile of the resource that it belongs to. It
+//! connects the steps of a reconcile; the pure functions [`validate`], [`desired`] and [`status`] make the decisions.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,13 +49,13 @@ const BACKOFF_MAX: Duration = Duration::from_secs(120);
 pub struct Config {
     /// The defaults for fields that a resource omits.
     pub defaults: Defaults,
-    /// The interval at which routers are asked for the usage of KV caches; `None` to never ask.
+    /// The interval at which the usage of KV caches is requested from routers; `None` to never request it.
     pub load_interval: Option<Duration>,
     /// The maximum number of resources that are reconciled at the same time.
     pub concurrency: u16,
     /// The maximum number of resources that are upgraded to another release at the same time.
     pub max_concurrent_upgrades: u16,
-    /// The exporter of spans, if spans are exported.
+    /// The exporter of spans; `None` if spans are not exported.
     pub tracer: Option<Tracer>,
 }
 
@@ -76,13 +76,13 @@ struct Context {
 struct ResourceMemory {
     /// The status that was written last, which the watch may not have reported yet.
     status: Option<LlmDeploymentStatus>,
-    /// The time at which routers were last asked for the usage of KV caches.
+    /// The time of the last request to routers for the usage of KV caches.
     sampled: Option<Instant>,
     /// The number of consecutive failures.
     failures: u32,
 }
 
-/// The reason for which a reconcile is retried.
+/// The reason why a reconcile is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Some objects could not be applied.
@@ -148,11 +148,11 @@ pub async fn run(
     let fleet = Fleet::new(pods, watches.sender.clone());
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
-        // The managed fields take as much memory as the rest of the object.
+        // Managed fields take as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
         .applied_objects()
-        // A changed status was written by the operator itself and triggers no reconcile.
+        // The operator itself writes the status, so a changed status triggers no reconcile.
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
     let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context));
     let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
@@ -301,7 +301,7 @@ impl Context {
         if valid.upgrade_policy == UpgradePolicy::Manual && !is_approved {
             return UpgradePermission::AwaitsApproval;
         }
-        // A resource that serves no requests cannot be disrupted, and this upgrade may be what makes it work.
+        // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it.
         let is_serving = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
         if is_serving && !self.upgrades.acquire(&valid.owner.uid) {
             return UpgradePermission::AwaitsSlot;
@@ -309,12 +309,12 @@ impl Context {
         UpgradePermission::Granted
     }
 
-    /// The present status of the resource.
+    /// Returns the current status of the resource.
     fn previous_status(&self, object: &LlmDeployment) -> Option<LlmDeploymentStatus> {
         self.with_memory(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
     }
 
-    /// Whether routers are asked for the usage of KV caches in this reconcile.
+    /// Returns whether this reconcile requests the usage of KV caches from routers.
     fn cache_sampling(&self, object: &LlmDeployment) -> CacheSampling {
         let Some(interval) = self.config.load_interval else { return CacheSampling::Skip };
         self.with_memory(object, |memory| {
@@ -348,7 +348,7 @@ impl Context {
         self.metrics.record_api_call("apply_status", "LLMDeployment");
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
-            // The resource was deleted, and perhaps created anew with the same name.
+            // The resource was deleted, and perhaps recreated with the same name.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
             result => drop(result.map_err(Error::Status)?),
         }
@@ -372,7 +372,7 @@ impl Context {
         Ok(())
     }
 
-    /// When the resource is reconciled again if nothing changes until then.
+    /// Returns when the resource is reconciled again if nothing changes until then.
     fn next_action(&self, object: &LlmDeployment, applied: &ApplyResult) -> Result<Action, Error> {
         let transient = applied.failures.iter().filter(|failure| !failure.source.is_permanent());
         for failure in transient.clone() {

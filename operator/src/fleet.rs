@@ -1,7 +1,7 @@
-//! The reports of pods: routers report which replicas they have admitted and how full those are, and fetching
-//! containers report their progress. A background task per pod requests them, only while they are needed, and
-//! reconciles read the latest reports from memory. So a router that does not respond delays its own resource only.
-//! Without a report nothing is assumed.
+//! The reports of pods: routers report which replicas they have admitted and how full these replicas are, and fetching
+//! containers report their progress. A background task per pod requests the reports while they are needed, and
+//! reconciles read the latest ones from memory. So a router that does not respond delays only its own resource. If a
+//! report is missing, the operator assumes nothing.
 //!
 //! ```text
 //! reconcile ─ reports() ─► follow the routers while replicas wait for admission ─► task: stream, backoff ─┐
@@ -33,7 +33,7 @@ pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedRe
 ///
 /// Beyond it: the operator tries again later; a router counts as unreachable until it responds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which a router may report nothing. It reports once a second.
+/// Maximum time without a report from a router, which reports once a second.
 ///
 /// Beyond it: the router counts as unreachable, and the operator connects again.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,12 +59,12 @@ pub struct PodReports {
     pub progress: Option<FetchProgress>,
 }
 
-/// Whether routers are asked for the usage of KV caches.
+/// Whether the usage of KV caches is requested from routers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheSampling {
-    /// Routers are asked only if replicas wait for admission.
+    /// The usage is requested only while replicas wait for admission.
     Skip,
-    /// One router is asked for a sample in any case.
+    /// The usage is requested from one router in any case.
     Sample,
 }
 
@@ -123,7 +123,7 @@ enum ReportKind {
 enum RouterState {
     /// The router has not responded yet.
     Connecting,
-    /// The router cannot be reached: admission does not depend on it.
+    /// The router cannot be reached, so admission does not depend on it.
     Unreachable,
     /// The names of the pods that the router has admitted.
     Admits(BTreeSet<String>),
@@ -147,7 +147,7 @@ impl Fleet {
     }
 
     /// Returns the latest reports of the pods of the resource `owner`, and requests the missing ones in the background.
-    /// Those trigger another reconcile when they arrive.
+    /// They trigger another reconcile when they arrive.
     #[must_use]
     pub fn reports(
         &self,
@@ -165,7 +165,7 @@ impl Fleet {
         }
         let reports = resources.entry(uid.to_owned()).or_default();
         reports.tasks.retain(|subject, task| {
-            // A sample of the cache usage ends by itself.
+            // The task that samples the cache usage ends on its own.
             let is_needed = subject.report == ReportKind::CacheUsage || subjects.contains(subject);
             let stays = !task.is_finished() && is_needed;
             if !stays {
@@ -291,7 +291,7 @@ impl FleetState {
         }
     }
 
-    /// Records a report with `record`, and requests a reconcile if that returns that something has changed.
+    /// Records a report with `record`, and requests a reconcile if `record` returns that something has changed.
     async fn update(&self, pod: &Pod, record: impl FnOnce(&mut ResourceReports) -> bool) {
         let has_changed = self.resources().get_mut(&pod.uid).is_some_and(record);
         if has_changed {

@@ -1,6 +1,5 @@
-//! Leader election: of several operators, only the holder of a Lease reconciles. As in the components of Kubernetes,
-//! clocks of different machines are not compared: a Lease expires when this process has seen it unchanged for its
-//! duration.
+//! Leader election: of several operators, only the holder of a Lease reconciles. As in Kubernetes components, clocks
+//! of different machines are not compared: a Lease expires when this process has seen it unchanged for its duration.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ pub struct Config {
     pub name: String,
     /// The name of this process in the Lease. It must be unique.
     pub identity: String,
-    /// The time after which a Lease expires that is not renewed.
+    /// The time after which a Lease expires if it is not renewed.
     pub duration: Duration,
 }
 
@@ -96,7 +95,7 @@ impl Election {
         }
     }
 
-    /// Releases the Lease, so that another operator can acquire it at once.
+    /// Releases the Lease, so that another operator can acquire it immediately.
     ///
     /// # Errors
     /// The Lease could not be released; it expires after its duration.
@@ -127,7 +126,7 @@ impl Election {
                 self.observed = Some((lease.spec.unwrap_or_default(), Instant::now()));
                 Ok(true)
             }
-            // Another operator was faster.
+            // Another operator acquired the Lease first.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error).context("failed to write the lease"),
         }

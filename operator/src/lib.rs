@@ -1,4 +1,4 @@
-//! The operator: it manages LLMDeployments.
+//! The operator, which manages LLMDeployments.
 //!
 //! ```text
 //! watches ─► controller::reconcile
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! No step after `validate` reads the `spec`, and the status is computed from the result of the apply. A mistake of
-//! the author of a resource becomes a condition; an error is transient and is retried. `local` does the same for one
+//! a resource's author becomes a condition; an error is transient and is retried. `local` does the same for one
 //! resource on this machine, with processes instead of pods.
 
 pub mod admin;

@@ -1,12 +1,13 @@
 //! Runs one resource on this machine, with the same validation and flags as on a cluster and with child processes
-//! instead of pods. Settings that only a cluster has, such as limits, placement and policies, are ignored.
+//! instead of pods. Settings that have a meaning only on a cluster, such as limits, placement and policies, are
+//! ignored.
 //!
 //! ```text
 //! file ─► resource ─► validate ─► adapt ─► (fetch) ─► processes: servers, router ─► supervise until a signal
 //! ```
 //!
-//! Servers listen on any free port and log which one, and the router's configuration file lists these. So no port is
-//! chosen before a process has bound it. No child process outlives this process, however it exits.
+//! Servers listen on any free port and log its number, and the router's configuration file lists these ports. So no
+//! port is chosen before a process has bound it. No child process outlives this process, however it exits.
 
 use std::path::Path;
 use std::time::Duration;
@@ -38,13 +39,13 @@ pub(crate) use tether::run as tether;
 ///
 /// Beyond it: the process is killed.
 const EXIT_TIME: Duration = Duration::from_secs(5);
-/// The size of each replica's KV cache in bytes if the resource does not set it. The default of the server is half of
-/// the free memory, which several replicas on one machine cannot all have.
+/// The size of each replica's KV cache in bytes if the resource does not set it. By default, a server uses half of the
+/// free memory, which several replicas on one machine cannot all have.
 const KV_CACHE_SIZE: u64 = 1 << 30;
 /// The property of the OpenVINO plugin with the number of processors that a replica uses.
 const THREADS: &str = "INFERENCE_NUM_THREADS";
 
-/// Runs the resource until a signal.
+/// Runs the resource until a termination signal.
 ///
 /// # Errors
 /// The resource is invalid, or a process fails permanently.

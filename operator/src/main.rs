@@ -1,4 +1,5 @@
-//! The process of the operator: it parses the arguments, runs, and prints the error if it fails.
+//! The entry point of the operator. It parses the arguments, runs the subcommand, and prints the
+//! error if that fails.
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ fn main() -> ExitCode {
     match operator::Args::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The alternate format prints the error with its sources on one line.
+            // The alternate format prints the error and its causes on one line.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,5 +1,5 @@
-//! The objects that the operator applies, as JSON. The kinds listed here are the kinds that the operator creates, watches
-//! and has rights for.
+//! The objects that the operator applies, as JSON. This module lists all kinds that the operator creates, watches and
+//! has rights for.
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
@@ -136,9 +136,9 @@ pub fn digest(value: &Value) -> String {
     hash.iter().take(5).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the object `live` has every field of `desired` with the same value. Further fields of `live` are ignored: they
-/// are defaults, or belong to other field managers. Quantities are compared by value, because the API server rewrites
-/// `1000m` to `1`.
+/// Whether the object `live` has every field of `desired` with the same value. Additional fields of `live` are ignored:
+/// they are defaults, or belong to other field managers. Quantities are compared by value, because the API server
+/// rewrites `1000m` to `1`.
 #[must_use]
 pub fn covers(live: &Value, desired: &Value) -> bool {
     match (live, desired) {
@@ -203,7 +203,7 @@ pub fn quantity(text: &str) -> Option<i128> {
 
 /// Parses a decimal number into its whole part and its thousandths.
 fn decimal(text: &str) -> Option<(i128, i128)> {
-    /// Longer numbers are not plausible, and their product with a factor could exceed the type.
+    /// Longer numbers are implausible, and their product with a factor could overflow.
     const DIGITS_MAX: usize = 16;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.len() <= DIGITS_MAX && text.bytes().all(|byte| byte.is_ascii_digit());

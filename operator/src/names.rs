@@ -22,13 +22,13 @@ pub const APPLIED: &str = "ovfleet.dev/applied";
 pub const FETCHED: &str = "ovfleet.dev/fetched";
 /// The annotation of a resource whose change restarts a failed fetch.
 pub const RETRY: &str = "ovfleet.dev/retry";
-/// The annotation of a resource that approves a release where `upgradePolicy` is `Manual`. Its value is the one of
+/// The annotation of a resource that approves a release if `upgradePolicy` is `Manual`. Its value is that of
 /// `status.release.available`.
 pub const UPGRADE: &str = "ovfleet.dev/upgrade";
 /// The annotation of a Deployment with the digest of the fields of the resource that its pod template was rendered from.
 pub const INPUTS: &str = "ovfleet.dev/inputs";
-/// The annotation with the key of the source of a model that is fetched into a shared volume: of fetch Jobs, and of the
-/// Deployment and the pods of replicas.
+/// The annotation of fetch Jobs, and of the Deployment and the pods of replicas, with the key of the source of a model
+/// that is fetched into a shared volume.
 pub const SOURCE: &str = "ovfleet.dev/source";
 /// The pod condition that says whether the routers have admitted a replica. It is a readiness gate.
 pub const ROUTABLE: &str = "ovfleet.dev/routable";
@@ -76,7 +76,7 @@ impl Owner {
         format!("{}-{}", self.name, component.name())
     }
 
-    /// Returns the name of the Service by which routers discover replicas.
+    /// Returns the name of the Service through which routers discover replicas.
     #[must_use]
     pub fn replicas_service(&self) -> String {
         format!("{}-replicas", self.name)
@@ -95,7 +95,7 @@ impl Owner {
     }
 
     /// Returns the name of the Secret that the operator creates. It depends on the UID of the resource: the Secret of a
-    /// deleted resource, which may still exist, cannot be mistaken for the one of a new resource with the same name.
+    /// deleted resource, which may still exist, cannot be mistaken for that of a new resource with the same name.
     #[must_use]
     pub fn replica_token_secret(&self) -> String {
         format!("{}-replica-token-{}", self.name, digest(&json!(self.uid)))

@@ -23,7 +23,7 @@ pub struct ObservedState {
     pub pods: Vec<PodState>,
     /// The reports of routers and fetches.
     pub pod_reports: PodReports,
-    /// The reason for which a Job could not create its last pod, by the name of the Job.
+    /// The reason why a Job could not create its last pod, by the name of the Job.
     pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster has the kind ServiceMonitor.
     pub has_service_monitors: bool,
@@ -68,7 +68,7 @@ impl ObservedState {
         conditions.into_iter().flatten().any(|known| known["type"] == condition && known["status"] == "True")
     }
 
-    /// Returns the reason for which the Job called `name` cannot create a pod, as long as it has none.
+    /// Returns the reason why the Job called `name` cannot create a pod, if it has no pod.
     #[must_use]
     pub fn job_failure(&self, name: &str) -> Option<&Problem> {
         let has_pod = self.pods.iter().any(|pod| pod.job.as_deref() == Some(name));

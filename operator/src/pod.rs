@@ -1,5 +1,6 @@
-//! The state of a pod as far as the operator uses it, from the pod's status. Pure. Kubernetes reports some problems with
-//! alternating reasons, such as `ErrImagePull` and `ImagePullBackOff`; here each of them has a single reason and message.
+//! The state of a pod that the operator uses, derived from the pod's status. Pure. Kubernetes reports some problems
+//! with alternating reasons, such as `ErrImagePull` and `ImagePullBackOff`; here each of them has a single reason and
+//! message.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,7 @@ pub struct PodState {
     pub source: ModelSourceKey,
     /// Whether the pod is being deleted.
     pub is_terminating: bool,
-    /// Whether all containers of the pod have exited for good.
+    /// Whether all containers of the pod have exited and will not be restarted.
     pub is_finished: bool,
     /// Whether all containers of the pod are ready.
     pub containers_ready: bool,
@@ -47,11 +48,12 @@ pub struct PodState {
     pub is_starting: bool,
     /// The key of the ConfigMap of revisions from which the pod reads the revision to fetch.
     pub revision_key: Option<String>,
-    /// A message about the volumes that must exist before the containers can be created, while they cannot.
+    /// A message about the volumes that must exist before the containers can be created; `None` once they have been
+    /// created.
     pub awaits: Option<String>,
     /// The report of the last fetch in the pod, once it has ended.
     pub fetched: Option<FetchReport>,
-    /// The problem that prevents the pod from working, if it does not resolve itself.
+    /// The problem that prevents the pod from working, if it will not resolve on its own.
     pub problem: Option<Problem>,
 }
 
@@ -69,7 +71,7 @@ pub fn awaiting_admission(pods: &[PodState]) -> BTreeSet<&str> {
 pub struct Problem {
     /// The reason for conditions: stable and in CamelCase.
     pub reason: String,
-    /// The message for people.
+    /// The message, in human-readable form.
     pub message: String,
 }
 
@@ -79,7 +81,7 @@ pub struct Problem {
 pub struct FetchReport {
     /// `Fetched`, or the reason of the failure: stable and in CamelCase.
     pub reason: String,
-    /// The message for people.
+    /// The message, in human-readable form.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// The digest of all files, as `sha256:…`.
@@ -96,7 +98,7 @@ pub struct FetchReport {
 }
 
 impl FetchReport {
-    /// The reason of a fetch that succeeded.
+    /// The reason that a successful fetch reports.
     pub const FETCHED: &str = "Fetched";
 
     /// Whether the fetch succeeded.
@@ -199,7 +201,7 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
 }
 
-/// The last report of a container that fetches.
+/// The last report of a fetching container.
 fn report(container: &ContainerStatus) -> Option<FetchReport> {
     let terminated = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
     let terminated = terminated(&container.state).or_else(|| terminated(&container.last_state))?;
@@ -234,8 +236,8 @@ fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
     containers(status).find_map(|container| container_problem(pod, container))
 }
 
-/// The reason for which the scheduler finds no node. The scheduler does not name the claims that it complains about, so
-/// this adds their names.
+/// The reason why the scheduler finds no node. The scheduler's message does not name unbound claims, so this function
+/// adds their names.
 fn unschedulable(pod: &Pod, condition: &PodCondition) -> String {
     let message = condition.message.clone().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -278,7 +280,7 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     if container.ready {
         return None;
     }
-    // The container has failed and was not ready since, whether it is running again or waits for its restart.
+    // The container has failed and has not been ready since. It may be running again or wait for its restart.
     let terminated = |state: Option<&ContainerState>| state.and_then(|state| state.terminated.clone());
     let terminated = terminated(state).or_else(|| terminated(container.last_state.as_ref()))?;
     if terminated.reason.as_deref() == Some("OOMKilled") {
@@ -292,8 +294,8 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     Some(Problem { reason: "Crashing".to_owned(), message: format!("{name}: {reason}") })
 }
 
-/// The image volume that a message of the kubelet is about: its image, and a description of the volume. A container waits
-/// for the images of its volumes with the same reasons as for its own image.
+/// The image volume that a message of the kubelet concerns: its image, and a description of the volume. A container
+/// waits for the images of its volumes with the same reasons as for its own image.
 fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let mut images =
@@ -302,8 +304,8 @@ fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
     Some((image, format!("volume {name}")))
 }
 
-/// A hint about the Secrets that the images of a pod are pulled with. The kubelet ignores a Secret that does not
-/// exist, so the only symptom is that the registry denies access.
+/// A hint about the Secrets for pulling the images of a pod. The kubelet ignores a Secret that does not exist, so the
+/// only symptom is that the registry denies access.
 fn pull_secrets(pod: &Pod) -> String {
     let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let names: Vec<String> = secrets.map(|secret| format!("{:?}", secret.name)).collect();
@@ -319,7 +321,7 @@ fn pull_secrets(pod: &Pod) -> String {
     }
 }
 
-/// The reason for which a pod could not be created, from the message of a controller. It omits the name of the pod, which
+/// The reason why a pod could not be created, from the message of a controller. It omits the name of the pod, which
 /// differs for each attempt.
 pub(crate) fn creation_error(message: &str) -> String {
     let message = message.strip_prefix("(combined from similar events): ").unwrap_or(message);
@@ -328,7 +330,7 @@ pub(crate) fn creation_error(message: &str) -> String {
     rest.map_or_else(|| message.to_owned(), |(_, reason)| format!("pods cannot be created: {reason}"))
 }
 
-/// The reason for which a container has exited, from its last output and its exit code.
+/// The reason why a container has exited, from its last output and its exit code.
 fn exit_message(output: &str, code: i32) -> String {
     /// Length of the last output of a container in a condition, in characters.
     ///

@@ -1,6 +1,6 @@
-//! The process on a cluster. It serves probes, waits for the custom resource definition and for the Lease, and then
-//! runs the controllers, one for each namespace or one for all namespaces, until a signal or until it loses the
-//! Lease.
+//! Runs the operator on a cluster. It serves probes, waits for the custom resource definition and for the Lease,
+//! and then runs the controllers, one for each namespace or one for all namespaces, until a termination signal or
+//! until it loses the Lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,7 +119,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         Ok(None) => Ok(()),
         Err(_) => bail!("the running reconciles did not finish within {SHUTDOWN_TIMEOUT:?}"),
     };
-    // Flushing blocks the thread, and sends through the runtime of this thread.
+    // Flushing blocks the thread while it sends through the runtime of this thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);
     tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
     outcome
@@ -159,7 +159,7 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
                 router_image,
                 image_pull_policy,
                 host: ip_family.unspecified_address(std::env::var("KUBERNETES_SERVICE_HOST").ok().as_deref()),
-                // Detected later, by a request to the cluster.
+                // A failure is detected later, by a request to the cluster.
                 pod_user: PodUser::Fixed,
             },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
@@ -211,7 +211,7 @@ pub async fn manage(
         None => controllers.await,
         Some(election) => tokio::select! {
             outcome = controllers => outcome,
-            // The controllers are dropped at once, because another operator may be the leader now.
+            // The controllers are dropped immediately, because another operator may be the leader now.
             lost = election.hold() => match lost {
                 Ok(never) => match never {},
                 Err(error) => return Err(error),
@@ -292,7 +292,7 @@ async fn await_definition(client: &Client, namespace: Option<&String>) -> anyhow
     Ok(())
 }
 
-/// Detects the origin of the user that pods run as: OpenShift assigns it by security context constraints.
+/// Detects who assigns the user that pods run as: OpenShift assigns one through security context constraints.
 async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
     let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
     let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");

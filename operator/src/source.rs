@@ -1,9 +1,9 @@
-//! The source of the model that an object is about, if the model is fetched into a volume that all replicas mount.
-//! The volume has a folder for each source, and a fetch removes the folders that no replica uses.
+//! Determines the source of the model that an object concerns, if the model is fetched into a volume that all replicas
+//! mount. The volume has a folder for each source, and a fetch removes the folders that no replica uses.
 //!
-//! Jobs, Deployments and pods have the key of their source as an annotation. Releases before this annotation left it
-//! out. As adding it to a pod template would restart all replicas, their objects keep their templates, and the source
-//! is read from the arguments of their containers: see `former_release`.
+//! Jobs, Deployments and pods have the key of their source as an annotation. Earlier releases did not set the
+//! annotation. Adding it to a pod template would restart all replicas, so objects of those releases keep their
+//! templates, and the source is read from the arguments of their containers (`former_release`).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::names::SOURCE;
 /// The path at which the model's volume is mounted.
 pub const MODEL_PATH: &str = "/model";
 
-/// The source of the model that an object is about.
+/// The source of the model that an object concerns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ModelSourceKey {
     /// The source is unknown.
@@ -28,7 +28,7 @@ pub enum ModelSourceKey {
     Shared(String),
 }
 
-/// Returns the source that the Deployment of the replicas or a fetch Job is about.
+/// Returns the source that the Deployment of the replicas or a fetch Job concerns.
 #[must_use]
 pub fn source_of_object(object: &DynamicObject) -> ModelSourceKey {
     annotated(object.annotations()).unwrap_or_else(|| former_release::source_of_object(object))

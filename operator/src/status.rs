@@ -67,8 +67,8 @@ pub fn status(
     }
 }
 
-/// Returns the status of an invalid resource. Everything else keeps its previous value, because the objects of the
-/// resource are not changed.
+/// Returns the status of an invalid resource. All other fields keep their previous values, because the objects of
+/// the resource are not changed.
 #[must_use]
 pub fn invalid_status(
     object: &LlmDeployment,
@@ -135,7 +135,7 @@ fn with_transition_times(
     conditions.collect()
 }
 
-/// The usage of the KV caches; the previous value if no router was asked for it.
+/// Returns the usage of the KV caches, or the previous value if it was not requested.
 fn kv_cache_percent(
     applied: &ApplyResult,
     previous: Option<&LlmDeploymentStatus>,

@@ -40,11 +40,12 @@ impl UpgradeLimiter {
         self.slots().stores.push(store);
     }
 
-    /// Whether the resource with this UID may be upgraded now. If so, it holds a slot until [`Self::release`].
+    /// Returns whether the resource with this UID may be upgraded now. If so, it holds a slot until [`Self::release`].
     #[must_use]
     pub fn acquire(&self, uid: &str) -> bool {
         let mut slots = self.slots();
-        // Only the status of a resource says that its upgrade began before this process started, so all must be known.
+        // Only the status of a resource shows that its upgrade began before this process started, so all resources
+        // must be known.
         if slots.stores.len() < slots.scopes {
             return false;
         }

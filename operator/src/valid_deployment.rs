@@ -20,7 +20,7 @@ pub struct ValidDeployment {
     pub owner: Owner,
     /// The names under which the model is served; at least one.
     pub model_names: Vec<String>,
-    /// The way in which the files of the model reach the replicas.
+    /// How the files of the model reach the replicas.
     pub files: ModelFiles,
     /// The settings of the replicas.
     pub server: ServerSettings,
@@ -49,7 +49,7 @@ pub struct SecuritySettings {
     pub network_policy: bool,
     /// The user that pods run as; `None` if the platform assigns it.
     pub run_as_user: Option<i64>,
-    /// The names of the Secrets with which images are pulled.
+    /// The names of the Secrets for pulling images.
     pub image_pull_secrets: Vec<String>,
     /// The user's Secret with the replica token; `None` if the operator creates one.
     pub replica_token: Option<DataKey>,
@@ -83,7 +83,7 @@ pub struct InputDigests {
     pub router: String,
 }
 
-/// The way in which the files of a model reach the replicas.
+/// How the files of a model reach the replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelFiles {
     /// The files are in a volume that pods mount.
@@ -139,7 +139,7 @@ pub struct FetchedModel {
     pub source: ModelSource,
     /// The value of the flag `--format`; `None` if the format is detected from the names of the files.
     pub format: Option<&'static str>,
-    /// The name of the Secret with credentials, if there is one.
+    /// The name of the Secret with credentials; `None` if the source needs none.
     pub credentials: Option<String>,
     /// The settings of the container that fetches the files.
     pub container: FetchContainer,
@@ -239,7 +239,7 @@ pub struct CacheVolume {
     pub access_mode: AccessMode,
 }
 
-/// The nodes on which pods are placed. The fields have the meaning that they have in a pod.
+/// The nodes on which pods are placed. The fields have the same meaning as in a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodPlacement {
     /// The labels that a node must have.
@@ -259,7 +259,7 @@ pub struct PodPlacement {
 /// The number of replicas that a node drain may evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DisruptionLimit {
-    /// The number or percentage of replicas that must stay available.
+    /// The number or percentage of replicas that must remain available.
     MinAvailable(IntOrString),
     /// The number or percentage of replicas that may be unavailable.
     MaxUnavailable(IntOrString),
@@ -334,9 +334,9 @@ pub struct RouterSettings {
     pub queue_requests: u32,
     /// The maximum number of prompt tokens of waiting requests.
     pub queue_tokens: u64,
-    /// The maximum time for which a request waits.
+    /// The maximum time that a request waits.
     pub queue_timeout: Duration,
-    /// The maximum number of replicas that a request is sent to.
+    /// The maximum number of replicas to which a request is sent.
     pub attempts: u32,
     /// The maximum percentage of requests that are retried.
     pub retry_budget_percent: u32,
@@ -370,7 +370,7 @@ pub struct RouterSettings {
     pub log: LogLevel,
     /// Whether the router logs each request.
     pub access_log: bool,
-    /// The URL to which the router sends spans, if it does.
+    /// The URL to which the router sends spans; `None` if it sends none.
     pub otlp_endpoint: Option<String>,
 }
 

@@ -28,7 +28,7 @@ use inputs::input_digests;
 /// The user that pods run as if neither the resource nor the platform chooses one.
 const POD_USER: i64 = 65532;
 
-/// The reason for which a resource is invalid: a mistake of its author.
+/// The reason why a resource is invalid, which its author has to fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidationError {
     /// The value of a field is invalid.
@@ -319,8 +319,8 @@ fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
 }
 
 fn duration(field: &'static str, period: &Period) -> Result<Duration, ValidationError> {
-    /// Length of any period in a resource. A longer one is useless in any of these fields, and Kubernetes counts seconds
-    /// in 32 bits.
+    /// Length of any duration in a resource. Longer ones are useless in all of these fields, and Kubernetes counts
+    /// seconds in 32 bits.
     ///
     /// Beyond it: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);

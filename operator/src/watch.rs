@@ -77,7 +77,7 @@ impl Watches {
         Self { changes, sender, ready, count: kinds.len() + 1 }
     }
 
-    /// Waits until all watches of objects and pods have listed all that exist.
+    /// Waits until all watches of objects and pods have listed all existing ones.
     pub async fn ready(&mut self) {
         let count = self.count;
         // An error means that the watches have ended, which their tasks report.
@@ -100,7 +100,7 @@ fn config() -> watcher::Config {
     watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"))
 }
 
-/// Follows a watch: stores what it reports, and sends the resources that have changed.
+/// Follows a watch: stores the reported objects, and sends the resources that have changed.
 #[derive(Clone)]
 struct Follower {
     namespace: Option<String>,
@@ -161,7 +161,7 @@ impl Follower {
     }
 
     /// Follows the events about a kind of failure. The operator does not wait for this watch: without the right to read
-    /// events, it only explains failures less well.
+    /// events, its messages about failures are only less specific.
     async fn failures(self, kind: FailureKind, api: Api<KubernetesEvent>) -> anyhow::Result<()> {
         let selector = format!("involvedObject.kind={},reason={}", kind.object_kind(), kind.reason());
         let config = watcher::Config::default().fields(&selector);

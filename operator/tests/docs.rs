@@ -128,7 +128,7 @@ fn the_metrics_are_described() {
         "# Metrics of the operator\n\nFor builders of dashboards and alerts: every metric of the operator.\nGenerated from the output of `/metrics`.\n\n",
     );
     let metrics = Metrics::default();
-    // A metric with labels is part of the output once it has a value.
+    // A metric with labels appears in the output only once it has a value.
     metrics.record_reconcile("applied", Duration::ZERO);
     metrics.record_api_call("get", "Pod");
     metrics.set_deployments(|_| 0);

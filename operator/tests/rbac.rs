@@ -1,4 +1,4 @@
-//! Checks the rights that the chart grants to the operator against a list, so that they cannot grow unnoticed.
+//! Compares the rights that the chart grants to the operator with a list, so that any added right is noticed.
 
 use expect_test::expect;
 use serde_json::Value;

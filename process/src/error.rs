@@ -1,4 +1,4 @@
-//! How errors are printed.
+//! Formats errors with their causes.
 
 /// Formats an error and its causes in one line.
 #[must_use]

@@ -1,6 +1,6 @@
-//! What the processes of ovfleet have in common besides their work: how they log and trace, how sizes and times are written
-//! on their command lines, which signals end them, how they print errors, accept connections and count requests, and how
-//! their reference is generated.
+//! Code that all ovfleet programs share: logging and tracing, parsing of sizes and durations on the command line,
+//! termination signals, formatting of errors, accepting connections, counting requests, and generating the reference
+//! documentation.
 
 pub mod error;
 pub mod listen;

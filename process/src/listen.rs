@@ -6,17 +6,17 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// The time for which a connection may have no request while other connections wait to be accepted.
+/// How long a connection may be idle while other connections wait to be accepted.
 pub const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
 
-/// The interval at which connections without a request are asked to close while the limit of connections is reached.
+/// The interval at which idle connections are notified to close while the connection limit is reached.
 pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time to wait after a failure: if the process has no free file descriptors, some will be free soon.
+/// The pause after a failure: a process that has run out of file descriptors usually has free ones again soon.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts the next connection once `room` has a permit for it. Until then `pressure` wakes the open connections
-/// periodically, and those that have had no request for [`IDLE_UNDER_PRESSURE`] are expected to close.
+/// periodically, and connections that have had no request for [`IDLE_UNDER_PRESSURE`] are expected to close.
 ///
 /// # Cancel safety
 /// No connection is lost if the future is dropped.
@@ -42,7 +42,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((connection, _)) => {
-                // Tokens are small, and Nagle's algorithm would delay them.
+                // Messages with single tokens are small, and Nagle's algorithm would delay them.
                 if connection.set_nodelay(true).is_ok() {
                     return connection;
                 }

@@ -9,13 +9,13 @@ use tracing_subscriber::EnvFilter;
 /// The format of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Plain text for people.
+    /// Human-readable text for terminals.
     Text,
     /// One JSON object per line, for log collectors.
     Json,
 }
 
-/// Starts to write logs to standard error.
+/// Starts writing logs to standard error.
 ///
 /// # Errors
 /// `filter` is invalid, or logging was started before.

@@ -39,7 +39,7 @@ fn flag(argument: &Arg, name: &str) -> String {
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     for value in argument.get_possible_values().iter().filter(|_| argument.get_action().takes_values()) {
-        // The help of a flag lists the values that explain themselves.
+        // List only the values that have a help text.
         let Some(meaning) = value.get_help() else { continue };
         let end = if help.ends_with('.') { "" } else { "." };
         let _ = write!(help, "{end} `{}`: {meaning}", value.get_name());
@@ -60,7 +60,7 @@ pub fn metric_table(exposition: &str) -> String {
     let mut text = "| name | type | |\n|---|---|---|\n".to_owned();
     for (name, help) in exposition.lines().filter_map(fields("# HELP ")) {
         let kind = kinds.get(&name).map_or("unknown", String::as_str);
-        // OpenMetrics adds these suffixes to the names of samples.
+        // OpenMetrics adds these suffixes to the names of metrics.
         let suffix = match kind {
             "counter" => "_total",
             "info" => "_info",

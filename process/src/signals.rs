@@ -1,9 +1,9 @@
-//! The signals that end a process.
+//! Handles the signals that terminate a process.
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives the signals that ask the process to end: SIGTERM, SIGINT, and SIGHUP if the process belongs to a terminal.
+/// Receives the signals that terminate the process: SIGTERM, SIGINT, and SIGHUP if the process belongs to a terminal.
 #[derive(Debug)]
 pub struct EndSignals {
     terminate: Signal,

@@ -36,7 +36,7 @@ impl Tracer {
         Ok(Self { provider, tracer })
     }
 
-    /// The tracer of OpenTelemetry, which creates spans.
+    /// Returns the OpenTelemetry tracer, which creates spans.
     #[must_use]
     pub fn sdk(&self) -> &SdkTracer {
         &self.tracer

@@ -31,7 +31,7 @@ const DECIMAL_UNITS: [Unit; 5] = [
 ];
 
 impl ByteSize {
-    /// The number of bytes, or as many as this machine can address.
+    /// Returns the number of bytes, limited to `usize::MAX`.
     #[must_use]
     pub fn to_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -46,7 +46,7 @@ impl FromStr for ByteSize {
             || format!("{text:?} is not a size: use a number of bytes or a unit, e.g. 512MiB, 2GiB, 1.5GiB");
         let text = text.trim();
         let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-        // Kubernetes writes `Gi` for `GiB`.
+        // Kubernetes writes `Gi` instead of `GiB`.
         let unit = text[digits.len()..].to_ascii_lowercase();
         let is_named = |known: &&Unit| {
             let name = known.name.to_ascii_lowercase();
@@ -59,7 +59,7 @@ impl FromStr for ByteSize {
         }
         let number: f64 = digits.parse().map_err(|_| invalid())?;
         let product = number * unit.bytes as f64;
-        // Above 2^53 the product is not exact. Nobody needs an exact fraction of such a size.
+        // The product is not exact above 2^53 bytes, where an exact fraction does not matter.
         if product >= 0.0 && product < u64::MAX as f64 { Ok(Self(product as u64)) } else { Err(invalid()) }
     }
 }

@@ -1,10 +1,11 @@
-//! The contracts between the processes of a fleet. `replica.proto`: what a replica reports to routers.
-//! `router.proto`: what a router reports to the operator. The `.proto` files document every field, and the code is
-//! generated from them. Beside these there is [`replica_token`], by which replicas recognize their routers.
+//! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers,
+//! and `router.proto` those of a router to the operator. The `.proto` files document every field, and the code is
+//! generated from them. In addition, [`replica_token`] contains the token by which replicas recognize their
+//! routers.
 
 pub mod replica_token;
 
-/// The contract as it stands now.
+/// The current version of the contract.
 pub mod v1alpha1 {
     #![expect(missing_docs, clippy::allow_attributes, reason = "generated")]
     tonic::include_proto!("ovfleet.v1alpha1");

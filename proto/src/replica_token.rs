@@ -2,9 +2,9 @@
 //!
 //! Routers and replicas read it from a file with one token per line, which both read again when it changes. A router
 //! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
-//! one token of its own file. So two processes understand each other as long as their files have one token in common.
-//! This makes it possible to replace the token while requests are served: add the new token, wait until every process
-//! has read the file, and remove the old one.
+//! one token of its own file. So two processes can communicate if their files have at least one token in common. This
+//! makes it possible to replace the token while requests are served: add the new token, wait until every process has
+//! read the file, and remove the old one.
 
 use std::fmt;
 use std::fs::File;
@@ -19,7 +19,7 @@ use subtle::{Choice, ConstantTimeEq as _};
 /// The header, of HTTP and gRPC alike, with the tokens of a router, separated by commas.
 pub const HEADER: &str = "x-ovfleet-replica-token";
 /// The authentication scheme that a replica names in `WWW-Authenticate` when it rejects a request without a valid
-/// token. A router recognizes by it that the replica has rejected the router and not the client.
+/// token. It shows a router that the replica has rejected the router and not the client.
 pub const SCHEME: &str = "ovfleet-replica-token";
 
 /// Number of tokens in the file given by `--replica-token-file`.
@@ -27,7 +27,7 @@ pub const SCHEME: &str = "ovfleet-replica-token";
 /// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
 /// effect.
 const TOKENS_MAX: usize = 8;
-/// Characters of a token. A shorter one could be guessed.
+/// Minimum number of characters of a token. A shorter token could be guessed.
 const TOKEN_CHARACTERS_MIN: usize = 16;
 /// Characters of a token in the file given by `--replica-token-file`.
 ///
@@ -40,7 +40,7 @@ const TOKEN_CHARACTERS_MAX: usize = 256;
 /// effect.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// Why a file of tokens is not used.
+/// The reason why a file of tokens is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -48,7 +48,7 @@ pub enum Error {
     Read {
         /// The path of the file.
         path: PathBuf,
-        /// Why it cannot be read.
+        /// The reason why the file cannot be read.
         #[source]
         source: io::Error,
     },
@@ -57,18 +57,18 @@ pub enum Error {
     Invalid {
         /// The path of the file.
         path: PathBuf,
-        /// What is wrong with its content.
+        /// The error in its content.
         problem: Invalid,
     },
 }
 
-/// What is wrong with the content of a file of tokens. Messages never contain a token.
+/// An error in the content of a file of tokens. Messages never contain a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// There is no token.
+    /// The file contains no token.
     #[error("the file contains no token")]
     Empty,
-    /// There are too many tokens.
+    /// The file contains too many tokens.
     #[error("the file contains more than {TOKENS_MAX} tokens")]
     TooMany,
     /// A line is not a token.
@@ -90,7 +90,7 @@ impl ReplicaTokens {
     /// Reads tokens from `text`, one per line. Empty lines and spaces around a token are ignored.
     ///
     /// # Errors
-    /// There is no token, there are too many, or a line is not a token.
+    /// The text contains no token or too many tokens, or a line is not a token.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         let mut tokens = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -115,12 +115,12 @@ impl ReplicaTokens {
         Ok(Self { tokens: tokens.into_iter().map(|token| token.as_bytes().into()).collect(), header })
     }
 
-    /// Adds [`HEADER`] with all tokens, in place of what `headers` have under that name.
+    /// Sets [`HEADER`] to all tokens, replacing any value in `headers`.
     pub fn add_to(&self, headers: &mut HeaderMap) {
         headers.insert(HEADER, self.header.clone());
     }
 
-    /// Whether `headers` contain one of the tokens. The time that this takes depends on the number and the lengths of
+    /// Returns whether `headers` contain one of the tokens. The duration depends on the number and the lengths of the
     /// tokens and not on their content.
     #[must_use]
     pub fn are_in(&self, headers: &HeaderMap) -> bool {
@@ -160,10 +160,10 @@ struct Inner {
 }
 
 impl ReplicaTokenFile {
-    /// Reads the file at `path`.
+    /// Reads the tokens of the file at `path`.
     ///
     /// # Errors
-    /// It cannot be read or contains no valid tokens.
+    /// The file cannot be read or contains no valid tokens.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let tokens = ArcSwap::from_pointee(read(path)?);
         Ok(Self(Arc::new(Inner { path: path.to_owned(), tokens, problem: Mutex::default() })))
@@ -190,7 +190,7 @@ impl ReplicaTokenFile {
             }
         };
         *problem = None;
-        // Both values are from trusted files, so this comparison may take any time.
+        // Both values are from trusted files, so this comparison need not take constant time.
         if tokens.header == self.0.tokens.load().header {
             return Ok(None);
         }

@@ -15,7 +15,7 @@ use crate::limits::{RateLimits, Rates};
 
 /// Number of keys in the file given by `--api-keys`.
 ///
-/// Beyond it: the router does not start; if the file changes while the router runs, the previous version stays in
+/// Beyond it: the router does not start; if the file changes while the router runs, the previous version remains in
 /// effect.
 const KEYS_MAX: usize = 65_536;
 
@@ -43,7 +43,7 @@ pub struct Client {
 }
 
 /// The SHA-256 of a key. Keys are looked up by it, so that the time of a lookup reveals nothing about valid keys, and
-/// no key stays in memory.
+/// no key remains in memory.
 type KeyDigest = [u8; 32];
 
 /// The valid keys, if keys are required, and the usage of each.
@@ -54,11 +54,11 @@ pub struct Access {
 }
 
 impl Access {
-    /// Replaces the keys by those of the file at `path`, and returns their number. A file without keys revokes all
+    /// Replaces the keys with those in the file at `path`, and returns their number. A file without keys revokes all
     /// keys, so that every request is rejected.
     ///
     /// # Errors
-    /// The file cannot be read or is invalid. The previous keys stay valid.
+    /// The file cannot be read or is invalid. The previous keys remain valid.
     pub fn read(&self, path: &Path) -> Result<usize, KeysError> {
         let keys = parse(&config::read(path)?)?;
         let count = keys.len();
@@ -66,7 +66,7 @@ impl Access {
         Ok(count)
     }
 
-    /// Whether a key is required.
+    /// Whether clients must send a key.
     pub fn is_restricted(&self) -> bool {
         self.keys.load().is_some()
     }
@@ -113,7 +113,7 @@ fn parse(text: &str) -> Result<HashMap<KeyDigest, Client>, KeysError> {
         let Some(key) = words.next() else { continue };
         let digest = digest(key.as_bytes());
         let id = digest[..8].iter().fold(0, |id, &byte| id << 8 | u64::from(byte));
-        // The generated name does not reveal the key.
+        // Use a generated name, which does not reveal the key.
         let name = words.next().map_or_else(|| format!("key-{number}"), str::to_owned);
         if words.next().is_some() {
             return Err(KeysError::Line(number));

@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. Requests to
-//! the API do not pass through here.
+//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. This module
+//! does not handle requests to the API.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ use crate::health::HealthState;
 use crate::replica::Replica;
 use crate::watch_replicas;
 
-/// The complete page of the console, which loads nothing else.
+/// The page of the console. It is self-contained: it loads no other files.
 const CONSOLE: &str = include_str!("admin/console.html");
 /// The content security policy of the console: it may run only its own scripts and call only this router.
 const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
@@ -81,7 +81,7 @@ impl Admin {
         self.pages.answer(request).await
     }
 
-    /// The models that are served: all of them, or the one that `path` names.
+    /// The list of all served models, or the model that `path` names.
     ///
     /// # Errors
     /// The model that `path` names is not served.
@@ -141,7 +141,7 @@ async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// Readiness: clients should send requests.
+/// Readiness: whether clients should send requests.
 async fn ready(State(app): State<App>) -> StatusCode {
     if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
@@ -244,7 +244,7 @@ async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
         return reject(error);
     }
     let log = app.dispatch().pick_log();
-    // The most recent first.
+    // List the most recent pick first.
     let picks: Vec<Value> = log.iter().rev().map(explain).collect();
     drop(log);
     axum::Json(json!({"policy": app.settings().policy.name(), "picks": picks})).into_response()
@@ -254,7 +254,7 @@ fn explain(pick: &Pick) -> Value {
     let scored = |ScoredCandidate { replica, terms }: &ScoredCandidate| {
         json!({
             "replica": replica.discovered.name,
-            // Infinite, which is not a number in JSON, if the candidate was not considered.
+            // The score of a candidate that was not considered is infinite, which JSON cannot represent.
             "score": terms.score.is_finite().then_some(terms.score),
             "queued_prefill_seconds": terms.queued_prefill,
             "prefill_seconds": terms.prefill,

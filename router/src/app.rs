@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::metrics::{GaugeSources, Metrics};
 use process::trace::Tracer;
 
-/// The state of the router. Clones share it.
+/// The state of the router. Clones share the same state.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Inner>);
 
@@ -30,7 +30,7 @@ struct Inner {
 }
 
 impl App {
-    /// A router that does not know any replicas.
+    /// A router that does not know any replicas yet.
     pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
         let metrics = Metrics::new();
@@ -111,7 +111,7 @@ impl App {
         })
     }
 
-    /// Makes the router not ready, because it is about to stop.
+    /// Marks the router as not ready, because it is about to stop.
     pub fn stop(&self) {
         self.0.is_stopping.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
 //! Limits the memory for the bodies of all requests together. Bytes are reserved before they are stored, and released
-//! when the last part of the router that needs the body drops it.
+//! when the last user of the body drops it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 /// Size up to which a body may use the whole budget. Larger bodies leave an eighth of it to small bodies, so that
-/// clients with small requests, which are most clients, are served while others send as much as they can.
+/// clients with small requests, which are the majority, are served even while others send large bodies at full speed.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 
 /// The number of bytes that all bodies together may reserve.
@@ -19,7 +19,7 @@ pub struct BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Limits in which a single body of `max_body_bytes` bytes always fits.
+    /// Creates limits that always admit a single body of `max_body_bytes` bytes.
     #[must_use]
     pub fn new(max_buffered_body_bytes: u64, max_body_bytes: u64) -> Self {
         let total = max_buffered_body_bytes;
@@ -48,7 +48,7 @@ pub struct ReceivedBody {
     reservation: Reservation,
     /// The first part, which is not copied while it is the only one.
     first: Option<Bytes>,
-    /// All parts joined, if there are several.
+    /// All parts, joined in one buffer, if there are several.
     joined: Vec<u8>,
     /// The length that the client has announced.
     announced: usize,
@@ -73,7 +73,7 @@ impl BodyBudget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// A body of which nothing has been received. `announced` is the length that the client has announced.
+    /// Creates a body of which no bytes have been received. `announced` is the length that the client has announced.
     pub fn body(self: &Arc<Self>, announced: usize) -> ReceivedBody {
         let reservation = Reservation { budget: Arc::clone(self), bytes: 0 };
         ReceivedBody { reservation, first: None, joined: Vec::new(), announced }
@@ -87,7 +87,7 @@ impl ReceivedBody {
         self.reservation.bytes
     }
 
-    /// Whether nothing was received yet.
+    /// Whether no bytes have been received yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -96,7 +96,7 @@ impl ReceivedBody {
     /// Adds a part, if all bodies together stay within `limits`.
     ///
     /// # Errors
-    /// The part would exceed the limits. Nothing was added.
+    /// The part would exceed the limits. It was not added.
     pub fn push(&mut self, part: Bytes, limits: BudgetLimits) -> Result<(), BudgetExceeded> {
         let bytes = part.len() as u64;
         self.reservation.grow(bytes, limits.of_body(self.len() + bytes))?;
@@ -105,7 +105,8 @@ impl ReceivedBody {
             return Ok(());
         }
         if let Some(first) = self.first.take() {
-            // The operating system provides memory only when it is written, so an announcement alone costs nothing.
+            // The operating system provides memory only when it is written, so the announced length alone costs no
+            // memory.
             self.joined.reserve_exact(self.announced.max(first.len() + part.len()));
             self.joined.extend_from_slice(&first);
         }
@@ -113,7 +114,7 @@ impl ReceivedBody {
         Ok(())
     }
 
-    /// The whole body. Its bytes stay reserved as long as any part of it exists.
+    /// The whole body. Its bytes remain reserved as long as any part of it exists.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         let Self { reservation, first, joined, .. } = self;
@@ -189,7 +190,7 @@ mod tests {
             small.push(part.slice(..30_000), limits).unwrap();
         }
         assert_eq!(small.push(part.slice(..30_000), limits), Err(BudgetExceeded), "it is no longer small");
-        // A single body always fits.
+        // A single body of the largest size always fits.
         assert_eq!(BudgetLimits::new(8, 8), BudgetLimits { total: 8, large: 8 });
         assert_eq!(BudgetLimits::new(80, 75), BudgetLimits { total: 80, large: 75 });
         assert_eq!(BudgetLimits::new(80, 8), BudgetLimits { total: 80, large: 70 });

@@ -1,5 +1,5 @@
 //! The configuration file. Its keys are the flags of the command line, and the same code parses both, so that a value
-//! has the same meaning and the same errors in both.
+//! has the same meaning and causes the same errors in both places.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,19 +12,19 @@ use crate::args::Args;
 
 /// Size of a configuration file or a file of API keys.
 ///
-/// Beyond it: the router does not start; if the file changes while the router runs, the previous version stays in
+/// Beyond it: the router does not start; if the file changes while the router runs, the previous version remains in
 /// effect.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a configuration file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file cannot be read.
+    /// The file could not be read.
     #[error("failed to read {path}")]
     Read {
         /// The path of the file.
         path: PathBuf,
-        /// Why it cannot be read.
+        /// The I/O error that occurred.
         #[source]
         source: io::Error,
     },
@@ -52,13 +52,13 @@ pub enum Error {
 pub struct CommandLine(Vec<OsString>);
 
 impl CommandLine {
-    /// Creates it from the arguments, which begin with the name of the program.
+    /// Creates the command line from the arguments, of which the first is the name of the program.
     pub fn new(arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self(arguments.into_iter().collect())
     }
 
-    /// Parses the arguments without the file. If they are invalid or request help, this prints a message and exits the
-    /// process.
+    /// Parses the arguments without the file. If they are invalid or request help, this function prints a message and
+    /// exits the process.
     #[must_use]
     pub fn parse(&self) -> Args {
         Args::parse_from(&self.0)
@@ -67,7 +67,7 @@ impl CommandLine {
     /// Parses the arguments together with `text`, the content of the configuration file at `path`.
     ///
     /// # Errors
-    /// The file is invalid. (The arguments are valid, because [`Self::parse`] has accepted them.)
+    /// The file is invalid. (The arguments themselves are valid, because [`Self::parse`] has accepted them.)
     pub fn with_file(&self, path: &Path, text: &str) -> Result<Args, Error> {
         let options = options(path, text)?;
         let program = self.0.iter().take(1).cloned();

@@ -1,5 +1,5 @@
-//! Defers work that need not finish before an answer is on its way: metrics, logs, the pick log, and updates of the
-//! estimates. A thread that serves requests defers such work until it has nothing more urgent; any other thread does it
+//! Defers work that an answer does not have to wait for: metrics, logs, the pick log, and updates of the estimates. A
+//! thread that serves requests defers such work until it has nothing more urgent to do; any other thread does the work
 //! immediately.
 //!
 //! Work on which a pick, a limit or a waiting request depends is never deferred.
@@ -21,11 +21,11 @@ thread_local! {
 
 struct DeferredQueue {
     jobs: Vec<Job>,
-    /// Wakes the task that runs the jobs, if the thread defers any.
+    /// Wakes the task that runs the jobs. `None` if the thread does not defer jobs.
     wake: Option<Arc<Notify>>,
 }
 
-/// Runs `job` soon, on this thread. A job may defer another, and must not block.
+/// Runs `job` soon on this thread. A job may defer another job, but must not block.
 pub(crate) fn defer(job: impl FnOnce() + 'static) {
     let run_now = DEFERRED.with_borrow_mut(|deferred| match &deferred.wake {
         Some(wake) if deferred.jobs.len() < JOBS_MAX => {
@@ -52,7 +52,7 @@ pub(crate) fn run_deferred() {
         for job in jobs.drain(..) {
             job();
         }
-        // Reuse the memory, unless the jobs have deferred others.
+        // Reuse the memory, unless the jobs have deferred further jobs.
         DEFERRED.with_borrow_mut(|deferred| {
             if deferred.jobs.is_empty() {
                 deferred.jobs = jobs;
@@ -61,7 +61,7 @@ pub(crate) fn run_deferred() {
     }
 }
 
-/// While this value exists, its thread defers jobs. Dropping it runs the remaining jobs.
+/// While this value exists, its thread defers jobs. Dropping the value runs the remaining jobs.
 pub(crate) struct DeferredTasks(#[expect(dead_code, reason = "dropping it aborts the task")] JoinSet<()>);
 
 impl DeferredTasks {
@@ -76,7 +76,7 @@ impl DeferredTasks {
         task.spawn(async move {
             loop {
                 wake.notified().await;
-                // Requests and answers that have arrived in the meantime come first.
+                // Requests and answers that have arrived in the meantime have priority.
                 tokio::task::yield_now().await;
                 run_deferred();
             }

@@ -99,7 +99,7 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
                         publish(&running, &discovered);
                     }
                 }
-                // A source that was removed has ended.
+                // The task of a removed source has ended.
                 Some(_) = tasks.join_next() => {}
             }
         }
@@ -113,7 +113,7 @@ fn publish(
     let mut union: Vec<DiscoveredReplica> =
         running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
     union.sort();
-    // Two sources can list the same address. It is one replica.
+    // Two sources can list the same address, which is still a single replica.
     union.dedup_by_key(|replica| replica.http);
     discovered.send_if_modified(|present| {
         let differs = *present != union;
@@ -174,8 +174,8 @@ async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(addresses.map(|address| address.ip()).collect())
 }
 
-/// Looks up `host` periodically, and calls `on_change` when its addresses change. A failed lookup changes nothing: the
-/// replicas may be available while DNS is not.
+/// Looks up `host` periodically, and calls `on_change` when its addresses change. A failed lookup changes nothing,
+/// because the replicas may be available even if DNS is not.
 async fn resolve<L, T>(
     host: &str,
     interval: Duration,

@@ -1,20 +1,22 @@
 //! Assigns replicas to requests. A request gets a [`Placement`] immediately if a replica has room, and otherwise waits
-//! in the queue of its model. The proxy sends the request; nothing is sent from here.
+//! in the queue of its model. The proxy sends the request; this module sends nothing.
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
 //!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
 //! ```
 //!
-//! Requests that wait because all replicas are full and requests that wait because the model has no replica are in the same
-//! queue, so that a new replica serves the requests that have waited for it before newcomers. The latter have a limit
-//! and a timeout of their own: those of the waiting room.
+//! Requests that wait because all replicas are full and requests that wait because the model has no replica are in the
+//! same queue, so that a new replica serves the requests that have waited for it before newcomers. Requests of the
+//! second kind have a separate limit and timeout: those of the waiting room.
 //!
-//! A load report, or the end of a request, makes room at one replica, and only this replica is compared with the
-//! requests that wait: the work of an event does not grow with the number of replicas. Room that no event announces (a
-//! report has become too old, an ejection is over) is used by [`Dispatch::pump_all`], which runs periodically.
+//! A load report, or the end of a request, frees room at one replica, and only this replica is then offered to the
+//! waiting requests: the work of an event does not grow with the number of replicas. Room that no event announces (for
+//! example, because a report has become too old or an ejection has ended) is used by [`Dispatch::pump_all`], which runs
+//! periodically.
 //!
-//! The module `backfill` decides which of the requests that wait gets the room, and `picker` which replica a request gets.
+//! The module `backfill` decides which waiting request gets the room, and `picker` decides which replica a request
+//! gets.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,27 +44,28 @@ use backfill::{Backfill, Offer};
 pub use pick_log::{Pick, PickLog, ScoredCandidate};
 use picker::{Picker, Search, SearchResult};
 
-/// Number of unused retries that the router saves under `--retry-budget-percent`. It starts with that many.
+/// Number of unused retries that the router saves under `--retry-budget-percent`. The router starts with this number.
 ///
 /// Beyond it: further unused retries are lost.
 const SAVED_RETRIES_MAX: u32 = 256;
-/// The pause before a request is sent again to the replica that failed to answer it, if the model has no other replica.
+/// The pause before the router sends a request again to a replica that failed to answer it, if the model has no other
+/// replica.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
-/// Assigns replicas to requests. There is one for the process.
+/// Assigns replicas to requests. The process has one dispatch.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// The replicas among which it chooses.
+    /// The replicas among which the dispatch chooses.
     pub replicas: Replicas,
-    /// The secret seed of the hashes of prompts.
+    /// The secret seed for the hashes of prompts.
     pub seed: u64,
     settings: Settings,
     metrics: Metrics,
     picker: Picker,
     retries: Mutex<RetryBudget>,
-    /// The number of requests in the queues of all models, for whatever reason.
+    /// The number of requests in the queues of all models, whatever they wait for.
     queued: AtomicUsize,
-    /// The number of those of them that wait for a replica to appear.
+    /// The number of queued requests that wait for a replica to appear.
     queued_without_replica: AtomicUsize,
     /// The number of requests that wait for a replica to appear, in a queue or because their model is not known yet.
     in_waiting_room: AtomicUsize,
@@ -76,12 +79,12 @@ pub enum PlacementError {
         /// The time after which there should be room.
         retry_after: Duration,
     },
-    /// The request has waited for room for as long as it may.
+    /// The request has waited for room until its timeout.
     QueueTimeout {
         /// The time after which there should be room.
         retry_after: Duration,
     },
-    /// The model has no replica, and none appeared in time or the waiting room is full.
+    /// The model has no replica, and either none appeared in time or the waiting room is full.
     NoReplica,
     /// The only replica that could answer the request is gone, or does not serve the model.
     ReplicaGone,
@@ -106,7 +109,7 @@ impl Dispatch {
         })
     }
 
-    /// The health of the replicas, as their answers have shown it.
+    /// The health of the replicas, as determined from their answers.
     pub fn health(&self) -> MutexGuard<'_, Health> {
         self.picker.health()
     }
@@ -158,19 +161,19 @@ impl Dispatch {
         self.pump_all();
     }
 
-    /// Whether any replica of a model accepts requests, as far as is known.
+    /// Whether any replica of a model accepts requests, as far as the router knows.
     pub fn is_available(&self, fleet: &Fleet) -> bool {
         self.picker.is_available(fleet)
     }
 
-    /// Books a replica for a request, and waits for one if necessary.
+    /// Books a replica for a request, after waiting for one if necessary.
     ///
     /// # Errors
-    /// The request got no replica in time, or may not wait.
+    /// The request got no replica in time, or is not allowed to wait.
     ///
     /// # Cancel safety
-    /// Dropping the future removes the request from the queue. A replica that was just booked for it goes to the next
-    /// request.
+    /// Dropping the future removes the request from the queue. If a replica has just been booked for it, the next
+    /// request gets that replica.
     pub async fn place(
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
@@ -180,7 +183,7 @@ impl Dispatch {
         if let Some(replica) = request.only.clone() {
             return self.place_at(fleet, &replica, &request).await;
         }
-        // A new request queues behind those that wait. A request that has waited already and is retried does not.
+        // A new request queues behind those that wait. A retried request, which has waited already, does not.
         if fleet.waiters() == 0 || !request.tried.is_empty() {
             match self.picker.book(Search::everywhere(fleet, &request), Instant::now()) {
                 SearchResult::Booked(assignment) => return Ok(Placement::new(self, fleet, assignment)),
@@ -193,7 +196,8 @@ impl Dispatch {
         self.await_room(fleet, request, queued).await
     }
 
-    /// Books the only replica that can answer the request. If it has just failed to answer, it may be about to restart.
+    /// Books the only replica that can answer the request. If the replica has just failed to answer, it may be about to
+    /// restart.
     async fn place_at(
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
@@ -224,8 +228,8 @@ impl Dispatch {
         queue_guard.leave()
     }
 
-    /// Waits in the queue while no replica accepts requests. When a replica appears, the request is served before those
-    /// that come later; if that replica is full, the request continues to wait as in [`Self::await_room`].
+    /// Waits in the queue while no replica accepts requests. When a replica appears, the request is served before later
+    /// ones; if that replica is full, the request continues to wait as in [`Self::await_room`].
     async fn await_replica(
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
@@ -242,7 +246,7 @@ impl Dispatch {
             request.tried.clear();
         }
         let config = self.queue_config();
-        // The limit of the waiting room applies, not that of the queue.
+        // The limit of the waiting room applies instead of the limit of the queue.
         let unlimited = QueueConfig { queue_requests: usize::MAX, ..config };
         let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
         if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
@@ -282,7 +286,7 @@ impl Dispatch {
             since,
             has_left: false,
         };
-        // Room may have appeared between the search and the queue.
+        // Room may have appeared between the search and the moment when the request entered the queue.
         self.pump_newcomer(fleet, ticket);
         Ok(queue_guard)
     }
@@ -297,7 +301,8 @@ impl Dispatch {
         }
     }
 
-    /// Waits until a replica serves `model`. Returns `None` once it is known that no replica does.
+    /// Waits until a replica serves `model`. Returns `None` once every replica has reported its models and none serves
+    /// this one.
     ///
     /// # Errors
     /// Not every replica has reported its models in time, or the waiting room is full.
@@ -309,8 +314,8 @@ impl Dispatch {
         .await
     }
 
-    /// Waits until a replica reports the store with this number. Returns `None` once it is known that no replica has
-    /// it.
+    /// Waits until a replica reports that it has the store with this number. Returns `None` once every replica has
+    /// reported its store and none has this one.
     ///
     /// # Errors
     /// Not every replica has reported its store in time, or the waiting room is full.
@@ -318,7 +323,7 @@ impl Dispatch {
         self.await_known(|replicas| replicas.by_store(store_id)).await
     }
 
-    /// Waits until `find` returns something, or every replica has reported.
+    /// Waits until `find` returns a result, or every replica has reported.
     async fn await_known<T>(
         &self,
         find: impl Fn(&Replicas) -> Option<T>,
@@ -352,7 +357,7 @@ impl Dispatch {
         if before >= limit { Err(PlacementError::NoReplica) } else { Ok(guard) }
     }
 
-    /// Assigns replicas with room to the requests that wait for any model.
+    /// Assigns replicas with room to the waiting requests of all models.
     pub fn pump_all(self: &Arc<Self>) {
         if self.queued.load(Ordering::Acquire) == 0 {
             return;
@@ -372,12 +377,13 @@ impl Dispatch {
         }
     }
 
-    /// Assigns replicas to the requests that wait for a model until there is no room: at any replica, or `at` one.
+    /// Assigns replicas to the requests that wait for a model until no room is left. Considers all replicas, or only
+    /// `at`.
     fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>) {
         while fleet.waiters() > 0 && self.pump_once(fleet, at, Instant::now()) {}
     }
 
-    /// Tries to place the next requests until one of them leaves the queue. Returns whether there may be more room.
+    /// Tries to place the next requests until one of them leaves the queue. Returns whether more room may be available.
     fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
         let backfill = Backfill { picker: &self.picker, fleet, now };
         let offer = fleet.with_waiting(|waiting| backfill.offer_room(waiting, at));
@@ -397,7 +403,7 @@ impl Dispatch {
     fn settle(self: &Arc<Self>, fleet: &Arc<Fleet>, offer: Offer) -> bool {
         match offer {
             Offer::Left { unclaimed } => {
-                // Dropping an unclaimed placement makes room for the next request.
+                // Dropping an unclaimed placement frees the room for the next request.
                 drop(unclaimed.map(|assignment| Placement::new(self, fleet, assignment)));
                 true
             }
@@ -407,7 +413,7 @@ impl Dispatch {
     }
 }
 
-/// The time until which a request that begins to wait now may wait.
+/// The deadline of a request that begins to wait now.
 fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
     let latest = Instant::now() + timeout;
     queued.deadline.map_or(latest, |deadline| deadline.min(latest))
@@ -452,7 +458,7 @@ impl QueueGuard<'_> {
         self.placement.is_some()
     }
 
-    /// From now on the request waits because all replicas are full.
+    /// Records that the request now waits because all replicas are full.
     fn set_full(&mut self) {
         if self.reason.is_no_replica() {
             self.dispatch.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
@@ -460,7 +466,7 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// Leaves the queue, with a replica if the request has got one.
+    /// Leaves the queue, and returns the assignment if the request got a replica.
     fn leave(mut self) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());
@@ -488,12 +494,12 @@ impl QueueGuard<'_> {
         self.dispatch.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
         drop(waiter);
         if was_first {
-            // The requests behind it may have waited only because it was first.
+            // The requests behind this one may have waited only because it was first.
             self.dispatch.pump(self.fleet, None);
         }
     }
 
-    /// The placement that arrived after the last wait. None arrives after [`Self::remove`].
+    /// The assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
         Some(Placement::new(self.dispatch, self.fleet, assignment))
@@ -507,7 +513,7 @@ impl Drop for QueueGuard<'_> {
     }
 }
 
-/// A request in the waiting room. Dropping it makes room for another.
+/// A request in the waiting room. Dropping it makes room for another request.
 struct WaitingRoomGuard<'a>(&'a AtomicUsize);
 
 impl Drop for WaitingRoomGuard<'_> {
@@ -516,21 +522,22 @@ impl Drop for WaitingRoomGuard<'_> {
     }
 }
 
-/// How a request ended, as far as the health of its replica is concerned.
+/// The result of a request with regard to the health of its replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The replica answered, or failed for a reason that is not its fault.
+    /// The replica answered, or failed for a reason that it did not cause.
     Answered,
     /// The replica failed to answer.
     Failed,
-    /// The replica did not answer in time, which is its fault only if it has computed nothing in the meantime.
+    /// The replica did not answer in time. This counts as a failure only if the replica has computed nothing in the
+    /// meantime.
     TimedOut,
-    /// Nothing was learned about the replica, for example because the client left.
+    /// The result says nothing about the replica, for example because the client left.
     Unknown,
 }
 
-/// A request that is booked at a replica, until the last byte of its answer. Dropping it ends the booking and reports
-/// the outcome to the health check.
+/// The booking of a request at a replica, which lasts until the last byte of the answer. Dropping it ends the booking
+/// and reports the outcome to the health check.
 #[derive(Debug)]
 pub struct Placement {
     /// The replica that the request is booked at.
@@ -538,7 +545,7 @@ pub struct Placement {
     /// The model that the request is for.
     pub fleet: Arc<Fleet>,
     dispatch: Arc<Dispatch>,
-    /// `None` only while it is dropped.
+    /// `None` only while the placement is being dropped.
     booking: Option<BookingGuard>,
     sent: SentRequest,
     at: Instant,
@@ -572,7 +579,7 @@ impl Placement {
         }
     }
 
-    /// Sets the outcome that is reported when the placement is dropped.
+    /// Sets the outcome to report when the placement is dropped.
     pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
@@ -605,7 +612,7 @@ impl Drop for Placement {
             }
             Outcome::Unknown | Outcome::TimedOut => dispatch.health().unknown(replica.identity, *sent),
         }
-        // End the booking first, so that the waiting requests find the room.
+        // End the booking first, so that the waiting requests can use the freed room.
         self.booking = None;
         dispatch.pump_at(replica);
     }

@@ -1,6 +1,6 @@
-//! Which part of the API a request is for: the router handles the parts differently and counts them separately.
+//! Determines the endpoint of a request: the router handles the endpoints differently and counts them separately.
 
-/// A part of the API.
+/// An endpoint of the API, or a group of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
@@ -17,7 +17,7 @@ impl Endpoint {
 
     /// The endpoint that a path belongs to, or `None` if the path is not part of the API.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
-        // vLLM serves these two without a prefix.
+        // vLLM serves these two endpoints without a prefix.
         if matches!(path, "/tokenize" | "/detokenize") {
             return Some(Self::Other);
         }

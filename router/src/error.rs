@@ -1,5 +1,5 @@
-//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code,
-//! another one to the label in metrics. Errors of replicas are passed on unchanged.
+//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code, and
+//! another to the label in metrics. Errors of replicas are forwarded unchanged.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::limits::{RateExceeded, RateKind};
 use crate::proxy::fields::MalformedBody;
 use crate::queue::RETRY_AFTER_MIN;
 
-/// Why a request has no answer from a replica.
+/// The reasons why a request has no answer from a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{0}")]
@@ -21,10 +21,10 @@ pub(crate) enum Error {
     MissingModel,
     #[error("the model {0:?} does not exist")]
     UnknownModel(String),
-    /// The replica that stored the object is gone, or the object was never stored.
+    /// The replica that stored the object no longer exists, or the object was never stored.
     #[error("{param}: no replica of this model stores {id:?}")]
     ObjectNotFound { param: &'static str, code: &'static str, id: String },
-    #[error("the replica that stored the object that the request refers to is gone")]
+    #[error("the replica that stored the referenced object no longer exists")]
     ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
@@ -36,7 +36,7 @@ pub(crate) enum Error {
     BodyTooLarge(u64),
     #[error("the bodies of all requests together exceed {0} bytes (--max-buffered-body-bytes)")]
     TooManyBodyBytes(u64),
-    /// The body did not arrive: the connection broke, or it took too long.
+    /// The body did not arrive: the connection broke, or the body took too long.
     #[error("failed to receive the request body: {0}")]
     Body(String),
     #[error("missing API key: send it as `Authorization: Bearer KEY`")]
@@ -58,10 +58,10 @@ pub(crate) enum Error {
     AllFailed { attempts: u32, last: &'static str },
     /// The request itself may have caused the failures.
     #[error(
-        "{0} replicas failed after they had received the request; it is not retried, because it may be the cause"
+        "{0} replicas failed after receiving the request; the request is not retried, because it may be the cause"
     )]
     BrokeReplicas(u32),
-    /// The connection broke during a request that may have stored something.
+    /// The connection broke during a request that may have changed stored objects.
     #[error(
         "the replica failed after it may have received the request; the request is not retried, because it may have \
          changed stored objects"
@@ -80,7 +80,7 @@ fn kind_name(kind: RateKind) -> &'static str {
     }
 }
 
-/// The header with which OpenAI's clients learn whether to retry a request.
+/// The header that tells OpenAI's clients whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// OpenAI's error object.
@@ -166,7 +166,7 @@ impl Error {
         self.wire().0
     }
 
-    /// Whether a retry could do harm: crash another replica, or store something twice.
+    /// Whether a retry could do harm: it could crash another replica, or store an object twice.
     fn is_final(&self) -> bool {
         matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::Loop)
     }
@@ -211,7 +211,7 @@ impl Error {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) => {
-                // The rest of the body is not read.
+                // The router does not read the rest of the body.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -1,7 +1,7 @@
-//! Estimates of what the router cannot see in a request: the number of bytes per token, and of tokens per answer. They
+//! Estimates quantities that a request does not contain: the number of bytes per token, and of tokens per answer. They
 //! are updated from the usage that answers report.
 
-/// The estimates for one model: moving averages that start at common values.
+/// The estimates for one model: moving averages that start at typical values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimates {
     bytes_per_token: f64,
@@ -9,7 +9,7 @@ pub struct Estimates {
     tokens_per_event: f64,
 }
 
-/// The weight of one observation in the moving averages.
+/// The weight of a single observation in the moving averages.
 const WEIGHT: f64 = 0.02;
 
 impl Default for Estimates {
@@ -19,7 +19,7 @@ impl Default for Estimates {
 }
 
 impl Estimates {
-    /// Updates the bytes per token with a prompt of this many bytes and tokens. An empty prompt is ignored.
+    /// Updates the bytes per token with a prompt that has this number of bytes and tokens. An empty prompt is ignored.
     pub fn observe_prompt(&mut self, bytes: usize, tokens: u32) {
         if bytes > 0 && tokens > 0 {
             let ratio = (bytes as f64 / f64::from(tokens)).clamp(0.5, 16.0);
@@ -40,7 +40,7 @@ impl Estimates {
         }
     }
 
-    /// The estimated number of tokens of this number of events.
+    /// The estimated number of tokens in this number of events.
     #[must_use]
     pub fn tokens_of_events(&self, events: u32) -> u32 {
         (f64::from(events) * self.tokens_per_event).ceil().min(f64::from(u32::MAX)) as u32
@@ -58,7 +58,7 @@ impl Estimates {
         (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 
-    /// The expected number of tokens of an answer that may have at most `tokens_max` tokens.
+    /// The expected number of tokens of an answer that is limited to `tokens_max` tokens.
     #[must_use]
     pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
         (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)

@@ -1,5 +1,5 @@
-//! The replicas of one model, with what the router knows about the model itself: the typical sizes of its requests, and
-//! the requests that wait for it. `dispatch` decides who gets which replica.
+//! The replicas of one model, with the state that belongs to the model itself: the typical sizes of its requests, and
+//! the requests that wait for it. `dispatch` decides which request gets which replica.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use crate::prefix::BlockBytes;
 use crate::replica::Replica;
 use crate::waiting::WaitingList;
 
-/// Tokens per block while no replica has reported the number.
+/// The number of tokens per block that is assumed until a replica has reported it.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// The replicas of one model.
@@ -26,17 +26,17 @@ pub struct Fleet {
     waiters: AtomicUsize,
 }
 
-/// What the router expects of the requests for a model.
+/// The router's expectations of the requests for a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Expectations {
-    /// The average numbers of bytes per token and of tokens per answer.
+    /// The averages of bytes per token and tokens per answer.
     pub estimates: Estimates,
     /// The number of bytes of text that make up a block.
     pub block_bytes: BlockBytes,
 }
 
 impl Fleet {
-    /// A model without replicas.
+    /// Creates a model without replicas.
     pub(crate) fn new(model: String) -> Self {
         let estimates = Estimates::default();
         let block_bytes = BlockBytes::new(BLOCK_TOKENS_DEFAULT, estimates.bytes_per_token());
@@ -60,7 +60,7 @@ impl Fleet {
     }
 
     /// The number of tokens that a prompt and its answer may have together at every replica, as far as the replicas
-    /// have listed it.
+    /// report it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         let replicas = self.replicas();
         replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.model).copied()).min()
@@ -70,7 +70,7 @@ impl Fleet {
         self.replicas.store(Arc::new(replicas));
     }
 
-    /// What the router expects of the next request.
+    /// The router's expectations of the next request.
     pub fn expectations(&self) -> Expectations {
         *self.expectations.lock().unwrap_or_else(PoisonError::into_inner)
     }

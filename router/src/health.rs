@@ -1,15 +1,15 @@
-//! The health of replicas, from the outcomes of their requests.
+//! Tracks the health of replicas by the outcomes of their requests.
 //!
 //! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
 //! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. Only a fraction
 //! of the replicas of a model can be ejected at the same time: if most of them fail, the cause is probably elsewhere.
 //! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
-//! Envoy does below its panic threshold. The module also has the budget for retries. No clock is read here.
+//! Envoy does below its panic threshold. The module also manages the retry budget. It reads no clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// The conditions and the duration of ejections.
+/// The conditions for ejections and their duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HealthConfig {
     /// The number of consecutive failures that ejects a replica.
@@ -25,9 +25,10 @@ pub struct HealthConfig {
     /// The fraction of a model's replicas that can be ejected at the same time. One of two replicas always can.
     pub ejected_share_max: f32,
     /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the
-    /// available ones could not carry the load of the others.
+    /// available replicas could not handle the load of the others.
     pub panic_threshold: f32,
-    /// The number of requests that probe a replica after its ejection, and must succeed before it is trusted again.
+    /// The number of requests that probe a replica after its ejection, and must succeed before the replica is trusted
+    /// again.
     pub probes: u32,
 }
 
@@ -51,7 +52,7 @@ impl Default for HealthConfig {
 pub enum HealthState {
     /// The replica may get requests.
     Trusted,
-    /// The replica is probed, and may get one more request.
+    /// The replica is being probed, and may get one more request.
     Probing,
     /// The replica gets no requests for now.
     Ejected,
@@ -79,10 +80,10 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     consecutive_failures: u32,
-    /// The number of recent requests. It is halved together with `failures` when it reaches a bound.
+    /// The number of recent requests. The number is halved together with `failures` when it reaches a bound.
     requests: u32,
     failures: u32,
-    /// The number of ejections since the replica was last healthy for long.
+    /// The number of ejections since the replica was last healthy for a long time.
     ejections: u32,
     state: Breaker,
 }
@@ -104,11 +105,11 @@ enum Breaker {
 
 /// The number of recent requests over which failures are counted.
 const REQUESTS_WINDOW: u32 = 200;
-/// The number of successful requests in a row after which earlier ejections are forgotten.
+/// The number of successful requests in a row that resets the number of ejections.
 const FORGIVEN_AFTER: u32 = 50;
 
 impl Health {
-    /// A health check that knows no replicas.
+    /// Creates a health check without replicas.
     #[must_use]
     pub fn new(config: HealthConfig) -> Self {
         Self { config, replicas: HashMap::new() }
@@ -136,7 +137,7 @@ impl Health {
         }
     }
 
-    /// Whether the replica may get requests now. A replica that was never added may not.
+    /// Whether the replica may get requests now. A replica that was never added may not get requests.
     #[must_use]
     pub fn state(&self, replica: u64, now: Instant) -> HealthState {
         let Some(record) = self.replicas.get(&replica) else { return HealthState::Ejected };
@@ -151,8 +152,8 @@ impl Health {
         }
     }
 
-    /// Whether so few replicas of a model are available that ejections are ignored. `replicas` are all replicas of the
-    /// model.
+    /// Whether ejections are ignored because too few replicas of a model are available. `replicas` are all replicas of
+    /// the model.
     #[must_use]
     pub fn is_panicking(&self, replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         let (mut count, mut available) = (0_u32, 0_u32);
@@ -181,7 +182,7 @@ impl Health {
         }
     }
 
-    /// Records that the request was answered, or failed for a reason that is not the fault of the replica.
+    /// Records that the request was answered, or failed for a reason that the replica did not cause.
     pub fn succeeded(&mut self, replica: u64, sent: SentRequest) {
         let probes = self.config.probes.max(1);
         let Some(record) = self.replicas.get_mut(&replica) else { return };
@@ -201,8 +202,8 @@ impl Health {
     }
 
     /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
-    /// stream. Returns whether the failure ejected the replica. `fleet` are all replicas of the request's model, which
-    /// limit how many can be ejected.
+    /// stream. Returns whether the failure ejected the replica. `fleet` lists all replicas of the request's model;
+    /// their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
@@ -217,7 +218,7 @@ impl Health {
         record.consecutive_failures += 1;
         let is_ejected = match record.state {
             Breaker::Closed => record.is_bad(&config) && may_eject,
-            // A probe failed. The replica still counts as ejected, so the limit permits it.
+            // A probe failed. The replica still counts as ejected, so the limit permits ejecting it again.
             Breaker::HalfOpen { .. } => sent.is_probe,
             Breaker::Open { .. } => false,
         };
@@ -231,7 +232,8 @@ impl Health {
         is_ejected
     }
 
-    /// Records that the request ended without a result about the replica, for example because the client left.
+    /// Records that the request ended without information about the health of the replica, for example because the
+    /// client left.
     pub fn unknown(&mut self, replica: u64, sent: SentRequest) {
         let Some(record) = self.replicas.get_mut(&replica) else { return };
         if let (Breaker::HalfOpen { sent, .. }, true) = (&mut record.state, sent.is_probe) {
@@ -285,8 +287,8 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A budget of `retry_budget_percent` retries per 100 requests. It saves up to `saved_max` unused retries, and starts
-    /// with that many.
+    /// Creates a budget of `retry_budget_percent` retries per 100 requests. It saves up to `saved_max` unused retries,
+    /// and starts with that number.
     #[must_use]
     pub fn new(retry_budget_percent: u32, saved_max: u32) -> Self {
         let saved_max = f64::from(saved_max);

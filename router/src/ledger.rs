@@ -1,12 +1,12 @@
-//! Combines what this router has sent to one replica with what the replica has reported into one consistent view.
+//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent view.
 //!
 //! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
 //! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load. So
-//! no dispatch counts twice, and none is missing between two reports. The booking is an RAII guard: however a request
-//! ends, its booking ends with it.
+//! no dispatch is counted twice, and none is missing between two reports. The booking is an RAII guard: however a
+//! request ends, its booking ends with it.
 //!
 //! Reports and bookings share one lock, which is held only for the few instructions of each call: a view never contains
-//! a report without the dispatches that it acknowledges. No clock is read here; time is a parameter.
+//! a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::sync::{Mutex, MutexGuard};
 /// reports include.
 const ASSUMED_INCLUDED_AFTER: Duration = Duration::from_millis(100);
 
-/// The time after which a dispatch that no report has included is assumed to be lost on its way. It stays in flight
-/// until its booking ends, but no longer counts as load.
+/// The time after which a dispatch that no report has included is assumed to have been lost on the network. The
+/// dispatch remains in flight until its booking ends, but no longer counts as load.
 pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 
 /// The load that a dispatch puts on the replica, as estimated when the replica is picked.
@@ -29,15 +29,16 @@ pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 pub struct Cost {
     /// The number of prompt tokens that are not expected to be in the replica's cache.
     pub uncached_tokens: u32,
-    /// The number of cache blocks that it needs, for the prompt tokens that are not cached and for the expected output.
+    /// The number of cache blocks that the request needs, for the prompt tokens that are not cached and for the
+    /// expected output.
     pub blocks: u32,
     /// The number of sequences, which is the number of requested choices.
     pub sequences: u32,
-    /// A digest of the tenant whose request it is.
+    /// A digest of the tenant that sent the request.
     pub tenant: u64,
 }
 
-/// What the dispatches of one tenant use of a replica, as estimated when they were picked, until they end.
+/// The share of a replica that the current dispatches of one tenant use, as estimated when the replica was picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLoad {
     /// The number of sequences.
@@ -54,15 +55,16 @@ pub struct BookedLoad {
     /// The number of blocks that the requests without a first token need. They may not have these blocks yet, even if a
     /// report includes the requests.
     pub blocks_without_token: u64,
-    /// The number of uncached prompt tokens of the requests in flight without a first token.
+    /// The number of uncached prompt tokens of the requests in flight that have no first token yet.
     pub uncached_in_flight: u64,
     /// The number of requests that no report includes yet.
     pub unreported: u32,
     /// The number of sequences of the requests that no report includes yet.
     pub sequences_unreported: u64,
-    /// The number of uncached prompt tokens of these requests, as long as they have no first token.
+    /// The number of uncached prompt tokens of the requests that no report includes yet and that have no first token
+    /// yet.
     pub uncached_unreported: u64,
-    /// The number of blocks that these requests need.
+    /// The number of blocks that the requests need that no report includes yet.
     pub blocks_unreported: u64,
 }
 
@@ -81,7 +83,7 @@ pub struct ReportedLoad {
     pub running: u32,
     /// The number of waiting sequences.
     pub waiting: u32,
-    /// The number of tokens to compute before each of these sequences has its next token.
+    /// The number of tokens to compute before each running and waiting sequence has its next token.
     pub uncomputed_tokens: u64,
     /// The largest number of sequences that run at the same time, or 0 if it was not reported.
     pub sequences_max: u32,
@@ -91,20 +93,20 @@ pub struct ReportedLoad {
     pub prefill_tokens_per_second: f32,
     /// The measured decode speed, or 0 while it is unknown.
     pub decode_tokens_per_second: f32,
-    /// Whether the next request has to wake the replica.
+    /// Whether the next request must wake the replica.
     pub is_asleep: bool,
 }
 
-/// The state of a replica at one moment: its last report, and the requests that the report does not include.
+/// The state of a replica at a point in time: its last report, and the requests that the report does not include.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
-    /// The last report, or `None` if there is none or it is too old.
+    /// The last report, or `None` if there is no report or it is too old.
     pub reported: Option<ReportedLoad>,
     /// The age of the last report, even if it is too old.
     pub report_age: Option<Duration>,
     /// The time since the reported speeds last changed. The replica has computed nothing since then.
     pub speed_age: Option<Duration>,
-    /// The state in the last report, or `None` if there is none or it is too old.
+    /// The state in the last report, or `None` if there is no report or it is too old.
     pub state: Option<State>,
     /// The load of the dispatches of this router.
     pub booked: BookedLoad,
@@ -112,14 +114,14 @@ pub struct View {
     pub version: u64,
 }
 
-/// What [`Ledger::observe`] did with a report.
+/// The result of [`Ledger::observe`] for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportOutcome {
     /// The report replaced the previous one.
     Accepted,
-    /// The report is the first of a new process. Everything that was concluded from earlier reports is void.
+    /// The report is the first of a new process. All conclusions from earlier reports are invalid.
     NewEpoch,
-    /// The report was ignored because a later one has arrived before.
+    /// The report was ignored because a later report has arrived already.
     Outdated,
 }
 
@@ -149,9 +151,9 @@ struct LastReport {
     at: Instant,
     state: State,
     figures: ReportedLoad,
-    /// When the speeds in the figures were first reported.
+    /// The time at which the speeds in the figures were first reported.
     speeds_at: Instant,
-    /// The part of the reported uncomputed tokens that belongs to dispatches of this router.
+    /// The number of reported uncomputed tokens that belong to dispatches of this router.
     router_uncached: u64,
 }
 
@@ -174,7 +176,7 @@ pub struct BookingGuard {
 }
 
 impl Ledger {
-    /// An empty ledger. `router` is the number of this router (see [`Dispatches`]).
+    /// Creates an empty ledger. `router` is the number of this router (see [`Dispatches`]).
     #[must_use]
     pub fn new(router: u64) -> Arc<Self> {
         Arc::new(Self { router, state: Mutex::new(Inner { next: 1, ..Inner::default() }) })
@@ -186,8 +188,8 @@ impl Ledger {
         BookingGuard { ledger: Arc::clone(self), number }
     }
 
-    /// Books a dispatch unless another one was booked since the view with this `version`. So two threads that pick at
-    /// the same time do not both choose the same idle replica.
+    /// Books a dispatch unless another one was booked since the view with this `version`. This prevents two threads
+    /// that pick at the same time from both choosing the same idle replica.
     pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
         if inner.version != version {
@@ -220,14 +222,14 @@ impl Ledger {
         }
     }
 
-    /// What the dispatches of a tenant use of the replica.
+    /// The share of the replica that the dispatches of a tenant use.
     #[must_use]
     pub fn tenant_load(&self, tenant: u64) -> TenantLoad {
         self.lock().tenants.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. It must be
-    /// called periodically.
+    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. The caller
+    /// must call this method periodically.
     pub fn expire(&self, now: Instant) -> u32 {
         let mut inner = self.lock();
         let Inner { entries, booked, .. } = &mut *inner;
@@ -330,7 +332,7 @@ impl Inner {
         if is_new_epoch { ReportOutcome::NewEpoch } else { ReportOutcome::Accepted }
     }
 
-    /// The figures of the last report, without the prompts that are known to have been computed since.
+    /// The figures of the last report, without the tokens of prompts that are known to have been computed since then.
     fn figures_since(&self, last: &LastReport) -> ReportedLoad {
         let others = last.figures.uncomputed_tokens.saturating_sub(last.router_uncached);
         let left = others + self.booked.uncached_reported();
@@ -357,7 +359,7 @@ impl Inner {
 }
 
 impl BookedLoad {
-    /// The number of uncached prompt tokens of the requests without a first token that reports include.
+    /// The number of uncached prompt tokens of the requests that reports include and that have no first token yet.
     fn uncached_reported(&self) -> u64 {
         self.uncached_in_flight - self.uncached_unreported
     }

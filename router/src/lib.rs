@@ -1,4 +1,4 @@
-//! The router: it sends each request to the replica that is expected to answer it first.
+//! The router, which sends each request to the replica that is expected to answer it first.
 //!
 //! ```text
 //! load reports ─► ledger ─► View ─┐
@@ -9,8 +9,8 @@
 //! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are
 //! parameters.
 //!
-//! The other modules are the process: `discovery` finds replicas, `load` receives their reports, `dispatch` books
-//! replicas for requests, `proxy` passes requests and answers on, and `admin` serves the pages for operators.
+//! The other modules do I/O: `discovery` finds replicas, `load` receives their reports, `dispatch` books replicas for
+//! requests, `proxy` forwards requests and answers, and `admin` serves the pages for operators.
 
 pub mod access;
 mod admin;

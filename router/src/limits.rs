@@ -1,13 +1,14 @@
 //! Rate limits per API key: requests and tokens per minute, each in a token bucket.
 //!
 //! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the real
-//! number when it ends. A client that used more than estimated waits longer for its next request. No clock is read
-//! here.
+//! number when it ends. A client that used more than estimated waits longer for its next request. The module reads no
+//! clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// The number of keys with buckets above which full buckets are removed, which changes nothing for their keys.
+/// Above this number of buckets, full buckets are removed. This has no effect on their keys, because a new bucket is
+/// full.
 pub const KEYS_MAX: usize = 1 << 16;
 
 /// The rate limits of a key. `None` means unlimited.
@@ -53,7 +54,7 @@ impl RateLimits {
     /// Charges a request of about `tokens` tokens to a key.
     ///
     /// # Errors
-    /// The request exceeds a limit. Nothing was charged.
+    /// The request exceeds a limit. In this case, nothing is charged.
     pub fn charge(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), RateExceeded> {
         if rates == Rates::default() {
             return Ok(());
@@ -94,7 +95,7 @@ impl Buckets {
     }
 }
 
-/// A token bucket: `level` is what can be used now.
+/// A token bucket: `level` is the amount that can be used now.
 #[derive(Debug)]
 struct Bucket {
     /// The capacity, which is infinite without a limit.
@@ -113,7 +114,7 @@ impl Bucket {
         self.flow(now);
         let size = per_minute.map_or(f64::INFINITY, f64::from);
         if size != self.size {
-            // The limit was reconfigured. What was used stays used.
+            // The limit was reconfigured. The amount that was used remains charged.
             self.level = if self.size.is_finite() { size - (self.size - self.level) } else { size };
             self.size = size;
         }

@@ -1,7 +1,7 @@
 //! Accepts the connections of clients, and assigns each to the thread with the fewest connections.
 //!
-//! Each thread has its own runtime and its own connections to replicas, so that a request and its answer stay on one
-//! processor and wake no other thread.
+//! Each thread has its own runtime and its own connections to replicas, so that a request and its answer are handled by
+//! one thread and wake no other thread.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ mod connection;
 
 use connection::{Activity, ConnectionLimits, ShutdownSignals};
 
-/// Number of accepted connections that wait for a thread.
+/// The number of accepted connections that wait for a thread.
 const HANDOVER_MAX: usize = 256;
 /// Number of concurrent streams of an HTTP/2 connection.
 ///
@@ -56,13 +56,13 @@ const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Beyond it: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Size of the kernel's buffer of a connection in each direction. By default it grows to megabytes for each client that
-/// does not read or that sends ahead.
+/// Size of the kernel's buffer of a connection in each direction. By default, the buffer can grow to megabytes for each
+/// client that does not read or that sends data ahead.
 const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
 /// Number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// A connection of a client, with its permit under `--max-connections`.
+/// A client connection, with its permit under `--max-connections`.
 struct AcceptedConnection {
     stream: std::net::TcpStream,
     permit: OwnedSemaphorePermit,
@@ -92,13 +92,13 @@ impl Surface {
 /// Listens on `port` of `host`.
 ///
 /// # Errors
-/// The port is in use, or not permitted.
+/// The port is in use, or the process is not permitted to use it.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
     let listen = || {
         let socket = if host.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.set_reuseaddr(true)?;
-        // Connections inherit these.
+        // Accepted connections inherit these buffer sizes.
         socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
         socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
         socket.bind(address)?;
@@ -112,9 +112,9 @@ pub(crate) struct Threads {
     threads: Vec<Thread>,
     /// Aborts the remaining requests.
     abort: CancellationToken,
-    /// Asks connections without a request to close, because other connections wait to be accepted.
+    /// Notifies connections without a request to close, because other connections wait to be accepted.
     pressure: Arc<Notify>,
-    /// Closes when the last thread ends. Nothing is ever sent.
+    /// Closes when the last thread ends. No message is ever sent.
     running: mpsc::Receiver<Infallible>,
 }
 
@@ -125,7 +125,7 @@ struct Thread {
 }
 
 impl Threads {
-    /// Starts `count` threads. They end when `stop` is cancelled and their requests are finished.
+    /// Starts `count` threads. They end when `stop` is canceled and their requests are finished.
     ///
     /// # Errors
     /// The operating system could not start a thread.
@@ -141,7 +141,8 @@ impl Threads {
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
-            // Without signals and processes, which the threads do not use, the runtime has less work per wake-up.
+            // The threads do not use signals and processes. Without these drivers, the runtime has less work per
+            // wake-up.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
             let (stop, abort, runs) = (stop.clone(), abort.clone(), runs.clone());
@@ -261,19 +262,19 @@ impl Service {
     }
 }
 
-/// Serves connections on one thread: the one that created it, which must also call [`Self::serve`].
+/// Serves connections on the thread that created this value, which must also call [`Self::serve`].
 pub struct ConnectionServer {
     app: App,
     builder: auto::Builder<TokioExecutor>,
     service: Service,
     shutdown: ShutdownSignals,
     _deferred: DeferredTasks,
-    /// Runs until the last request is finished. Dropping it aborts the task.
+    /// The periodic task, which runs until the last request is finished. Dropping it aborts the task.
     _ticking: JoinSet<()>,
 }
 
 impl ConnectionServer {
-    /// A server of the API that runs until `stop`.
+    /// Creates a server of the API that runs until `stop` is canceled.
     ///
     /// # Panics
     /// The call is outside of a runtime. The runtime must belong to this thread alone.
@@ -295,7 +296,7 @@ impl ConnectionServer {
     /// Serves the connection of the client at this address until it ends.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the connection and frees everything that its requests use.
+    /// Dropping the future closes the connection and frees all resources of its requests.
     pub async fn serve<C>(self: Arc<Self>, client: IpAddr, connection: C)
     where
         C: AsyncRead + AsyncWrite + Unpin + Send + 'static,

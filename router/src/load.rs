@@ -1,5 +1,5 @@
 //! Receives the load reports of replicas: one stream per replica, which is reopened with a backoff when it breaks. From
-//! replicas that do not report their load it requests the list of models over HTTP.
+//! replicas that do not report their load, the list of models is requested over HTTP.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ const MODELS_BYTES_MAX: usize = 256 * 1024;
 const REPORT_BYTES_MAX: usize = 256 * 1024;
 /// The interval at which lost dispatches are removed from the ledgers.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
-/// The interval at which requests that wait are compared with all replicas, for room that no report announces.
+/// The interval at which waiting requests are compared with all replicas, to find room that no report announces.
 const PUMP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Follows discovery, and receives the reports of each replica until the replica is removed.
@@ -146,7 +146,7 @@ async fn listen(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) {
     }
 }
 
-/// A random factor between 0.5 and 1.5.
+/// Returns a random factor between 0.5 and 1.5.
 fn jitter(moment: Instant) -> f64 {
     use std::hash::{BuildHasher as _, RandomState};
     let random = RandomState::new().hash_one(moment);
@@ -206,13 +206,13 @@ struct Model {
     max_model_len: Option<u64>,
 }
 
-/// The lengths that the models list.
+/// The maximum lengths that the list of models contains.
 fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
-/// Requests the lengths of the models of a replica, which its load reports do not contain, until it has answered. The
-/// future never completes.
+/// Requests the maximum lengths of the models of a replica, which its load reports do not contain, and retries until
+/// the replica has answered. The future never completes.
 async fn request_model_lengths(dispatch: &Dispatch, replica: &Replica) {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;

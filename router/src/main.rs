@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Unlike glibc's allocator, it returns the memory of a burst of large bodies to the operating system.
+/// Unlike glibc's allocator, this one returns the memory of a burst of large bodies to the operating system.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     match router::CommandLine::new(std::env::args_os()).run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The chain of causes, once, on one line.
+            // Print the chain of causes once, on one line.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,6 +1,6 @@
 //! The metrics for Prometheus. `docs/reference/metrics-router.md` lists all names, and a test checks the list.
 //!
-//! Counters and histograms are updated by the events that they count. Gauges are set when the metrics are read.
+//! Counters and histograms are updated when the counted events occur. Gauges are set when the metrics are read.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ use crate::health::{Health, HealthState};
 use crate::policy::Terms;
 use crate::replica::Replica;
 
-/// The values that gauges have when the metrics are read.
+/// The values of the gauges at the time when the metrics are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GaugeSources<'a> {
     pub(crate) is_ready: bool,
@@ -157,7 +157,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics that are all zero.
+    /// Creates metrics that are all zero.
     #[must_use]
     pub fn new() -> Self {
         let mut inner = Inner {
@@ -181,7 +181,8 @@ impl Metrics {
             ready: Gauge::default(),
         };
         inner.registry = registry(&inner);
-        // An alert uses the increase of these series, and Prometheus sees no increase in a series that begins at 1.
+        // Create these series at 0: an alert uses their increase, and Prometheus sees no increase in a series that
+        // begins at 1.
         for endpoint in Endpoint::ALL {
             let labels = RequestLabels::new(endpoint.name(), "broken", 200);
             drop(inner.requests.get_or_create(&labels));
@@ -194,7 +195,7 @@ impl Metrics {
         self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
     }
 
-    /// Counts a retry, by the reason of the failure.
+    /// Counts a retry by the reason for the failure.
     pub fn record_retry(&self, reason: &'static str) {
         self.0.retries.get_or_create(&ReasonLabels { reason }).inc();
     }

@@ -1,8 +1,8 @@
 //! Decides which replica gets a request.
 //!
-//! Everything here is a function of its arguments: it reads no clock, takes no lock and draws random numbers only from
-//! the caller's generator. It books nothing; the caller books the pick ([`crate::ledger::Ledger::book_if`]) before it
-//! sends the request.
+//! All functions of this module depend only on their arguments: they read no clock, take no lock, and draw random
+//! numbers only from the caller's generator. They do not book the pick; the caller books it
+//! ([`crate::ledger::Ledger::book_if`]) before it sends the request.
 //!
 //! ```text
 //! (Demand, Candidates) ─► capacity: now, later or never? ─► Policy::pick ─► a Candidate, and the Terms of each score
@@ -23,24 +23,24 @@ use counts::below;
 pub use kv::KvConfig;
 pub use session::mix;
 
-/// How the replicas for a request are compared.
+/// The method by which the replicas for a request are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// Picks the replica with the lowest estimated time to the first token: queued work, speed, room in the KV cache
     /// and cached prefix.
     Kv(KvConfig),
-    /// Picks the replica with the fewest requests in flight, as this router counts them.
+    /// Picks the replica with the fewest requests in flight, as counted by this router.
     LeastRequests,
-    /// Picks the one with fewer requests in flight of two random replicas.
+    /// Picks two random replicas, and chooses the one with fewer requests in flight.
     PowerOfTwo,
     /// Picks the replicas in turn.
     RoundRobin,
-    /// Picks the same replica for the same session for as long as it exists. Requests without a session are picked as
-    /// by [`Self::Kv`].
+    /// Picks the same replica for the same session as long as the replica exists. Requests without a session are
+    /// handled as by [`Self::Kv`].
     Session(KvConfig),
 }
 
-/// Why no replica was picked for a request.
+/// The reason why no replica was picked for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoReplica {
     /// No candidate accepts requests.
@@ -57,9 +57,9 @@ pub enum NoReplica {
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// The index of the candidate to send the request to. `terms` is replaced by the terms of all candidates, in their
-    /// order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one that is
-    /// awake has room.
+    /// Returns the index of the candidate to send the request to. `terms` is replaced by the terms of all candidates,
+    /// in their order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one
+    /// that is awake has room.
     ///
     /// # Errors
     /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see
@@ -149,7 +149,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The index of a random one of the candidates with the lowest score.
+/// The index of a candidate with the lowest score, chosen at random if several have it.
 fn lowest(terms: &[Terms], rng: &mut impl Rng) -> Option<usize> {
     let best = terms.iter().map(|terms| terms.score).min_by(f64::total_cmp)?;
     if best == f64::INFINITY {

@@ -1,12 +1,12 @@
 //! Estimates which prefixes of prompts a replica has in its cache, from the requests that the router has sent to it.
 //!
-//! A prompt is divided into blocks, and the hash of each block includes the hash of the block before: equal hashes mean
-//! equal prompts up to there. The router does not tokenize, so it divides a text into blocks of as many bytes as a
-//! block of tokens has on average. The index of a replica evicts blocks in the order in which the replica does (least
-//! recently used first, the end of a prompt before its beginning), and holds no more blocks than the cache of the
-//! replica.
+//! A prompt is divided into blocks, and the hash of each block includes the hash of the previous block, so equal hashes
+//! mean equal prompts up to that block. The router does not tokenize, so it divides a text into blocks of as many bytes
+//! as a block of tokens has on average. The index of a replica evicts blocks in the order in which the replica does
+//! (least recently used first, the end of a prompt before its beginning), and contains no more blocks than the cache of
+//! the replica.
 //!
-//! A wrong estimate costs time and never correctness, because the replica looks into its own cache.
+//! A wrong estimate costs time but never affects answers, because the replica looks up prompts in its own cache.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -42,12 +42,12 @@ pub enum Unit {
     Tokens,
 }
 
-/// The properties of a request, apart from the prompt itself, in which prompts must agree to share cached blocks.
+/// The properties of a request, apart from the prompt itself, that must be equal for prompts to share cached blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptContext<'a> {
     /// The name of the model, which may be an adapter on the same replicas.
     pub model: &'a str,
-    /// The tenant of the request, or empty if there is none.
+    /// The tenant of the request, or empty if the request has none.
     pub tenant: &'a [u8],
     /// The salt that a client has set to separate its cached blocks.
     pub cache_salt: &'a [u8],
@@ -56,8 +56,8 @@ pub struct PromptContext<'a> {
 }
 
 impl PromptContext<'_> {
-    /// The seed of the chains of such prompts. `secret` is a random number of the router, so that clients cannot
-    /// construct prompts whose hashes collide.
+    /// The seed of the chains of prompts with this context. `secret` is a random number of the router, so that clients
+    /// cannot construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
         let Self { model, tenant, cache_salt, tools } = *self;
@@ -68,7 +68,7 @@ impl PromptContext<'_> {
 }
 
 impl Chain {
-    /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed of [`PromptContext`].
+    /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed from [`PromptContext`].
     ///
     /// # Panics
     /// If `block_bytes` is 0.
@@ -87,7 +87,7 @@ impl Chain {
     pub fn of_tokens(tokens: &[u32], block_tokens: usize, seed: u64) -> Self {
         let mut bytes = Vec::with_capacity(block_tokens * size_of::<u32>());
         let mut hashes = Vec::with_capacity((tokens.len() / block_tokens).min(CHAIN_BLOCKS_MAX));
-        // Tokens and text of the same bytes are different prompts.
+        // Tokens and text with the same bytes are different prompts.
         let mut parent = !seed;
         for block in tokens.chunks_exact(block_tokens).take(CHAIN_BLOCKS_MAX) {
             bytes.clear();
@@ -104,13 +104,13 @@ impl Chain {
         self.hashes.len()
     }
 
-    /// The length of `blocks` leading blocks, and its unit.
+    /// The length of the first `blocks` blocks, and its unit.
     #[must_use]
     pub fn len_of(&self, blocks: usize) -> (usize, Unit) {
         (blocks * self.block_len, self.unit)
     }
 
-    /// The number of tokens of `blocks` leading blocks. For text it is estimated from `bytes_per_token`.
+    /// The number of tokens in the first `blocks` blocks. For text it is estimated from `bytes_per_token`.
     #[must_use]
     pub fn tokens_of(&self, blocks: usize, bytes_per_token: f64) -> u32 {
         let (length, unit) = self.len_of(blocks);
@@ -133,19 +133,19 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
 }
 
 /// The number of bytes in a block of text. It changes only if the measured number of bytes per token changes a lot,
-/// because another length changes all hashes and so makes the index useless.
+/// because a new length changes all hashes, which makes the index useless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockBytes(usize);
 
 impl BlockBytes {
-    /// The number for replicas whose blocks have `block_tokens` tokens.
+    /// Creates the number for replicas whose blocks have `block_tokens` tokens.
     #[must_use]
     pub fn new(block_tokens: u32, bytes_per_token: f64) -> Self {
         let target = (f64::from(block_tokens.max(1)) * bytes_per_token).clamp(8.0, 65536.0);
         Self(1 << target.log2().round() as u32)
     }
 
-    /// Adapts the number if the measurement differs by more than the rounding explains.
+    /// Adapts the number if the measurement differs from it by more than a rounding error.
     pub fn update(&mut self, block_tokens: u32, bytes_per_token: f64) {
         let target = f64::from(block_tokens.max(1)) * bytes_per_token;
         let ratio = target / self.0 as f64;
@@ -165,7 +165,7 @@ impl BlockBytes {
 #[derive(Debug)]
 pub struct PrefixIndex {
     slots: HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>,
-    /// A ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
+    /// The nodes form a ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
     nodes: Vec<Node>,
     unused: Vec<u32>,
     capacity: usize,
@@ -197,7 +197,7 @@ impl PrefixIndex {
     /// The number of leading blocks of `chain` that are expected to be cached.
     #[must_use]
     pub fn cached_blocks(&self, chain: &Chain) -> usize {
-        // A block is never evicted before the blocks that follow it.
+        // A block is never evicted before the blocks that follow it, so the cached blocks are a prefix of the chain.
         chain.hashes.partition_point(|hash| self.slots.contains_key(hash))
     }
 
@@ -206,7 +206,7 @@ impl PrefixIndex {
         for _ in 0..output_blocks.min(self.capacity) {
             self.insert(None);
         }
-        // Insert from the end, so that the beginning is evicted last.
+        // Insert the blocks from the end of the prompt, so that its beginning is evicted last.
         for &hash in chain.hashes.iter().rev() {
             match self.slots.get(&hash) {
                 Some(&slot) => {
@@ -220,7 +220,7 @@ impl PrefixIndex {
     }
 
     /// Limits the index to the blocks that the replica can have: those that it reports as active or evictable, and
-    /// those of requests that have no blocks yet.
+    /// those that requests without blocks will get.
     pub fn trim(&mut self, blocks: usize) {
         self.capacity = blocks.min(INDEX_BLOCKS_MAX);
         self.shrink();
@@ -281,7 +281,7 @@ impl PrefixIndex {
     }
 }
 
-/// A hasher for keys that are hashes already.
+/// A hasher for keys that are already hashes.
 #[derive(Clone, Copy, Debug, Default)]
 struct IdentityHasher(u64);
 

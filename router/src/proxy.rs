@@ -1,5 +1,5 @@
 //! The path of a request through the router: it is received, placed at a replica and sent there, and its answer is
-//! passed to the client as it arrives.
+//! forwarded to the client as it arrives.
 //!
 //! ```text
 //! client ─► receive ─► Fields ─► Dispatch::place ─► attempt ─► Relay ─► client
@@ -7,8 +7,9 @@
 //!                                      └─── retry ◄────┘  only until the client has received the first byte
 //! ```
 //!
-//! Bodies are passed on unchanged, with two exceptions: a stream that breaks ends with an error event, and where a
-//! token quota applies the router requests the usage of a stream and removes it from the events again.
+//! Bodies are forwarded unchanged, with two exceptions: a stream that breaks ends with an error event, and if a token
+//! quota applies, the router requests the usage of a stream and removes it from the events before the client receives
+//! them.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -77,7 +78,7 @@ pub(crate) async fn serve(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let Some(endpoint) = Endpoint::from_path(request.uri().path()) else {
-        // The metrics include the requests that this thread has answered.
+        // Run the deferred jobs first, so that the metrics include the requests that this thread has answered.
         run_deferred();
         return Ok(worker.admin.answer(request).await.map(Body::page));
     };
@@ -93,7 +94,7 @@ pub(crate) async fn serve(
     Ok(answer)
 }
 
-/// What is known about a request before it is read.
+/// The information about a request that is known before its body is read.
 struct Arrival {
     endpoint: Endpoint,
     client_address: IpAddr,
@@ -139,7 +140,7 @@ async fn forward(
         Endpoint::Chat | Endpoint::Completions if has_token_quota && fields.is_stream => {
             metering::request_usage(&body, &fields)
         }
-        // The streams of the Responses API always report the usage.
+        // Streams of the Responses API always report the usage.
         _ => None,
     };
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
@@ -169,7 +170,7 @@ async fn forward(
     retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
-/// How the request may wait, according to its headers.
+/// The waiting parameters of the request, from its headers.
 fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let class = text(PRIORITY)
@@ -199,7 +200,7 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
         Endpoint::Chat | Endpoint::Completions | Endpoint::Responses if !is_encoded => {
             Ok(fields::read(body)?)
         }
-        // Other endpoints may or may not name a model in a JSON body.
+        // The body of other endpoints may be JSON, and may name a model.
         _ if is_json() && !is_encoded => Ok(fields::read(body).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }

@@ -1,10 +1,9 @@
-//! The queue of requests that wait in the router for a replica with room: which is next, which has waited for too long,
-//! and when a client should retry if the queue is full.
+//! The queue of requests that wait in the router for a replica with room. It decides which request is next, which has
+//! waited too long, and when a client should retry if the queue is full.
 //!
-//! Tenants are served fairly (`fair_order.rs`). Among the requests of a tenant, a request is served as if it had arrived
-//! later, by a delay that depends on its priority class. So a class is served before the classes below it, but no request
-//! waits forever behind requests that keep arriving. The queue is a state machine: time is a parameter, and nothing is
-//! woken here.
+//! Tenants are served fairly (`fair_order.rs`). The requests of a tenant are ordered by their arrival time plus a delay
+//! that depends on the priority class. So a class is served before the classes below it, but no request waits forever
+//! behind requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes no task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -16,7 +15,7 @@ pub use ticket::Ticket;
 mod fair_order;
 mod ticket;
 
-/// The part of `--queue-requests` and `--queue-tokens` that one tenant must leave to the others: one over this number.
+/// The reciprocal of the fraction of `--queue-requests` and `--queue-tokens` that one tenant must leave to the others.
 ///
 /// Beyond it: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may fill
 /// the queue.
@@ -66,18 +65,18 @@ pub struct UnknownClass(String);
 /// The tenant of requests that belong to none.
 pub const NO_TENANT: u64 = 0;
 
-/// The properties of a request that determine how it waits.
+/// The properties of a request that determine its place in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuedRequest {
-    /// A digest of the tenant whose request it is, or [`NO_TENANT`].
+    /// A digest of the tenant that sent the request, or [`NO_TENANT`].
     pub tenant: u64,
     /// The priority class of the request.
     pub class: Class,
     /// The estimated number of tokens of its prompt.
     pub tokens: u32,
-    /// When the request arrived at the router. A request that returns to the queue keeps its position.
+    /// The time when the request arrived at the router. A request that returns to the queue keeps its position.
     pub arrived: Instant,
-    /// When the client gives up, if it has set a timeout.
+    /// The time when the client gives up, if it has set a timeout.
     pub deadline: Option<Instant>,
 }
 
@@ -109,7 +108,7 @@ struct Entry {
 }
 
 impl Queue {
-    /// A queue without requests.
+    /// Creates a queue without requests.
     #[must_use]
     pub fn new(config: QueueConfig) -> Self {
         Self {
@@ -123,7 +122,7 @@ impl Queue {
         }
     }
 
-    /// Replaces the limits. Requests that wait already keep their deadlines.
+    /// Replaces the limits. Requests that are already waiting keep their deadlines.
     pub fn configure(&mut self, config: QueueConfig) {
         self.config = config;
     }
@@ -152,7 +151,7 @@ impl Queue {
         Ok(ticket)
     }
 
-    /// The next request to serve. It stays in the queue until [`Self::dequeue`].
+    /// The next request to serve. It remains in the queue until [`Self::dequeue`].
     #[must_use]
     pub fn head(&self) -> Option<Ticket> {
         self.order.upcoming(1).first().copied()
@@ -164,7 +163,8 @@ impl Queue {
         self.order.upcoming(count)
     }
 
-    /// Removes a request that is served. Returns how long it waited, or `None` if it is not in the queue.
+    /// Removes a request that is served. Returns the time that the request has waited, or `None` if it is not in the
+    /// queue.
     pub fn dequeue(&mut self, ticket: Ticket, now: Instant) -> Option<Duration> {
         let &Entry { request, .. } = self.entries.get(&ticket)?;
         self.drain_rate.advance(true, now);
@@ -179,7 +179,7 @@ impl Queue {
         self.remove(ticket);
     }
 
-    /// Removes one request whose deadline has passed. Returns `None` if there is none.
+    /// Removes one request whose deadline has passed. Returns `None` if there is no such request.
     pub fn expire(&mut self, now: Instant) -> Option<Ticket> {
         let &(deadline, ticket) = self.deadlines.first()?;
         if deadline > now {
@@ -195,7 +195,7 @@ impl Queue {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// The expected time until all requests in the queue are served, from the recent drain rate. It is between
+    /// The expected time until all requests in the queue are served, from the recent drain rate. The time is between
     /// [`RETRY_AFTER_MIN`], which is also the result while no rate is known, and [`RETRY_AFTER_MAX`].
     #[must_use]
     pub fn retry_after(&self, now: Instant) -> Duration {
@@ -227,7 +227,7 @@ impl Queue {
         self.entries.first_key_value().map(|(_, entry)| now.saturating_duration_since(entry.since))
     }
 
-    /// Whether a request would use the part of the queue that its tenant must leave to others.
+    /// Whether a request would use the part of the queue that its tenant must leave to other tenants.
     fn exceeds_tenant_share(&self, request: &QueuedRequest) -> bool {
         let queued = self.order.of_tenant(request.tenant).filter(|_| request.tenant != NO_TENANT);
         queued.is_some_and(|queued| {
@@ -249,9 +249,9 @@ impl Queue {
 
 /// The smallest `Retry-After` of any answer.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// Greatest `Retry-After` of a request that finds the queue full or waits too long in it.
+/// Largest `Retry-After` of a request that is rejected because the queue is full or times out in it.
 ///
-/// Beyond it: the header has this value even if the wait may be longer.
+/// Beyond it: the header has this value even if the expected wait is longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// The rate at which requests are served, over the time in which the queue was not empty.
@@ -268,7 +268,7 @@ struct DrainRate {
 const DRAIN_WINDOW: f64 = 30.0;
 
 impl DrainRate {
-    /// Advances the time. It counts only if the queue was not empty.
+    /// Advances the time. The elapsed time counts only if the queue was not empty.
     fn advance(&mut self, was_waiting: bool, now: Instant) {
         let passed = self.at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         self.at = Some(now);
@@ -290,7 +290,7 @@ impl DrainRate {
         self.advance(requests > 0, now);
         let time =
             |amount: f64, served: f64| if served > 0.0 { amount / served * self.seconds } else { f64::NAN };
-        // NaN means that nothing was served yet, so the rate is unknown.
+        // NaN means that no request has been served yet, so the rate is unknown.
         let seconds = time(requests as f64, self.requests).max(time(tokens as f64, self.tokens));
         Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MIN)
     }

@@ -1,5 +1,5 @@
-//! One replica as the router knows it: what discovery, its load reports and its answers have shown. Who sends requests
-//! to it is not decided here.
+//! One replica as the router knows it: the information from discovery, from its load reports and from its answers. This
+//! module does not decide which requests the replica gets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,43 +29,45 @@ pub struct Replica {
     pub name: HeaderValue,
     /// The address of the replica as the `Host` header of requests.
     pub authority: HeaderValue,
-    /// A hash of the address, which is the same after a restart.
+    /// A hash of the address, which does not change when the replica restarts.
     pub identity: u64,
-    /// The requests that were sent to it, and what it has reported about them.
+    /// The dispatches to the replica, and its last load report.
     pub ledger: Arc<Ledger>,
-    /// The prefixes of prompts that are expected to be in its cache.
+    /// The prefixes of prompts that are expected to be in the replica's cache.
     pub prefixes: Mutex<PrefixIndex>,
     /// The number of the pick that chose this replica last.
     pub last_pick: AtomicU64,
-    /// The number of requests that it has answered.
+    /// The number of requests that the replica has answered.
     pub answered: AtomicU64,
-    /// The number of requests that it has failed to answer.
+    /// The number of requests that the replica has failed to answer.
     pub failed: AtomicU64,
-    /// The number of its store of responses and conversations; 0 if it has none or has not reported one.
+    /// The number of the replica's store of responses and conversations; 0 if the replica has no store or has not
+    /// reported one.
     store_id: AtomicU64,
     status: Mutex<ReplicaStatus>,
-    /// When the last report arrived, in milliseconds after `since`; [`NEVER`] before the first.
+    /// The time when the last report arrived, in milliseconds after `since`; [`NEVER`] before the first.
     reported: AtomicU64,
-    /// When it was last seen to compute something, in milliseconds after `since`; [`NEVER`] before that.
+    /// The time of the last evidence that the replica computed something, in milliseconds after `since`; [`NEVER`]
+    /// before that.
     progressed: AtomicU64,
     since: Instant,
     is_removed: AtomicBool,
     /// The tenant for whose request the replica is reserved, [`EVERYBODY`] or [`NOBODY`].
     reserved_against: AtomicU64,
     is_draining: AtomicBool,
-    /// Whether the models that it reported can be looked up: reports arrive while requests look up models.
+    /// Whether the models that the replica reported can be looked up. Reports arrive while requests look up models.
     is_listed: AtomicBool,
 }
 
-/// The time of an event that has not happened.
+/// Marks the time of an event that has not happened yet.
 const NEVER: u64 = u64::MAX;
 
-/// What a replica has reported about itself, apart from the figures that the policies use.
+/// The state that a replica has reported, apart from the figures that the policies use.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaStatus {
     /// The names of the models that it serves.
     pub models: Vec<String>,
-    /// The number of tokens that a prompt and its answer may have together, for each model that lists it.
+    /// The number of tokens that a prompt and its answer may have together, for each model that reports it.
     pub max_model_lens: BTreeMap<String, u64>,
     /// The complete last load report.
     pub load: Load,
@@ -75,12 +77,12 @@ pub struct ReplicaStatus {
     pub problem: Option<String>,
 }
 
-/// What a load report has changed.
+/// The changes that a load report has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReportChanges {
-    /// Another process has taken the place of the replica, so nothing that was known about it holds any more.
+    /// Another process has taken the place of the replica, so all earlier information about it is obsolete.
     pub is_new_process: bool,
-    /// The replica serves other models than before, or accepts requests again.
+    /// The replica serves different models than before, or accepts requests again.
     pub affects_routing: bool,
 }
 
@@ -110,7 +112,7 @@ impl Replica {
         })
     }
 
-    /// What the replica has reported about itself.
+    /// The state that the replica has reported.
     pub fn status(&self) -> MutexGuard<'_, ReplicaStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,9 +140,8 @@ impl Replica {
         store_id != 0 && self.store_id.load(Ordering::Relaxed) == store_id
     }
 
-    /// Whether the replica used to report and has been silent for `limit` although it should report. A replica that
-    /// drains or was removed finishes its requests, and its reports may end before them, so its silence says nothing
-    /// about the requests.
+    /// Whether the replica used to report and has been silent for `limit` although it should report. The reports of a
+    /// draining or removed replica may end before its requests do, so its silence does not mean that it hangs.
     pub fn hangs(&self, now: Instant, limit: Duration) -> bool {
         let reported = self.reported.load(Ordering::Relaxed);
         reported != NEVER
@@ -149,13 +150,13 @@ impl Replica {
             && now.saturating_duration_since(self.since + Duration::from_millis(reported)) >= limit
     }
 
-    /// Records that the replica computes: one of its answers began, or its reported figures changed.
+    /// Records that the replica is computing: one of its answers has begun, or its reported figures have changed.
     pub(crate) fn record_progress(&self, now: Instant) {
         self.progressed.store(self.millis(now), Ordering::Relaxed);
     }
 
-    /// Whether the replica was seen to compute something after `moment`. A replica that did is not broken, however long
-    /// one of its requests takes.
+    /// Whether the replica was seen to compute something after `moment`. Such a replica is not broken, however long one
+    /// of its requests takes.
     #[must_use]
     pub fn has_progressed_since(&self, moment: Instant) -> bool {
         let progressed = self.progressed.load(Ordering::Relaxed);
@@ -240,7 +241,7 @@ impl Replica {
 pub(crate) struct Reservation(Arc<Replica>);
 
 impl Reservation {
-    /// Keeps the requests of other tenants away too.
+    /// Excludes the requests of other tenants too.
     pub(crate) fn extend_to_everybody(&self) {
         self.0.reserved_against.store(EVERYBODY, Ordering::Relaxed);
     }
@@ -258,10 +259,10 @@ impl Drop for Reservation {
 
 /// The value of [`Replica::reserved_against`] without a reservation.
 const NOBODY: u64 = 0;
-/// The value of [`Replica::reserved_against`] if the requests of all tenants are kept away.
+/// The value of [`Replica::reserved_against`] if the requests of all tenants are excluded.
 const EVERYBODY: u64 = u64::MAX;
 
-/// A tenant as a value of [`Replica::reserved_against`].
+/// Converts a tenant to a value of [`Replica::reserved_against`].
 fn digest(tenant: u64) -> u64 {
     tenant.clamp(NOBODY + 1, EVERYBODY - 1)
 }
@@ -272,7 +273,7 @@ fn shows_progress(before: &Load, after: &Load) -> bool {
     figures(before) != figures(after)
 }
 
-/// A number that depends only on the address, so that it survives a restart of the process behind it.
+/// A number that depends only on the address, so that it does not change when the process at the address restarts.
 fn identity(address: SocketAddr) -> u64 {
     xxh3_64(address.to_string().as_bytes())
 }

@@ -1,5 +1,5 @@
-//! All replicas, and the models that they serve. The lists follow discovery and the reports of the replicas; which
-//! replica gets a request is decided elsewhere.
+//! All replicas, and the models that they serve. The lists follow discovery and the reports of the replicas. This
+//! module does not decide which replica gets a request.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::replica::{Replica, ReportChanges};
 
 /// Number of models that the router knows, including those that no replica serves any more.
 ///
-/// Beyond it: models without a replica are forgotten; if that is not enough, the new model is not served: 404,
+/// Beyond it: models without a replica are forgotten; if this is not enough, the new model is not served: 404,
 /// `model_not_found`.
 pub const MODELS_MAX: usize = 4096;
 
@@ -36,7 +36,7 @@ pub struct Replicas {
     token_file: OnceLock<ReplicaTokenFile>,
 }
 
-/// The result of an update by discovery.
+/// The changes that an update by discovery has caused.
 #[derive(Debug)]
 pub struct ReplicasUpdate {
     /// The replicas that were not known before.
@@ -46,7 +46,7 @@ pub struct ReplicasUpdate {
 }
 
 impl Replicas {
-    /// An empty list. `router` is the number by which replicas know this router.
+    /// Creates an empty list. `router` is the number by which replicas know this router.
     #[must_use]
     pub fn new(router: u64) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Replicas {
         }
     }
 
-    /// The number by which replicas know this router.
+    /// The number by which replicas identify this router.
     #[must_use]
     pub fn router(&self) -> u64 {
         self.router
@@ -94,13 +94,13 @@ impl Replicas {
         self.fleets.load().get(model).cloned()
     }
 
-    /// The replica with the store that has this number.
+    /// The replica whose store has this number.
     pub fn by_store(&self, store_id: u64) -> Option<Arc<Replica>> {
         let all = self.all.load();
         all.iter().find(|replica| replica.is_listed() && replica.has_store(store_id)).cloned()
     }
 
-    /// The first of the models that a replica serves.
+    /// The first model that a replica serves.
     pub fn fleet_of(&self, replica: &Arc<Replica>) -> Option<Arc<Fleet>> {
         self.fleets.load().values().find(|fleet| fleet.contains(replica)).cloned()
     }
@@ -115,7 +115,7 @@ impl Replicas {
         let fleets = self.fleets.load();
         let mut served = fleets.values().filter(|fleet| !fleet.replicas().is_empty());
         let first = served.next()?;
-        // Several names of the same replicas are the same model.
+        // Several names that are served by the same replicas are one model.
         let is_same = |other: &Arc<Fleet>| are_same(&other.replicas(), &first.replicas());
         served.all(is_same).then(|| Arc::clone(first))
     }
@@ -125,18 +125,18 @@ impl Replicas {
         self.fleets.load_full()
     }
 
-    /// Whether every replica has reported its models, so that a model that is unknown now is not served.
+    /// Whether every replica has reported its models, so that a model that is still unknown is not served.
     pub fn are_known(&self) -> bool {
         let all = self.all.load();
         !all.is_empty() && all.iter().all(|replica| replica.is_listed())
     }
 
-    /// Changes when replicas are added or removed, or serve other models.
+    /// A channel whose value changes when replicas are added or removed, or serve different models.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Replaces the list of replicas by what discovery has found.
+    /// Replaces the list of replicas with the list from discovery.
     pub fn update(&self, discovered: &[DiscoveredReplica]) -> ReplicasUpdate {
         let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let present = self.all.load_full();
@@ -207,10 +207,7 @@ impl Replicas {
             if !fleets.contains_key(&model) && fleets.len() >= MODELS_MAX {
                 fleets.retain(|_, fleet| !fleet.replicas().is_empty());
                 if fleets.len() >= MODELS_MAX {
-                    tracing::warn!(
-                        model,
-                        "the model is not served: there are too many (limit: {MODELS_MAX})"
-                    );
+                    tracing::warn!(model, "the model is not served: too many models (limit: {MODELS_MAX})");
                     continue;
                 }
             }
@@ -227,7 +224,7 @@ impl Replicas {
         }
         self.fleets.store(Arc::new(fleets));
         self.fleets_by_replica.store(Arc::new(fleets_by_replica));
-        // A replica that can be found by its store can be found by its model.
+        // Mark the replicas only now: a replica that can be found by its store must also be found by its model.
         for (replica, has_models) in listed {
             replica.set_listed(has_models);
         }
@@ -290,7 +287,7 @@ mod tests {
         replicas.observe(draining, drains, now).unwrap();
         replicas.update(&[discovered(1)]);
         assert!(!draining.hangs(now + limit, limit) && !removed.hangs(now + limit, limit));
-        // Another process in its place serves again.
+        // A new process takes the place of the replica, so its silence counts again.
         replicas.observe(draining, load(2, 1, &["a"]), now).unwrap();
         assert!(draining.hangs(now + limit, limit));
     }
@@ -301,7 +298,7 @@ mod tests {
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
         let with_store = |epoch, store_id| Load { store_id, ..load(epoch, 1, &["a"]) };
         replicas.observe(&new[0], with_store(1, 7), Instant::now()).unwrap();
-        // This replica has no store, or has not reported one.
+        // The other replica has no store, or has not reported it.
         replicas.observe(&new[1], with_store(2, 0), Instant::now()).unwrap();
         assert!(Arc::ptr_eq(&replicas.by_store(7).unwrap(), &new[0]));
         assert_eq!(replicas.fleet_of(&new[0]).unwrap().model, "a");

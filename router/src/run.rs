@@ -1,5 +1,5 @@
-//! Runs the process: binds the ports first, so that an error there is reported immediately; then discovers replicas
-//! while it accepts requests; and on a signal finishes the active requests.
+//! Runs the process: binds the ports first, so that an error in that step is reported immediately; then discovers
+//! replicas and accepts requests; and on a signal, finishes the active requests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl CommandLine {
             args = self.with_file(&path, text)?;
         }
         logs::start(&args.log, args.log_format)?;
-        // Requests have threads of their own. This thread runs everything else.
+        // Other threads serve requests. This thread runs everything else.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -108,13 +108,13 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     }
     app.stop();
     stop.cancel();
-    // The other ports answer probes until the end.
+    // The other ports continue to answer probes until the process ends.
     let outcome = tokio::select! {
         outcome = drain(&app, &mut threads, drain_timeout, &mut signals) => outcome,
         () = &mut side_servers => Ok(()),
     };
     threads.abort();
-    // Flushing blocks, and the spans are sent by the runtime of this thread.
+    // Flush on another thread: flushing blocks, and the runtime of this thread sends the spans.
     tokio::task::spawn_blocking(move || app.tracer().map(Tracer::flush))
         .await
         .context("failed to send the last spans")?;
@@ -127,7 +127,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
 /// for them.
 const SIDE_CONNECTIONS_MAX: usize = 64;
 
-/// The servers on the ports other than that of the API. Each has its own thread and connections.
+/// The servers on the ports other than the port of the API. Each has its own thread and connections.
 struct SideServers {
     listeners: Vec<(TcpListener, Threads)>,
     stop: CancellationToken,
@@ -169,7 +169,7 @@ impl Sources {
 async fn log_when_ready(app: App) {
     let mut changes = app.dispatch().replicas.changes();
     while !app.is_ready() {
-        // This cannot fail, because `app` owns the sender.
+        // Waiting cannot fail, because `app` owns the sender.
         let _ = changes.changed().await;
     }
     tracing::info!("ready");
@@ -197,7 +197,7 @@ async fn drain(
     Ok(())
 }
 
-/// The files that are reloaded when they change, with their last content.
+/// The files that are reloaded when they change, with the content that was read last.
 struct Files {
     command_line: CommandLine,
     text: Option<String>,
@@ -216,16 +216,16 @@ impl Files {
         Ok(())
     }
 
-    /// Reads `path` again, and returns its content if it has changed.
+    /// Rereads `path`, and returns its content if it has changed.
     fn changed(known: &mut Option<String>, path: &Path) -> Option<String> {
         let text = match config::read(path) {
             Ok(text) => text,
             Err(error) => {
-                // The warning appears once. Without a known content the file counts as changed when it can be read
+                // Warn only once. Clear the stored content, so that the file counts as changed once it is readable
                 // again.
                 if known.take().is_some() {
                     let error = anyhow::Error::from(error);
-                    tracing::warn!(%error, "failed to read a file again: its previous content stays in effect");
+                    tracing::warn!(%error, "failed to read a file again: the previous content remains in effect");
                 }
                 return None;
             }
@@ -266,7 +266,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
                     let error = anyhow::Error::from(error);
                     tracing::error!(
                         error = format!("{error:#}"),
-                        "failed to reload the configuration: the previous one stays in effect"
+                        "failed to reload the configuration: the previous one remains in effect"
                     );
                 }
             }
@@ -296,7 +296,7 @@ fn reload_replica_token(app: &App) {
         Ok(None) => {}
         Err(error) => {
             let error = format!("{:#}", anyhow::Error::from(error));
-            tracing::error!(error, "failed to reload the replica token: the previous one stays in effect");
+            tracing::error!(error, "failed to reload the replica token: the previous one remains in effect");
         }
     }
 }

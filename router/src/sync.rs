@@ -1,3 +1,3 @@
-//! The lock that the ledger uses. The model check of the ledger replaces this module with the types of loom.
+//! The lock that the ledger uses. The loom tests of the ledger replace this module with loom's types.
 
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -12,10 +12,11 @@ pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ovfleet-tenant"
 /// Number of bytes of a tenant.
 const BYTES: usize = 16;
 
-/// Sets the header with the tenant, in place of any that the client has sent. Without a key there is no tenant.
+/// Sets the header with the tenant, replacing any value that the client has sent. Requests without a key have no
+/// tenant.
 pub(crate) fn set_header(headers: &mut HeaderMap, client: Option<&Client>, isolation: KeyIsolation) {
     headers.remove(&HEADER);
-    // Otherwise a client could have the header removed by declaring it hop-by-hop.
+    // Otherwise, a client could have the header removed by listing it in `Connection`.
     remove_from_connection(headers);
     if let Some(tenant) = client.and_then(|client| tenant(headers, client, isolation)) {
         headers.insert(HEADER, tenant);
@@ -40,8 +41,8 @@ fn tenant(headers: &HeaderMap, client: &Client, isolation: KeyIsolation) -> Opti
     Some(HeaderValue::try_from(digits).expect("invariant: hexadecimal digits are a header value"))
 }
 
-/// Whether the client's name is from the file with API keys. Generated names are line numbers, which can belong to
-/// another client after the file has changed.
+/// Whether the client's name comes from the file with API keys. Generated names are based on line numbers, which can
+/// belong to another client after the file has changed.
 fn is_named(client: &Client) -> bool {
     let number = client.name.strip_prefix("key-");
     !number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))

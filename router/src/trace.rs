@@ -1,5 +1,5 @@
 //! Traces requests with OpenTelemetry. A trace that a client has started continues, and a fraction of the other
-//! requests starts a new one. Without an endpoint for spans nothing is traced, and trace headers are passed on
+//! requests starts a new one. Without an endpoint for spans, the router traces no requests and forwards trace headers
 //! unchanged.
 
 use http::{HeaderMap, HeaderValue};

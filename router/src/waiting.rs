@@ -1,4 +1,4 @@
-//! The requests that wait for a replica of one model: what each of them needs, and how it is woken.
+//! The requests that wait for a replica of one model, each with its demand and the channel that wakes its task.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use crate::prefix::Chain;
 use crate::queue::{Queue, QueueConfig, Ticket};
 use crate::replica::{Replica, Reservation};
 
-/// What a request needs of a replica.
+/// The demand of a request on a replica.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementRequest {
     /// The estimated size of the request, in tokens and sequences.
     pub demand: Demand,
-    /// The hashes of the beginning of its prompt.
+    /// The hashes of the leading blocks of its prompt.
     pub chain: Arc<Chain>,
-    /// The identities of the replicas that have failed to answer it.
+    /// The identities of the replicas that have failed to answer the request.
     pub tried: Vec<u64>,
-    /// The only replica that can answer it, because it stores an object that the request refers to.
+    /// The only replica that can answer the request, because it stores an object that the request refers to.
     pub only: Option<Arc<Replica>>,
 }
 
-/// A replica that is booked for a request, before the task that handles the request has received it.
+/// A booking of a replica for a request, on its way to the task that handles the request.
 #[derive(Debug)]
 pub(crate) struct Assignment {
     pub(crate) replica: Arc<Replica>,
@@ -39,7 +39,7 @@ pub(crate) struct Assignment {
 pub(crate) struct Waiter {
     pub(crate) request: PlacementRequest,
     pub(crate) wake: oneshot::Sender<Assignment>,
-    /// When it entered the queue.
+    /// The time when the request entered the queue.
     pub(crate) since: Instant,
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct Waiter {
 pub(crate) struct WaitingList {
     pub(crate) queue: Queue,
     pub(crate) waiters: HashMap<Ticket, Waiter>,
-    /// The request that has been first for too long, and the replica that gets no other request until this one fits.
+    /// The request that has been first in the queue for too long, and the replica that gets no other request until this
+    /// one fits.
     pub(crate) reservation: Option<(Ticket, Reservation)>,
 }
 

@@ -1,5 +1,5 @@
 //! The gRPC service `Router` (`proto/router.proto`): it reports to the operator which replicas this router knows, and
-//! to which of them it routes requests.
+//! which of them receive requests.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Router for RouterService {
 /// One open stream.
 struct Watcher {
     app: App,
-    /// The last message and its time.
+    /// The last message and the time when it was sent.
     last: Option<(RouterReplicas, Instant)>,
     _permit: OwnedSemaphorePermit,
 }
@@ -88,7 +88,7 @@ impl Watcher {
     }
 }
 
-/// Whether anything has changed apart from the counts, which change all the time.
+/// Whether anything except the counts, which change all the time, has changed.
 fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
     let routing = |replica: &RouterReplica| RouterReplica {
         requests_in_flight: 0,
@@ -130,7 +130,7 @@ fn describe(app: &App, replica: &Arc<Replica>, now: Instant) -> RouterReplica {
     }
 }
 
-/// Whether requests are routed to a replica whose last report has this state, and otherwise why not.
+/// Whether requests are routed to a replica whose last report has this state, and if not, the reason.
 fn routing_state(app: &App, replica: &Arc<Replica>, reported: Option<State>, now: Instant) -> RoutingState {
     match reported {
         Some(State::Starting) => return RoutingState::Starting,

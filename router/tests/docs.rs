@@ -1,4 +1,5 @@
-//! The reference in `docs/` is generated from the code: `UPDATE_EXPECT=1 cargo test -p router --test docs`.
+//! Tests that the reference in `docs/`, which is generated from the code, is up to date. To update it: `UPDATE_EXPECT=1
+//! cargo test -p router --test docs`.
 
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ fn the_flags_are_described() {
 fn the_metrics_are_described() {
     let args = Args::try_parse_from(["router"]).expect("no option is required");
     let app = App::new(args, None);
-    // A family is listed only if it has a member.
+    // The registry lists a metric family only if the family has a member.
     let found = DiscoveredReplica {
         http: ([127, 0, 0, 1], 1).into(),
         grpc: None,

@@ -1,4 +1,4 @@
-//! The watch of EndpointSlices, against a simulated API server that lists the slices and then sends changes.
+//! Tests the watch of EndpointSlices with a simulated API server that lists the slices and then sends changes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -105,7 +105,7 @@ async fn replicas_follow_the_slices_of_a_service_when_a_watch_expires() {
         };
         slices::follow(client, &service, &ports, on_change).await;
     });
-    // The first answer was an error, which changes nothing.
+    // The first answer was an error, which does not change the list of replicas.
     assert_eq!(addresses(&changes.recv().await.unwrap()), ["10.0.0.1:8000/50051"]);
 
     let modified = |object: Value| json!({"type": "MODIFIED", "object": object});

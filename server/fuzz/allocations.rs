@@ -2,9 +2,9 @@
 
 use peak_alloc::PeakAlloc;
 
-/// Number of bytes that a check may allocate at the same time: a constant, and a number for each byte of its input. A byte of
-/// JSON, such as a digit in an array, becomes a value of 32 bytes, which a growing list may hold twice, in each of the copies
-/// that a check compares.
+/// Number of bytes that a check may have allocated at the same time: a constant, plus a multiple of the size of its
+/// input. A byte of JSON, such as a digit in an array, becomes a value of 32 bytes. A list that grows may have two
+/// copies of the value, and a check compares several lists.
 const BYTES_MAX: usize = 1 << 20;
 const BYTES_PER_INPUT_BYTE_MAX: usize = 512;
 
@@ -18,5 +18,5 @@ pub(crate) fn bounded(input: &[u8], check: impl FnOnce(&[u8])) {
     check(input);
     let peak = ALLOCATOR.peak_usage().saturating_sub(before);
     let bytes_max = BYTES_MAX + BYTES_PER_INPUT_BYTE_MAX * input.len();
-    assert!(peak <= bytes_max, "{} bytes of input made it allocate {peak} bytes", input.len());
+    assert!(peak <= bytes_max, "{} bytes of input made the check allocate {peak} bytes", input.len());
 }

@@ -1,5 +1,5 @@
-//! Mutates inputs: tests run the fuzz targets with them for seconds, while libFuzzer runs for hours. The same seed gives
-//! the same inputs. It does not check results.
+//! Mutates inputs for tests, which run the checks of the fuzz targets for seconds, while libFuzzer runs for hours. The
+//! same seed gives the same inputs. The module does not check results.
 
 #[path = "../scheduler/tests/random/random.rs"]
 #[expect(dead_code, reason = "mutations need numbers below a limit only")]
@@ -7,7 +7,7 @@ mod random;
 
 pub(crate) use random::Random;
 
-/// Maximum size of an input in bytes, as in `scripts/fuzz`.
+/// Maximum size of an input in bytes, the same as in `scripts/fuzz`.
 const INPUT_BYTES_MAX: usize = 4096;
 
 /// Reads the seeds in a folder, in the order of their names.
@@ -19,8 +19,8 @@ pub(crate) fn seeds(folder: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| std::fs::read(path).expect("a seed can be read")).collect()
 }
 
-/// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the `dictionary`.
-/// If it panics, this prints the number of the case, with which it can be repeated, and its input.
+/// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the
+/// `dictionary`. If `check` panics, prints the input and the number of the case, with which the case can be repeated.
 pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
     seeds.iter().for_each(|seed| check(seed));
     let words = words(dictionary);

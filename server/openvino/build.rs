@@ -1,4 +1,5 @@
-//! Builds the C++ shim against the OpenVINO that `make fetch` unpacks, and passes the path of its libraries to dependents.
+//! Builds the C++ shim with the OpenVINO package that `make fetch` unpacks, and passes the path of its libraries to
+//! dependents.
 
 use std::env;
 use std::path::PathBuf;
@@ -53,7 +54,7 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
-        // A system directory, which suppresses the warnings of OpenVINO's headers.
+        // The compiler suppresses warnings in headers of system directories.
         .flag(format!("-isystem{}", include.display()))
         .include("shim")
         .files(SOURCES.iter().map(|source| PathBuf::from("shim").join(source)))
@@ -63,30 +64,31 @@ fn main() {
     kernels();
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
-    // The thread library of the plugin, in whose threads the native kernels run.
+    // The plugin's thread library, in whose threads the native kernels run.
     println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
-    // For the tests and examples of this crate; the build scripts of dependents do the same for their binaries.
+    // This argument is for the tests and examples of this crate. The build scripts of dependents set it for their
+    // binaries.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     println!("cargo:libraries={}", libraries.display());
 }
 
-/// A file of kernels, compiled for an instruction set.
+/// A source file of kernels that is compiled for an instruction set.
 struct KernelSet {
     folder: &'static str,
     source: &'static str,
-    /// The end of the name of its table.
+    /// The suffix of the name of the kernel table.
     name: &'static str,
     flags: &'static [&'static [&'static str]],
 }
 
-/// Compiles the kernels for each instruction set. `shim/README.md` says how to add one.
+/// Compiles the kernels for each instruction set. `shim/README.md` describes how to add an instruction set.
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
     /// The tile registers of AMX as a model in plain C++, for tests.
     const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
-    /// The attention says itself which operations are fused: see attention/kernels/kernels.cpp.
+    /// The attention kernels define explicitly which operations are fused: see attention/kernels/kernels.cpp.
     const EXACT: &[&str] = &["-ffp-contract=off"];
     const fn set(
         folder: &'static str,
@@ -122,7 +124,7 @@ fn kernels() {
             .std("c++17")
             .file(format!("shim/{folder}/kernels/{source}.cpp"))
             .define("OVFLEET_KERNELS", format!("kernels_{name}").as_str())
-            // An object with code for exceptions defines symbols of it.
+            // Code for exceptions would define external symbols in the object.
             .flag("-fno-exceptions")
             // The compiler's headers for vector instructions cause these warnings.
             .flag_if_supported("-Wno-uninitialized")

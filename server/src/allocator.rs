@@ -1,7 +1,7 @@
-//! Returns memory that requests have freed to the operating system.
+//! Returns freed memory to the operating system.
 //!
-//! By default the C library's allocator has an arena for each thread and retains the freed memory of each, so the memory
-//! of a burst of large requests would never be returned. See decision 0081.
+//! By default, the C library's allocator has an arena for each thread and retains the memory that is freed in it, so
+//! the memory of a burst of large requests would never be returned. See decision 0081.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,10 +10,11 @@ use tokio::time::MissedTickBehavior;
 
 /// The interval at which the memory of the process is measured.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// The memory above the lowest measurement from which trimming is worthwhile: it holds the allocator's locks for some
-/// milliseconds.
+/// Trim only if the memory exceeds the lowest measurement by this amount, because trimming holds the allocator's locks
+/// for some milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
-/// The largest number of measurements from one trim to the next, if trims return little because the memory is in use.
+/// The largest number of measurements between two trims, which is reached if trims return little memory because it is
+/// in use.
 const READINGS_MAX: u32 = 12;
 
 /// Decides when to trim the allocator's memory.
@@ -21,7 +22,7 @@ const READINGS_MAX: u32 = 12;
 struct Trimmer {
     /// The lowest anonymous memory so far, in bytes.
     least: u64,
-    /// Number of measurements from one trim to the next.
+    /// Number of measurements between two trims.
     period: u32,
     /// Number of measurements since the last trim.
     readings: u32,
@@ -40,7 +41,7 @@ impl Trimmer {
     }
 
     /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns
-    /// little is repeated, but less and less often.
+    /// little memory is repeated, but less and less often.
     fn record_trim(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;
@@ -48,7 +49,7 @@ impl Trimmer {
     }
 }
 
-/// Makes all threads allocate from one arena. It must be called before another thread starts.
+/// Makes all threads allocate from one arena. This function must be called before another thread starts.
 #[cfg(feature = "openvino")]
 pub(crate) fn use_one_arena() {
     server_openvino::use_one_arena();
@@ -68,14 +69,14 @@ fn return_free_memory() {
 #[cfg(not(feature = "openvino"))]
 fn return_free_memory() {}
 
-/// Trims the memory of this process while it is above its lowest measurement. It never returns.
+/// Trims the memory of this process while it is above its lowest measurement. Never returns.
 pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
     let mut trimmer = Trimmer::new(anonymous_bytes().unwrap_or(u64::MAX));
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // Some systems do not report the memory.
+        // On some systems, the memory cannot be read.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
             tokio::task::spawn_blocking(return_free_memory).await?;
@@ -112,7 +113,7 @@ mod tests {
             }
         }
         assert!((80..100).contains(&trims), "{trims} trims");
-        // The memory that was in use is free now.
+        // Now the memory is no longer in use.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
         trimmer.record_trim(500 << 20, 200 << 20);

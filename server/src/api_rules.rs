@@ -1,8 +1,8 @@
-//! The rules that requests follow where OpenAI's API and OVMS's differ.
+//! The rules for requests, in cases where OpenAI's API and OVMS's differ.
 
 use server_openai::{Content, Generation, Message};
 
-/// The API whose rules requests follow where OpenAI's API and OVMS's differ.
+/// The API whose rules apply to requests where OpenAI's API and OVMS's differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ApiRules {
     /// The rules of OpenAI's API.
@@ -15,7 +15,7 @@ pub enum ApiRules {
 impl ApiRules {
     /// Sets the parameters that a request implies.
     pub(crate) fn complete(self, generation: &mut Generation) {
-        // In OVMS `best_of` is the width of a beam search.
+        // In OVMS, `best_of` is the width of a beam search.
         if self == Self::Ovms && generation.best_of.is_some_and(|width| width > 1) {
             generation.use_beam_search.get_or_insert(true);
         }
@@ -23,7 +23,7 @@ impl ApiRules {
 
     /// Sets the message fields that a request implies.
     pub(crate) fn complete_messages(self, messages: &mut [Message]) {
-        // In OVMS missing content is empty. An assistant's message may always lack content.
+        // In OVMS, missing content counts as empty. An assistant's message may always lack content.
         if self == Self::Ovms {
             for message in messages.iter_mut().filter(|message| message.role != "assistant") {
                 message.content.get_or_insert_with(|| Content::Text(String::new()));
@@ -31,7 +31,7 @@ impl ApiRules {
         }
     }
 
-    /// The default of `max_tokens` for completions; `None` for as many tokens as fit.
+    /// The default of `max_tokens` for completions; `None` means as many tokens as fit.
     pub(crate) fn completion_tokens_default(self) -> Option<u32> {
         match self {
             Self::OpenAi => Some(16),

@@ -39,30 +39,30 @@ struct Inner {
     served: OnceLock<ServedModel>,
 }
 
-/// A loaded model and the engine that computes it.
+/// A loaded model and the engine that runs it.
 #[derive(Debug)]
 pub struct ServedModel {
     /// The names, texts and formats of the model.
     pub model: Model,
-    /// The handle of the engine that computes the model.
+    /// The handle of the engine that runs the model.
     pub engine: EngineHandle,
-    /// Number of sequences that run at the same time at most, for the load report.
+    /// The maximum number of sequences that run at the same time, for the load report.
     pub max_num_seqs: u32,
     /// Number of tokens in a block of the KV cache, for the load report.
     pub block_tokens: u32,
 }
 
 impl App {
-    /// Creates the state of a server whose model is not loaded yet, and that stores responses in memory.
+    /// Creates the state of a server that has not loaded its model yet and stores responses in memory.
     ///
     /// # Panics
-    /// Never: only a directory could fail to open.
+    /// This function never panics, because only a directory could fail to open.
     pub fn new(limits: HttpLimits, metrics: Metrics) -> Self {
         let config = StoreConfig::default();
         Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
     }
 
-    /// Creates the state of a server whose model is not loaded yet.
+    /// Creates the state of a server that has not loaded its model yet.
     ///
     /// # Errors
     /// The directory for stored responses cannot be used.
@@ -103,7 +103,7 @@ impl App {
         self.0.admission.requests()
     }
 
-    /// Whether the server should receive requests: the engine is alive and the server is not draining.
+    /// Whether the server should receive requests: the engine is running and the server is not draining.
     pub fn is_ready(&self) -> bool {
         self.0.lifecycle.phase() == Phase::Serving
             && self.0.served.get().is_some_and(|served| served.engine.is_alive())
@@ -116,7 +116,7 @@ impl App {
         self.0.metrics.encode(&state)
     }
 
-    /// Returns a number that was chosen at random when the process started, and is never 0.
+    /// Returns a random number that was chosen when the process started, and is never 0.
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch
     }
@@ -176,7 +176,7 @@ impl App {
         &self.0.background
     }
 
-    /// Returns the loaded model, whatever the phase.
+    /// Returns the loaded model, regardless of the phase.
     pub(crate) fn loaded(&self) -> Option<&ServedModel> {
         self.0.served.get()
     }
@@ -191,7 +191,7 @@ impl App {
         }
     }
 
-    /// Returns an ID that no other request of any process has (except with a probability of 2^-64).
+    /// Returns an ID that is unique among the requests of all processes (a collision has a probability of 2^-64).
     pub(crate) fn next_id(&self) -> RequestId {
         RequestId { epoch: self.0.epoch, number: self.0.requests.fetch_add(1, Ordering::Relaxed) }
     }

@@ -1,6 +1,6 @@
-//! The replica token: with `--replica-token-file` the server accepts only requests with a replica token, over HTTP and
-//! over gRPC. Only routers know the token, so the server can trust headers such as the tenant. The admin port and the
-//! gRPC health service need no token.
+//! Checks the replica token: with `--replica-token-file`, the server accepts only requests with a replica token, over
+//! HTTP and over gRPC. Only routers know the token, so the server can trust headers such as the tenant. The admin port
+//! and the gRPC health service need no token.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -39,7 +39,7 @@ async fn require_token(
     next.run(request).await
 }
 
-/// Accepts only gRPC calls with one of the tokens in the file. Without a file it accepts every call.
+/// Accepts only gRPC calls with one of the tokens in the file. Without a file, every call is accepted.
 #[derive(Clone, Debug)]
 pub struct RequireToken(pub Option<ReplicaTokenFile>);
 
@@ -54,7 +54,7 @@ impl Interceptor for RequireToken {
     }
 }
 
-/// Reloads the file at an interval, so that tokens can be replaced while the server runs. It never returns.
+/// Periodically reloads the file, so that tokens can be replaced while the server runs. Never returns.
 pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible> {
     loop {
         tokio::time::sleep(RELOAD_INTERVAL).await;
@@ -67,7 +67,7 @@ pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible>
                 let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::error!(
                     error,
-                    "failed to reload the replica token: the previous one stays in effect"
+                    "failed to reload the replica token: the previous one remains in effect"
                 );
             }
         }

@@ -1,5 +1,5 @@
-//! Loads the model and starts its engine: connects a runner, an engine and the model's tokenizer. It blocks until the model is
-//! loaded.
+//! Loads the model and starts its engine: connects a runner, an engine and the model's tokenizer. Loading blocks the
+//! calling thread.
 
 mod built_in_text;
 mod config;
@@ -89,7 +89,7 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
     Ok((ServedModel { model, engine: engine.handle(), max_num_seqs, block_tokens }, engine))
 }
 
-/// The message of an error in the tokenizer or the chat template.
+/// The message for an error in the tokenizer or the chat template.
 const NO_TOKENIZER: &str = "failed to load the model's tokenizer";
 
 /// A loaded model.
@@ -104,7 +104,8 @@ struct Texts {
     draft_model_len: u32,
 }
 
-/// Loads the texts and the runners at the same time: neither needs the other, except for the context length.
+/// Loads the tokenizers and the runners concurrently. They are independent of each other, except for the context
+/// length.
 fn load(
     config: &BackendConfig,
     source: Option<&TextSource>,

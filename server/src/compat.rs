@@ -1,6 +1,7 @@
-//! OVMS's API where it differs from OpenAI's, for clients that were written for OVMS (`--ovms-compat`). Errors are
-//! `{"error": "message"}`, in answers and in streams, and OVMS's additional paths exist. Statuses and the events of
-//! `/responses` are OpenAI's. The remaining differences are listed in `docs/reference/ovms.md`.
+//! Implements the parts of OVMS's API that differ from OpenAI's, for clients that were written for OVMS
+//! (`--ovms-compat`). Errors are `{"error": "message"}`, in answers and in streams, and OVMS's additional paths exist.
+//! Statuses and the events of `/responses` are OpenAI's. The remaining differences are listed in
+//! `docs/reference/ovms.md`.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};
@@ -15,7 +16,7 @@ use crate::app::App;
 use crate::error::Error;
 use crate::sse::Events;
 
-/// An upper bound for the size of an error body; ours are much smaller.
+/// An upper bound for the size of an error body; the server's are much smaller.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
 /// Returns the same API with OVMS's errors and additional paths.
@@ -32,7 +33,7 @@ pub fn ovms_api(router: Router, app: App) -> Router {
         .layer(middleware::from_fn(translate_errors))
 }
 
-/// Maps OVMS's alternative spellings of a path to the path: `/v3/v1/models` and `/v3/models/` to `/v3/models`.
+/// Maps OVMS's alternative spellings of a path to the standard one: `/v3/v1/models` and `/v3/models/` to `/v3/models`.
 async fn rewrite(mut request: Request, next: Next) -> Response {
     if let Some(uri) = respelled(request.uri()) {
         *request.uri_mut() = uri;
@@ -78,7 +79,7 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
 }
 
 /// `GET /v1/config`: the state of each model. Every model has one version. The list is empty until the model is loaded,
-/// because its names are not known before.
+/// because its names are not known before that.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [

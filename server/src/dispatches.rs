@@ -1,29 +1,29 @@
-//! The requests of each router that the load reports include, so that the router counts each request once: by itself
-//! until a report includes the request, and by the report from then on.
+//! Tracks which requests of each router the load reports include, so that a router counts each request once: it counts
+//! the request itself until a report includes it, and relies on the report from then on.
 //!
-//! A request is included once the engine has accepted it. A rejected request is included at once, because it is not
-//! part of any figure. The memory is bounded; ranges that were reported long ago are forgotten first. The server remembers
-//! a router while it is subscribed, and for some time after, in case it reconnects.
+//! A request is included once the engine has accepted it. A rejected request is included immediately, because no figure
+//! of a report counts it. The memory is bounded: the oldest ranges are forgotten first. The server remembers a router
+//! while the router is subscribed, and for some time afterward in case it reconnects.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::HeaderMap;
 use proto::v1alpha1 as wire;
 
-/// The header with the number that a router gives a request.
+/// The header with the number that a router assigns to a request.
 const HEADER: &str = "x-ovfleet-dispatch";
 /// Number of disconnected routers whose dispatches the server remembers. The number of connected routers is limited
 /// by the number of open streams.
 ///
 /// Beyond it: the router that disconnected first is forgotten.
 const DEPARTED_MAX: usize = 64;
-/// Number of ranges that the server remembers of a router: the highest ones.
+/// Number of ranges that the server remembers for a router. It forgets the lowest ranges first.
 const RANGES_MAX: usize = 256;
 /// Number of requests of one router that are submitted to the engine and not accepted yet. Beyond it, a new request
-/// counts as accepted at once.
+/// counts as accepted immediately.
 const PENDING_MAX: usize = 4096;
 
-/// The number that a router gave a request.
+/// The number that a router assigned to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     router: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Reads the header; `None` if it is absent or malformed.
+    /// Parses the header; returns `None` if it is absent or malformed.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let (router, number) = headers.get(HEADER)?.to_str().ok()?.split_once('/')?;
         let is_hex = router.len() == 16 && router.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -59,16 +59,16 @@ pub(crate) struct Subscription {
 #[derive(Debug, Default)]
 struct RouterDispatches {
     router: u64,
-    /// Number of open streams: after a broken connection a router may have two for a while.
+    /// Number of open streams. After a broken connection, a router may have two streams for a while.
     streams: usize,
-    /// The first and last number of each range; ascending, disjoint, not adjacent.
+    /// The first and last number of each range. The ranges are ascending, disjoint and not adjacent.
     included: Vec<(u64, u64)>,
-    /// Numbers, each with the count of submissions at which the engine has accepted the request.
+    /// The numbers of requests, each with the count of submissions at which the engine has accepted the request.
     pending: Vec<(u64, u64)>,
 }
 
 impl Dispatches {
-    /// Subscribes a router. Zero stands for an unknown router, of which nothing is remembered.
+    /// Subscribes a router. Zero stands for an unknown router, for which no dispatches are recorded.
     pub(crate) fn subscribe(&self, router: u64) -> Subscription {
         if router != 0 {
             let mut routers = self.lock();
@@ -87,7 +87,7 @@ impl Dispatches {
         if routers[index].streams > 0 {
             return;
         }
-        // Moves the router to the end, so that departed routers are in the order of their departure.
+        // Move the router to the end, so that departed routers are in the order of their departure.
         let departed = routers.remove(index);
         routers.push(departed);
         if routers.iter().filter(|known| known.streams == 0).count() > DEPARTED_MAX
@@ -97,8 +97,8 @@ impl Dispatches {
         }
     }
 
-    /// Records a request that was submitted to the engine, which raised the count of submissions to `submissions`, or
-    /// that was rejected (`None`).
+    /// Records a request. If the request was submitted to the engine, `submissions` is the count of submissions
+    /// including this one; if it was rejected, `None`.
     pub(crate) fn record(&self, dispatch: Dispatch, submissions: Option<u64>) {
         let mut routers = self.lock();
         // A router that is not subscribed gets no reports.
@@ -111,8 +111,8 @@ impl Dispatches {
         }
     }
 
-    /// Includes the requests that the engine has accepted once it has accepted `submissions` requests, and sends the
-    /// report with them.
+    /// Includes the requests that the engine has accepted when its count of accepted submissions is `submissions`, and
+    /// sends the report that includes them.
     pub(crate) fn settle<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();
         for router in routers.iter_mut() {
@@ -129,7 +129,8 @@ impl Dispatches {
         send();
     }
 
-    /// Calls `report` with the dispatches of `router` that the last report includes, before the next report is sent.
+    /// Calls `report` with the dispatches of `router` that the last report includes. No new report is sent during the
+    /// call.
     pub(crate) fn with_included<T>(
         &self,
         router: u64,

@@ -1,5 +1,5 @@
-//! Every error of a request, with its HTTP status, code and message, and its label in metrics: one exhaustive match for
-//! each.
+//! Defines every error of a request. Exhaustive matches map each error to its HTTP status and code, to its message, and
+//! to its label in metrics.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proto::replica_token;
 use server_engine::{Failure, Rejection, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, RequestError};
 
-/// Why a request was rejected or failed.
+/// The reason why a request was rejected or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
     /// The body is not JSON, or a value has the wrong type.
@@ -45,7 +45,7 @@ pub(crate) enum Error {
         "the values of the request body would take more than {0} bytes of memory: it has too many objects, arrays or elements"
     )]
     TooManyValues(usize),
-    /// The body did not arrive: the connection broke, or it took too long.
+    /// The body did not arrive: the connection broke, or the body took too long.
     #[error("the request body did not arrive: {0}")]
     BodyIncomplete(String),
     #[error("too many concurrent requests (limit: {limit})")]
@@ -61,7 +61,7 @@ pub(crate) enum Error {
     Stopping,
     #[error("{}", SleepError::Busy)]
     Busy,
-    /// The engine rejected a request that should have been rejected before, or a part of the server failed.
+    /// The engine rejected a request that should have been rejected earlier, or a part of the server failed.
     #[error("{0}")]
     Internal(String),
     /// The engine failed to compute the request. The next request may succeed.
@@ -98,7 +98,7 @@ const MESSAGE_MAX: usize = 1_000;
 /// Beyond it: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
 
-/// The shortest `Retry-After`, also of a server that cannot estimate the time.
+/// The shortest `Retry-After`, which the server also uses if it cannot estimate the time.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
 impl Error {
@@ -186,7 +186,7 @@ impl Error {
         }
     }
 
-    /// Returns the name of the error in metrics and logs.
+    /// Returns the label of the error in metrics and logs.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",
@@ -244,7 +244,7 @@ impl Error {
         }
     }
 
-    /// Converts an error of the engine into one that names the client's parameters.
+    /// Converts an error of the engine to an error that names the parameters of the request.
     pub(crate) fn from_submit(error: SubmitError, retry_after: Duration, queue_max: u32) -> Self {
         match error {
             SubmitError::Rejected(Rejection::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
@@ -303,7 +303,7 @@ impl IntoResponse for Error {
         let is_unread =
             matches!(self, Self::Unauthenticated | Self::Overloaded { resource: Resource::BodyBytes, .. });
         if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::BodyIncomplete(_)) {
-            // The rest of the body is not read.
+            // The server does not read the rest of the body.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -1,6 +1,6 @@
-//! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the folder is either complete or a `.part`, with
-//! which the next attempt continues. The link `current` to the model appears last. This module knows the sources of files
-//! and not their content.
+//! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the folder is either complete or a
+//! `.part` file, from which the next attempt continues. The link `current` to the model is created last. This module
+//! knows the sources of files but not their content.
 //!
 //! ```text
 //! source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current
@@ -39,7 +39,7 @@ impl FetchArgs {
         let progress = Arc::new(Progress::default());
         let outcome = tokio::select! {
             outcome = self.work(&progress) => outcome,
-            // The first process of a container has no default handler for signals.
+            // The first process of a container has no default signal handlers.
             interrupted = interrupted() => Err(interrupted),
         };
         self.report(&outcome, &progress).await?;
@@ -116,7 +116,7 @@ impl FetchArgs {
         Ok(source)
     }
 
-    /// Returns a text that distinguishes this fetch from others into the same folder.
+    /// Returns a string that distinguishes this fetch from others into the same folder.
     fn identity(&self) -> String {
         let source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {

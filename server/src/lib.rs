@@ -1,7 +1,7 @@
-//! The server: OpenAI's API over HTTP in front of the engine, and the replica's load over gRPC.
+//! The server, which serves OpenAI's API over HTTP and reports the replica's load over gRPC.
 //!
-//! This is the only crate that knows HTTP. It turns requests into tokens for the engine, and tokens into
-//! answers. The engine decides what is computed in which step.
+//! This is the only crate that handles HTTP. It turns requests into tokens for the engine, and tokens into answers. The
+//! engine decides what is computed in which step.
 //!
 //! ```text
 //! routes ─► prepare ─► engine::Request ─► EngineHandle::submit
@@ -9,8 +9,8 @@
 //! HTTP ◄─ routes (encoders) ◄─ respond (deltas) ◄─ TokenStream
 //! ```
 //!
-//! Nothing after `prepare` reads the wire request. If a client disconnects, the body of its answer is dropped, which
-//! drops the token stream, which frees the sequence. A request is canceled in no other way.
+//! Nothing after `prepare` reads the wire request. If a client disconnects, the body of its answer is dropped. This
+//! drops the token stream, which frees the sequence. There is no other way to cancel a request.
 
 mod allocator;
 mod api_rules;

@@ -1,11 +1,11 @@
-//! The lifecycle of the process. Readiness, the load report and the health service all follow one value.
+//! The lifecycle of the process. Readiness, the load reports and the health service all depend on one value.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// A phase of the process. The phase only ever moves down this list.
+/// A phase of the process. The phase only advances in the order of this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The model is being loaded.
@@ -14,7 +14,7 @@ pub enum Phase {
     Serving,
     /// The server accepts requests, but none should be sent, because the process will be stopped soon.
     Draining,
-    /// The process was asked to stop and finishes its requests.
+    /// The process has been told to stop and is finishing its requests.
     Stopping,
     /// The engine has stopped.
     Stopped,
@@ -24,7 +24,7 @@ pub enum Phase {
 #[derive(Clone, Debug)]
 pub struct Lifecycle {
     phase: watch::Sender<Phase>,
-    /// When the process was first asked to drain or to stop.
+    /// The time when the process first received a request to drain or to stop.
     drains_since: Arc<OnceLock<Instant>>,
 }
 
@@ -54,8 +54,8 @@ impl Lifecycle {
         });
     }
 
-    /// Returns the rest of `timeout`, which starts when the process is first asked to drain or to stop. The time of a
-    /// `preStop` hook and the time after SIGTERM are one, as in a pod's grace period.
+    /// Returns the rest of `timeout`, which starts when the process is first asked to drain or to stop. A `preStop`
+    /// hook and the time after SIGTERM share this timeout, as they share a pod's grace period.
     pub fn drain_time_left(&self, timeout: Duration) -> Duration {
         self.drains_since.get().map_or(timeout, |since| timeout.saturating_sub(since.elapsed()))
     }

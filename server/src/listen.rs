@@ -1,4 +1,4 @@
-//! The HTTP and gRPC listeners: connections, their limits, and their ends.
+//! The HTTP and gRPC listeners: they accept connections, enforce limits, and close connections.
 
 mod conformance;
 mod connection;
@@ -39,7 +39,7 @@ pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 /// # Errors
 /// The port is in use, or the process lacks the permission.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
-    /// Length of the operating system's queue of connections to a port that the server has not accepted.
+    /// Length of the operating system's queue of connections that the server has not accepted yet, for each port.
     ///
     /// Beyond it: the operating system of the client tries again after a second.
     const BACKLOG: u32 = 1024;
@@ -73,7 +73,7 @@ pub(crate) async fn serve(
     loop {
         let (connection, permit) = tokio::select! {
             accepted = accept_within(&room, &pressure, &listener) => accepted,
-            // Removes the tasks of closed connections.
+            // Remove the tasks of closed connections.
             Some(_) = connections.join_next() => continue,
             () = stop.cancelled() => break,
         };
@@ -102,9 +102,9 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// Completes when other connections wait and this one has not sent the head of a request for some time. A connection that
-/// has ever sent a request stays open: routers reuse connections, and could not know whether a request on a closed one has
-/// arrived.
+/// Completes when other connections wait and this one has not sent the head of a request for some time. A connection
+/// that has sent a request before remains open: routers reuse connections, and could not know whether a request on a
+/// closed connection was received.
 async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
     tokio::time::sleep(IDLE_UNDER_PRESSURE).await;
     loop {

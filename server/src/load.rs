@@ -18,16 +18,16 @@ use crate::lifecycle::Phase;
 
 /// Changes within this time are combined into one report.
 const COALESCE: Duration = Duration::from_millis(20);
-/// The longest time without a report.
+/// The longest time between two reports.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A change in the number of used blocks is reported if it is more than one in this many of all blocks.
+/// A change in the number of used blocks is reported if it exceeds the total number of blocks divided by this number.
 const BLOCKS_PART: u32 = 50;
 /// Number of open gRPC streams, such as load reports to routers.
 ///
 /// Beyond it: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;
 
-/// Sends load reports. It never returns.
+/// Sends load reports. Never returns.
 ///
 /// # Cancel safety
 /// Dropping the future stops the reports.
@@ -42,12 +42,13 @@ pub async fn publish(app: App, reports: watch::Sender<Load>) {
         }
         let reported = engine.as_mut().map_or_else(EngineLoad::default, |engine| *engine.borrow_and_update());
         number += 1;
-        // Atomically, so that a reader finds exactly the dispatches that the report includes.
+        // Send the report under the lock of the dispatches, so that a reader gets exactly the dispatches that the
+        // report includes.
         app.dispatches()
             .settle(reported.submissions, || reports.send_replace(report(&app, &reported, number)));
         let heartbeat = Instant::now() + HEARTBEAT;
         tokio::select! {
-            // It never fails, because the sender is in `app`.
+            // Waiting never fails, because `app` owns the sender.
             _ = phase.changed() => sleep(COALESCE).await,
             () = significant_change(&mut engine, reported) => sleep(COALESCE).await,
             () = sleep_until(heartbeat) => {}
@@ -62,7 +63,7 @@ async fn significant_change(engine: &mut Option<watch::Receiver<EngineLoad>>, re
     {
         return;
     }
-    // Without an engine, or after its end, only the phase changes.
+    // Without an engine, or after it has ended, only the phase can change.
     std::future::pending().await
 }
 
@@ -106,7 +107,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
         asleep: engine.sleep_level.is_some(),
-        // Each router's stream adds its own.
+        // The stream of each router adds the dispatches of that router.
         dispatches: None,
         store_id: app.store().id_if_enabled(),
     }
@@ -151,7 +152,7 @@ impl Replica for ReplicaService {
         // The stream begins with the current report, if there is one.
         let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
             let _open = (&permit, &subscription);
-            // Sends the latest report, which may be newer than the change that woke this stream, with its dispatches.
+            // Send the latest report, which may be newer than the one that woke this stream, with its dispatches.
             let load = app
                 .dispatches()
                 .with_included(router, |dispatches| Load { dispatches, ..latest.borrow().clone() });
@@ -165,7 +166,7 @@ impl Replica for ReplicaService {
         tracing::info!("draining: the server is no longer ready");
         self.app.lifecycle().advance(Phase::Draining);
         let state = (self.app.clone(), self.reports.clone(), None, permit);
-        // Reports are sent with every change and at least once per second, which is often enough for progress.
+        // Reports are sent after every change and at least once per second, which is often enough to show the progress.
         let progress = stream::unfold(state, |(app, mut reports, sent, permit)| async move {
             if sent == Some(0) {
                 return None;

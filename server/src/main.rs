@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match server::Args::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Prints the chain of causes on one line.
+            // Print the chain of causes on one line.
             eprintln!("error: {error:#}");
             server::exit_code(&error)
         }

@@ -1,7 +1,7 @@
 //! The Prometheus metrics of the process. `docs/reference/metrics.md` lists them; a test compares the list with the code.
 //!
-//! The engine's thread counts tokens and steps with one report per step, and a request's record
-//! ([`crate::request_record`]) counts the request. Gauges are read from the engine's load on each scrape.
+//! The engine's thread counts tokens and steps once per step, and the record of a request ([`crate::request_record`])
+//! counts the request. Gauges are read from the engine's load on each scrape.
 
 mod exposition;
 mod spill;
@@ -78,7 +78,7 @@ fn size() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 16))
 }
 
-/// The state of the process that the gauges show.
+/// The state of the process from which the gauges are computed.
 pub(crate) struct ProcessState<'a> {
     pub(crate) is_ready: bool,
     /// Number of requests in progress.

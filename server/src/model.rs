@@ -18,15 +18,15 @@ use crate::limits::{TOKENIZER_MEMORY_DEFAULT, TokenizerMemory};
 #[derive(Debug)]
 pub struct Model {
     names: Vec<String>,
-    /// Its tokenizer, chat template and defaults.
+    /// The tokenizer, the chat template and the default parameters.
     pub(crate) text: ModelText,
-    /// The time at which it was loaded, in seconds since 1970.
+    /// The time when the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// A hash of everything that may change its answers.
+    /// A hash of everything that may change the model's answers.
     pub(crate) fingerprint: String,
-    /// The formats of its tool calls and its reasoning.
+    /// The formats of the model's tool calls and reasoning.
     pub(crate) formats: Formats,
-    /// The abilities of its chat template.
+    /// The capabilities of the model's chat template.
     pub(crate) abilities: Abilities,
     /// Special tokens that the parser of an answer reads as text, ascending.
     pub(crate) visible_tokens_with_tools: Arc<[TokenId]>,
@@ -35,16 +35,17 @@ pub struct Model {
     pub(crate) prompt_lookup: bool,
     /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
-    /// The API whose rules requests follow.
+    /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
-    /// Its adapters, in the order of their numbers.
+    /// The adapters of the model, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
-    /// The compiler of structured output, which is created when it is first used.
+    /// The compiler for structured output, which is created on first use.
     compiler: OnceLock<Result<Compiler, VocabularyError>>,
 }
 
 impl Model {
-    /// Creates a model with these names. `computed` describes how it is computed: the backend and the precisions.
+    /// Creates a model with these names. `computed` describes the backend and the precisions with which the model is
+    /// computed.
     ///
     /// # Panics
     /// `names` is empty.
@@ -99,27 +100,28 @@ impl Model {
         Self { tokenizer_memory: TokenizerMemory::new(bytes), ..self }
     }
 
-    /// Sets the API whose rules requests follow.
+    /// Sets the API whose rules apply to requests.
     #[must_use]
     pub fn with_api_rules(self, api_rules: ApiRules) -> Self {
         Self { api_rules, ..self }
     }
 
-    /// Returns the formats of its tool calls and its reasoning.
+    /// Returns the formats of the model's tool calls and reasoning.
     pub fn formats(&self) -> Formats {
         self.formats
     }
 
-    /// Returns the given formats, completed by those that the chat template uses.
+    /// Returns the given formats. A format that is not given is detected in the chat template.
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
-        // Harmony formats the whole text, so it applies to both unless one is explicitly another format.
+        // Harmony formats the whole text, so it applies to both, unless one of them is set to another format.
         let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (of_template.tool, of_template.reasoning) {
             _ if is_harmony => Formats { tool: ToolFormat::Gptoss, reasoning: ReasoningFormat::Gptoss },
-            // If the template does not render tools, the text that describes them defines this format.
+            // If the template does not render tools, a built-in description of the tools instructs the model to use
+            // this format.
             (tool, reasoning) if template.is_some() && self.uses_hermes_description(tool) => {
                 Formats { tool: ToolFormat::Hermes3, reasoning }
             }
@@ -132,14 +134,15 @@ impl Model {
         if fits(chosen) {
             return chosen;
         }
-        // A given format cannot be combined with the template's Harmony, so the other is read as text.
+        // The given format cannot be combined with Harmony, which the template uses, so the format that is not given is
+        // disabled.
         Formats {
             tool: tool.unwrap_or(ToolFormat::None),
             reasoning: reasoning.unwrap_or(ReasoningFormat::None),
         }
     }
 
-    /// Whether tools are described to the model as for Hermes, given the format that its template uses.
+    /// Whether tools are described to the model in the format of Hermes, given the format that the template uses.
     fn uses_hermes_description(&self, format: ToolFormat) -> bool {
         match format {
             ToolFormat::None => true,
@@ -166,7 +169,7 @@ impl Model {
         &self.names[0]
     }
 
-    /// Returns all names of the model itself.
+    /// Returns all names of the model itself, without those of adapters.
     pub fn names(&self) -> &[String] {
         &self.names
     }
@@ -187,7 +190,8 @@ impl Model {
         self.adapters.get((number as usize).checked_sub(1)?)
     }
 
-    /// Returns the compiler of structured output. The first call takes some tenths of a second for the vocabulary.
+    /// Returns the compiler of structured output. The first call takes some tenths of a second to process the
+    /// vocabulary.
     pub(crate) fn compiler(&self) -> Result<&Compiler, Error> {
         let compiler = self.compiler.get_or_init(|| {
             let tokenizer = &self.text.tokenizer;
@@ -219,7 +223,7 @@ mod tests {
         Model::new(vec!["m".to_owned()], built_in_text_with(template, special_tokens).unwrap(), "test")
     }
 
-    /// Their names, or why they cannot be read together.
+    /// Returns the names of the formats, or the reason why they cannot be combined.
     fn formats(
         template: &str,
         tool: Option<ToolFormat>,
@@ -241,7 +245,7 @@ mod tests {
         assert_eq!(formats("plain", Some(ToolFormat::None), None), Ok(["none", "none"]));
         assert_eq!(formats(QWEN, Some(ToolFormat::Llama3), None), Ok(["llama3", "qwen3"]));
         assert_eq!(formats(QWEN, None, Some(ReasoningFormat::None)), Ok(["hermes3", "none"]));
-        // Harmony frames the whole text: one is the other unless it is said to be none.
+        // Harmony frames the whole text, so each format implies the other unless the other is set explicitly.
         assert_eq!(formats(HARMONY, None, None), Ok(["gptoss", "gptoss"]));
         assert_eq!(formats(QWEN, Some(ToolFormat::Gptoss), None), Ok(["gptoss", "gptoss"]));
         assert_eq!(formats(QWEN, None, Some(ReasoningFormat::Gptoss)), Ok(["gptoss", "gptoss"]));

@@ -1,6 +1,6 @@
-//! Binds the process to a NUMA node before it starts a second thread.
+//! Binds the process to a NUMA node. This must happen before it starts a second thread.
 
-/// Binds the process to a node, or warns if the process runs on several nodes.
+/// Binds the process to a node. Without a node, warns if the process runs on several nodes.
 #[cfg(feature = "openvino")]
 pub(crate) fn bind(numa_node: Option<u32>) -> anyhow::Result<()> {
     let Some(node) = numa_node else {

@@ -1,7 +1,7 @@
 //! Turns wire requests into requests to the engine: resolves defaults, checks ranges, and renders and tokenizes
-//! conversations. Nothing after this reads the wire request.
+//! conversations. No later stage reads the wire request.
 //!
-//! Pure: it only computes, and the same request gives the same result.
+//! This module is pure: it only computes, and the same request gives the same result.
 
 mod chat;
 mod completion;

@@ -1,4 +1,4 @@
-//! The times and the outcome of one request, from its arrival to the end of its answer.
+//! Records the times and the outcome of one request, from its arrival to the end of its answer.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::limits::AdmittedRequest;
 use crate::metrics::Metrics;
 
 /// A request in progress. A record that is dropped before [`RequestRecord::ended`] or [`RequestRecord::failed`] is
-/// counted as canceled: its client disconnected.
+/// counted as canceled, because its client has disconnected.
 #[derive(Debug)]
 pub(crate) struct RequestRecord {
     metrics: Metrics,

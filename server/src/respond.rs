@@ -1,6 +1,6 @@
 //! Turns the engine's tokens into deltas: detokenized text up to a stop string, parsed into content, reasoning and tool
-//! calls, with log probabilities. There is one stream of events for every answer; streamed answers encode its deltas, and
-//! other answers fold them.
+//! calls, with log probabilities. Every answer is a stream of events: streamed answers encode its deltas, and other
+//! answers combine them.
 
 mod answer;
 mod best;

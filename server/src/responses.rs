@@ -1,5 +1,5 @@
-//! Responses that are being generated: [`assembly`] turns deltas into items and events, and [`live`] holds the responses in
-//! the background. Neither knows HTTP. The store holds complete responses.
+//! Responses that are being generated: [`assembly`] turns deltas into items and events, and [`live`] manages background
+//! responses. Neither depends on HTTP. The store contains complete responses.
 
 mod assembly;
 mod live;

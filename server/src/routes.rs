@@ -1,4 +1,4 @@
-//! The paths of the API. Requests for other paths get an error in OpenAI's form too.
+//! The paths of the API. Requests for other paths get an error in OpenAI's format too.
 
 mod body;
 mod chat;
@@ -59,7 +59,7 @@ pub fn router_with(app: App, sleep: SleepApi) -> Router {
     sleep::routes(sleep)
         .nest("/v1", api.clone())
         .nest("/v3", api)
-        // vLLM's paths.
+        // These are vLLM's paths.
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/openapi.json", get(openapi::openapi))
@@ -71,7 +71,7 @@ pub fn router_with(app: App, sleep: SleepApi) -> Router {
         .with_state(app)
 }
 
-/// Returns only the probes and the metrics, for a port that clients do not reach.
+/// Returns only the probes and the metrics, for a port that clients do not use.
 pub(crate) fn admin_router(app: App) -> Router {
     Router::new()
         .merge(health_routes())
@@ -95,7 +95,7 @@ async fn method(method: Method, uri: Uri) -> Error {
     Error::MethodNotAllowed { method: method.to_string(), path: uri.path().to_owned() }
 }
 
-/// Rejects paths whose percent-encoded bytes are not UTF-8, which no name in a path can be.
+/// Rejects paths whose percent-encoded bytes are not UTF-8, because all names in paths are UTF-8.
 async fn decodable_path(request: Request, next: middleware::Next) -> axum::response::Response {
     if is_utf8(request.uri().path()) {
         next.run(request).await
@@ -124,7 +124,7 @@ fn is_utf8(path: &str) -> bool {
     std::str::from_utf8(&decoded).is_ok()
 }
 
-/// Counts the requests that no endpoint has counted, under one name whatever their path.
+/// Counts the requests that no endpoint has counted, all under the same name, whatever their path.
 async fn count_unrouted(
     axum::extract::State(app): axum::extract::State<App>,
     request: Request,

@@ -1,5 +1,5 @@
-//! The process from start to end: it binds the ports first, so that errors appear at once; it loads the model while it
-//! already answers probes; it serves requests until a signal; then it finishes the remaining requests.
+//! Runs the process from start to end: binds the ports first, so that errors are reported immediately; loads the model
+//! while it already answers probes; serves requests until a signal; and then finishes the remaining requests.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -45,7 +45,8 @@ const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Beyond it: they are not stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time in which the engine must stop after the last request, including writing cached blocks to the spill directory.
-/// Together with [`STORE_TIMEOUT`] it is less than what a pod's grace period leaves after `--drain-timeout`.
+/// Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period after
+/// `--drain-timeout`.
 ///
 /// Beyond it: the process ends with an error, and cached blocks that are not yet written are lost.
 const END_TIMEOUT: Duration = Duration::from_secs(12);
@@ -57,13 +58,13 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 }
 
 impl Args {
-    /// Runs the subcommand or, without one, the server until it is asked to stop.
+    /// Runs the subcommand or, without one, the server until it is told to stop.
     ///
     /// # Errors
-    /// The server could not start, its engine died, or it received a second signal while it stopped.
+    /// The server could not start, its engine died, or it received a second signal while stopping.
     pub fn run(self) -> anyhow::Result<()> {
         logs::start(&self.log, self.log_format)?;
-        // Before another thread starts, because threads inherit the binding.
+        // Bind before any other thread starts, because threads inherit the binding.
         numa::bind(self.numa_node)?;
         allocator::use_one_arena();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -75,7 +76,7 @@ impl Args {
             Some(Command::Drain(drain)) => runtime.block_on(drain.run()),
             None => runtime.block_on(run(self)),
         };
-        // Nobody waits for requests that are still being prepared.
+        // Do not wait for requests that are still being prepared.
         runtime.shutdown_background();
         outcome
     }
@@ -198,7 +199,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let metrics = Metrics::new(&names[0], settings.backend.backend.name());
     let app = App::with_store(settings.limits, metrics.clone(), &settings.store)?;
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
-    // It ends with the process, so that probes are answered while requests are finished.
+    // The admin port stays open until the process exits, so that probes are answered while the remaining requests
+    // finish.
     let mut admin_listener = JoinSet::new();
     if let Some(admin) = admin {
         tracing::info!("metrics and probes on {}", admin.local_addr()?);
@@ -253,7 +255,7 @@ fn api(app: &App, settings: &Settings, token: Option<ReplicaTokenFile>) -> Route
     }
 }
 
-/// Puts the engine to sleep when it is idle, if that is enabled. It never returns.
+/// Puts the engine to sleep when it is idle, if this is enabled. Never returns.
 async fn sleep_automatically(engine: EngineHandle, settings: &SleepArgs) {
     match (settings.sleep_after, level(settings.sleep_level)) {
         (Some(after), Some(level)) => sleep_when_idle(engine, after, level).await,
@@ -261,7 +263,7 @@ async fn sleep_automatically(engine: EngineHandle, settings: &SleepArgs) {
     }
 }
 
-/// Loads the model on its own thread. The process does not wait for the thread when it stops.
+/// Loads the model on a separate thread. The process does not wait for this thread when it stops.
 fn load(
     config: BackendConfig,
     metrics: Metrics,
@@ -270,7 +272,7 @@ fn load(
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
-            // Nobody waits for the model if the process is stopping.
+            // The receiver has been dropped if the process is stopping.
             let _ = sender.send(backend::start(&config, &metrics));
         })
         .context("failed to start a thread")?;
@@ -290,7 +292,7 @@ async fn spawn_services(
     }
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
     let (health, health_service) = tonic_health::server::health_reporter();
-    // Before the port is served, because a new reporter reports that the service is healthy.
+    // Set the status before the port is served, because a new reporter reports that the service is healthy.
     set_health(&health, app.lifecycle().phase()).await;
     let service = ReplicaService::new(app.clone(), receiver);
     let replica = ReplicaServer::new(service).max_decoding_message_size(GRPC_REQUEST_BYTES_MAX);
@@ -347,8 +349,8 @@ impl HttpServer {
         self.listener.spawn(listen::serve(http, api, limits, self.stop.clone()));
     }
 
-    /// Waits until the requests in progress are finished, at most for the rest of `timeout`, and then cuts off the others.
-    /// The engine is idle then.
+    /// Waits until the requests in progress are finished, but at most for the rest of `timeout`, and then cuts off the
+    /// remaining ones. Afterward, the engine is idle.
     async fn drain(&mut self, timeout: Duration, signals: &mut EndSignals) -> anyhow::Result<()> {
         let Self { app, stop, listener } = self;
         let started = Instant::now();
@@ -372,7 +374,7 @@ impl HttpServer {
             }
             () = signals.next() => bail!("received a second signal: cut off the remaining requests"),
         }
-        // Drops background responses that could not be stored, which aborts their sequences.
+        // Drop background responses that could not be stored, which aborts their sequences.
         app.background().cut_off();
         tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
         Ok(())

@@ -1,10 +1,10 @@
-//! Puts an idle engine to sleep. The engine decides what it releases.
+//! Puts an idle engine to sleep. The engine decides which memory to release.
 
 use std::time::Duration;
 
 use server_engine::{EngineHandle, EngineLoad, EngineState, SleepError, SleepLevel};
 
-/// Returns the sleep level with vLLM's number, or `None` if there is no such level.
+/// Returns the sleep level for vLLM's number, or `None` if there is no such level.
 pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     match number {
         1 => Some(SleepLevel::Cache),
@@ -13,7 +13,7 @@ pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     }
 }
 
-/// Puts the engine to sleep whenever it has been idle for `after`. It never returns.
+/// Puts the engine to sleep whenever it has been idle for `after`. Never returns.
 ///
 /// # Cancel safety
 /// Dropping the future has no effect on the engine.
@@ -26,7 +26,7 @@ pub async fn sleep_when_idle(engine: EngineHandle, after: Duration, level: Sleep
     };
     while load.wait_for(may_sleep).await.is_ok() {
         tokio::select! {
-            // Any change restarts the idle time.
+            // Any change of the load restarts the idle time.
             changed = load.changed() => if changed.is_err() { break },
             () = tokio::time::sleep(after) => match engine.sleep(level).await {
                 // A request has just arrived.

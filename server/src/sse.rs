@@ -1,4 +1,4 @@
-//! Server-sent events on the wire.
+//! Encodes server-sent events.
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -6,7 +6,7 @@ use axum::response::Response;
 use futures_util::Stream;
 use serde::Serialize;
 
-/// Encoded events that are not sent yet.
+/// Encoded events that have not been sent yet.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Vec<u8>);
 
@@ -40,7 +40,7 @@ pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Re
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies that buffer answers, such as nginx, must not buffer this one.
+    // Tell proxies that buffer answers, such as nginx, not to buffer this one.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

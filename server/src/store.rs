@@ -1,8 +1,8 @@
-//! Stored responses and conversations, so that later requests can refer to them: in memory, or in a directory that
-//! outlives the process. The store is bounded in records and in bytes; beyond a bound the least recently used records
-//! are evicted. A record is visible to the tenant that created it and to no other.
+//! Stores responses and conversations, so that later requests can refer to them, in memory or in a directory that
+//! outlives the process. The number and the total size of the records are limited; beyond a limit, the least recently
+//! used records are evicted. A record is visible to the tenant that created it and to no other.
 //!
-//! [`index`] and [`disk`] handle records as bytes, whose content [`record`] defines. The ID of an object contains the ID
+//! [`index`] and [`disk`] treat records as bytes. [`record`] defines their content. The ID of an object contains the ID
 //! of its store ([`id`]).
 //!
 //! ```text
@@ -42,7 +42,7 @@ const RECORD_BYTES_MAX: u64 = 32 << 20;
 ///
 /// Beyond it: requests wait.
 const WORKERS_MAX: usize = 8;
-/// Number of locks that the conversations share. Of the conversations with the same lock, one is changed at a time.
+/// Number of locks that the conversations share. Only one of the conversations that share a lock is changed at a time.
 const LOCKS: usize = 64;
 
 /// The limits and the directory of the store. The fields have the names of the flags.
@@ -64,20 +64,21 @@ impl Default for StoreConfig {
 
 /// Stores responses and conversations. Clones share the same records.
 ///
-/// Its functions may block for long, by the size of records and by the disk: see [`Store::run`].
+/// The functions of the store may block for a long time, depending on the size of the records and on the disk: see
+/// [`Store::run`].
 #[derive(Clone, Debug)]
 pub(crate) struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     store_id: u64,
-    /// Two secret keys, so that nobody can guess IDs.
+    /// Two secret keys, so that IDs cannot be guessed.
     random: [RandomState; 2],
-    /// Number of IDs that were generated.
+    /// Number of IDs that have been generated.
     ids: AtomicU64,
     folder: Option<Folder>,
     index: Mutex<Index>,
-    /// Each lock is held while one of its conversations is changed.
+    /// The locks of the conversations. A lock is held while one of its conversations is being changed.
     conversations: [Mutex<()>; LOCKS],
     workers: Arc<Semaphore>,
 }
@@ -114,12 +115,12 @@ impl Store {
         })))
     }
 
-    /// Returns the ID of this store, which the IDs of all its objects contain. It is never 0.
+    /// Returns the ID of this store, which the IDs of all its objects contain. The ID is never 0.
     pub(crate) fn store_id(&self) -> u64 {
         self.0.store_id
     }
 
-    /// Returns the ID of this store for routers, or 0 if the store is disabled.
+    /// Returns the store ID that routers get, which is 0 if the store is disabled.
     pub(crate) fn id_if_enabled(&self) -> u64 {
         if self.is_enabled() { self.store_id() } else { 0 }
     }
@@ -145,7 +146,7 @@ impl Store {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The process is shutting down: nobody waits any longer.
+                // The process is shutting down, so the result is no longer needed.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -159,11 +160,11 @@ impl Store {
         Id::new(kind, self.0.store_id, random)
     }
 
-    /// Returns the record with this ID if it belongs to this tenant. It counts as used, and so do the records that it
-    /// follows.
+    /// Returns the record with this ID if it belongs to this tenant. The record and those that it follows count as
+    /// used.
     ///
     /// # Errors
-    /// The record exists and cannot be read.
+    /// The record exists but cannot be read.
     pub(crate) fn get(&self, id: Id, tenant: Tenant) -> Result<Option<StoredRecord>, Error> {
         let entry = self.index().get(id.key(), tenant).cloned();
         entry.map_or(Ok(None), |entry| self.read(id, entry))
@@ -211,7 +212,7 @@ impl Store {
         removed
     }
 
-    /// Adds items to a conversation; `items` creates them, given what the conversation contains. Returns the items, or
+    /// Adds items to a conversation. `items` creates them, given the counts of the conversation. Returns the items, or
     /// `None` if this tenant has no such conversation.
     ///
     /// # Errors
@@ -226,7 +227,7 @@ impl Store {
         let Some(entry) = self.index().get(id.key(), tenant).cloned() else { return Ok(None) };
         let (bytes, tally) = match entry.tally {
             Some(tally) => (entry.bytes, tally),
-            // The last write to its file may have been interrupted.
+            // Read the record, because the last write to its file may have been interrupted.
             None => match self.read(id, entry)? {
                 Some(stored) => (stored.bytes(), stored.tally()),
                 None => return Ok(None),
@@ -268,7 +269,8 @@ impl Store {
         })
     }
 
-    /// Removes an item of a conversation; `item` returns its number, and a value that this function returns.
+    /// Removes an item from a conversation. `item` returns the number of the item, and a value that this function
+    /// returns.
     ///
     /// # Errors
     /// The conversation cannot be read or written, or `item` fails.
@@ -297,7 +299,7 @@ impl Store {
         Ok(Some(returned))
     }
 
-    /// Stores a record. Of `entry`, the size and the content are set here.
+    /// Stores a record. This function sets the size and the content of `entry`.
     fn put(&self, id: Id, lines: Lines, entry: Entry) -> Result<(), Error> {
         let (key, lines) = (id.key(), lines.into_bytes());
         let bytes = lines.len() as u64;
@@ -309,7 +311,7 @@ impl Store {
             }
             Some(folder) => {
                 let written = folder.write(entry.tenant, entry.previous, &lines)?;
-                // Under the lock, so that the index and the directory agree.
+                // Rename the file under the lock of the index, so that the index and the directory agree.
                 let mut index = self.index();
                 written.place(key)?;
                 let evicted = index.insert(key, Entry { bytes, ..entry });

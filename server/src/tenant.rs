@@ -1,5 +1,5 @@
-//! Which tenant a request belongs to. The router derives the tenant from the client's API key and sends it in a header;
-//! stored objects and cached prompts of one tenant are invisible to every other.
+//! Determines the tenant of a request. The router derives the tenant from the client's API key and sends it in a
+//! header; stored objects and cached prompts of one tenant are invisible to every other.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
 
-/// The header that names the tenant. Routers replace whatever a client sends under this name.
+/// The header that names the tenant. Routers replace any value that a client sends in this header.
 const HEADER: &str = "x-ovfleet-tenant";
 /// Hexadecimal digits of a tenant.
 const DIGITS: usize = 32;
 
-/// The owner of stored objects and cached prompts. All requests without the header have the same one, the default.
+/// The owner of stored objects and cached prompts. All requests without the header belong to the default tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant(u128);
 
@@ -25,24 +25,26 @@ impl Tenant {
     /// Returns the tenant that the headers name, or the default tenant if they name none.
     ///
     /// # Errors
-    /// The header is malformed or repeated: an unknown tenant must not be mistaken for the default one.
+    /// The header is malformed or repeated. An unknown tenant must not be mistaken for the default tenant.
     pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Error> {
         let mut values = headers.get_all(HEADER).iter();
         let Some(value) = values.next() else { return Ok(Self::default()) };
         let tenant = value.to_str().ok().and_then(Self::parse).filter(|_| values.next().is_none());
-        tenant.ok_or_else(|| Error::invalid(HEADER, format!("must be {DIGITS} hexadecimal digits, once")))
+        tenant.ok_or_else(|| {
+            Error::invalid(HEADER, format!("must occur only once and be {DIGITS} hexadecimal digits"))
+        })
     }
 
-    /// Reads what [`fmt::Display`] writes; `None` for anything else, for the default tenant, and for [`Self::NOBODY`], whose
-    /// objects no request may reach.
+    /// Parses the format of [`fmt::Display`]. Returns `None` for anything else, for the default tenant, and for
+    /// [`Self::NOBODY`], whose objects no request may access.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = is_hex.then(|| u128::from_str_radix(text, 16).ok())??;
         Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
-    /// Assigns these prompts to this tenant: the prefix cache separates them from other tenants' prompts, and tenants
-    /// take turns in the queue.
+    /// Assigns these prompts to this tenant. As a result, the prefix cache separates them from the prompts of other
+    /// tenants, and tenants take turns in the queue.
     pub(crate) fn claim(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.cache_salt = self.salt(prompt.cache_salt);
@@ -50,8 +52,8 @@ impl Tenant {
         }
     }
 
-    /// Returns the salt of a prompt of this tenant, given the request's own salt. The hash is cryptographic so that no
-    /// client can choose a salt that collides with another tenant's.
+    /// Returns the salt of a prompt of this tenant, given the request's own salt. The hash is cryptographic, so that no
+    /// client can choose a salt that collides with that of another tenant.
     fn salt(self, salt: u64) -> u64 {
         if self == Self::default() {
             return salt;

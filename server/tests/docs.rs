@@ -1,4 +1,5 @@
-//! The reference in `docs/` is generated from the code: `UPDATE_EXPECT=1 cargo test -p server --test docs`.
+//! Tests that the reference in `docs/`, which is generated from the code, is up to date. To update it: `UPDATE_EXPECT=1
+//! cargo test -p server --test docs`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -22,7 +23,8 @@ fn the_flags_are_described() {
     expect_file!["../../docs/reference/flags-server.md"].assert_eq(&text);
 }
 
-/// On a separate page, because `engine.extraArgs` of a resource may only have the flags of the other page.
+/// The flags of subcommands are on a separate page, because `engine.extraArgs` of a resource may only contain flags of
+/// the main page.
 #[test]
 fn the_flags_of_subcommands_are_described() {
     let mut text = String::from(
@@ -49,7 +51,7 @@ async fn the_metrics_are_described() {
         ..HttpLimits::default()
     };
     let app = App::new(limits, metrics.clone());
-    // A family is listed once it has a member.
+    // The registry lists a metric family only if the family has a member.
     let bad = Request::post("/v1/completions").body(Body::from("{")).expect("a request");
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
     metrics.count_adapter("ADAPTER");

@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-/// A running server. Dropping it kills it.
+/// A running server. Dropping it kills the process.
 struct Server(Child);
 
 impl Drop for Server {
@@ -15,7 +15,7 @@ impl Drop for Server {
     }
 }
 
-/// The status of an answer to GET `path`.
+/// Returns the status of the answer to `GET path`.
 fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();

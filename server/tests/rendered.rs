@@ -10,7 +10,8 @@ use server::{Args, Command};
 
 const TOKEN_FILE: &str = "/etc/ovfleet-replica-token/token";
 
-/// The containers with this name in all pod templates of the operator's snapshots, with the name of the snapshot.
+/// Returns the containers with this name in all pod templates of the operator's snapshots, each with the name of its
+/// snapshot.
 fn containers(name: &str) -> Vec<(String, Value)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/snapshots");
     let mut found = Vec::new();

@@ -6,7 +6,8 @@ accepted token saves its sequence a fraction of a step; each draft token costs a
 step longer. The draft model breaks even where both are equal.
 
 Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
-first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting this and turning it off.
+first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting
+that and disabling the draft model.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Drafted(Server):
 
 
 def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path | None) -> list[dict]:
-    """Returns the medians of steps and runs, by the number of sequences."""
+    """Returns the median times of steps and runs, by the number of sequences."""
     command = [str(args.costs), f"--model={args.model}", f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}"]
     command += [f"--plugin-config=INFERENCE_PRECISION_HINT={args.inference_precision}"]
     command += [f"--plugin-config=KV_CACHE_PRECISION={args.kv_cache_precision}"]
@@ -62,7 +63,7 @@ def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path
 
 def print_costs(title: str, measured: list[dict]) -> None:
     """Returns the acceptance rates at which 1, 2 and 4 draft tokens break even: their cost over their gain."""
-    print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 guesses each | run of the draft model | breaks even at |")
+    print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 drafts each | run of the draft model | breaks even at |")
     print("|---|---|---|---|---|")
     for row in measured:
         plain, *guessed = row["step_seconds"]

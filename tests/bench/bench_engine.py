@@ -2,8 +2,9 @@
 """`make bench-engine`: compares the engine with openvino_genai, each in process and alternating (medians of the rounds).
 
 Both get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir` both
-run the same IR. With `gguf` the engine runs the file, and the peer the IR that it converts it to (with rounded zero points).
-The floor is the compiled model alone, run on the batches of the same case without sampling or sending.
+run the same IR. With `gguf` the engine runs the file, and the peer runs the IR to which it converts the file (with
+rounded zero points). The floor is the compiled model alone, executed on the batches of the same case without sampling
+or sending.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import engines
 import plot
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
-# What our engine runs. The last one is not the default.
+# The model forms that our engine runs, with their titles. The last form is not the default.
 TITLES = {
     "ir": "Both on the same IR",
-    "gguf": "ovfleet on the GGUF file, the peer on the IR it makes of it",
+    "gguf": "ovfleet on the GGUF file, the peer on the IR to which it converts the file",
     "gguf-int8": "The same with `--activation-precision int8`, which is not the default",
 }
-# The same in a picture.
+# The titles of the model forms in the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
 # The target ratio with `--activation-precision int8`, whatever the number of requests.
 INT8_WANTED = 1.8
@@ -53,7 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-chunk-tokens", type=int, help="only for our engine; default: that of the engine")
     parser.add_argument("--no-floor", action="store_true")
     parser.add_argument("--section", default="bench-engine", help="the section of the document that --update replaces")
-    parser.add_argument("--update", action="store_true", help=f"write the tables into {DOCUMENT.name}, and the raw results")
+    parser.add_argument("--update", action="store_true", help=f"write the tables to {DOCUMENT.name}, and record the raw results")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
     return parser.parse_args()
 
@@ -162,7 +163,7 @@ HEAD = (
 
 
 def delay_row(delay: Delay, form: str, rounds: list[dict]) -> tuple[str, bool]:
-    """Returns a line that compares another figure than that of the case, and whether the ratio meets the target."""
+    """Returns a line that compares a figure other than that of the case, and whether the ratio meets the target."""
     ratio = statistics.median(each[form][delay.key] / each["peer"][delay.key] for each in rounds)
     good = ratio <= delay.wanted
     return f"- {delay.title}: **{ratio:.2f}** of the peer's (≤ {delay.wanted:.2f} {'✓' if good else '✗'})", good

@@ -56,7 +56,8 @@ def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tup
         figures = {}
         order = ["guided", "plain"] if seed % 2 else ["plain", "guided"]
         for place, name in enumerate(order):
-            # Different prompts of the same lengths, so that none is in the prefix cache.
+            # Each round has different prompts of the same lengths, so that none is in the prefix
+            # cache.
             work = cases.scenario(case, 2 * seed + place, args.vocabulary)
             more = {"temperature": args.temperature} | (GUIDED if name == "guided" else {})
             figures[name] = throughput(port, work["requests"], more)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`make bench-http`: compares the server over HTTP with the engine in process, alternating (medians of the rounds).
 
-The same prompts, concurrency and engine settings; the server is started for each run and stopped after it.
+Both use the same prompts, concurrency and engine settings. The server is started for each run and stopped after it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def throughput(port: int, requests: list[dict], more: dict) -> float:
 def setup_of(args: argparse.Namespace) -> engines.Setup:
     """Returns the settings of a run, and exits if the server has not been built."""
     if not args.server.is_file():
-        raise SystemExit(f"there is no {args.server}: build it with `cargo build --release --package server`")
+        raise SystemExit(f"{args.server} does not exist: build it with `cargo build --release --package server`")
     return engines.Setup(
         args.model,
         inference_precision=args.inference_precision,

@@ -26,7 +26,7 @@ SLOT_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One of the compared servers."""
+    """A server in the comparison."""
 
     name: str
     # Starts the server for a case, with the settings of the run.
@@ -133,7 +133,7 @@ def beside(doc: str, version: str, *peers: Contender) -> None:
 def main() -> None:
     beside(
         __doc__,
-        # The requirement with its hash, written by llama.sh.
+        # llama.sh writes the requirement with its hash to this file.
         (engines.DEPS / "llama" / ".stamp").read_text().split()[0].replace("==", " "),
         Contender("llama.cpp", lambda case, setup: (with_slots(case), setup)),
         Contender("llama.cpp Q4_0", lambda case, setup: (with_slots(case), setup.with_model(in_q4_0(setup.model)))),

@@ -37,7 +37,7 @@ class Keeping(Server):
         return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.folder / 'spill'}"]
 
     def settled(self) -> bool:
-        """Also waits until the server has read its stored blocks."""
+        """Whether the server is ready and has also read its stored blocks."""
         return super().settled() and "evicted blocks are stored" in self.log.read_text()
 
 
@@ -72,7 +72,7 @@ def expect(way: str, measured: tuple[float, int], args: argparse.Namespace) -> f
 
 def main() -> None:
     known = bench_http.parser(__doc__, [], [])
-    known.add_argument("--tokens", type=int, default=1500, help="of a prompt")
+    known.add_argument("--tokens", type=int, default=1500, help="number of tokens of a prompt")
     args = known.parse_args()
     measured: dict[str, list[float]] = {way: [] for way in WAYS}
     with engines.scratch() as folder:
@@ -90,7 +90,7 @@ def main() -> None:
                 warm(server, args)
                 measured[WAYS[3]].append(expect(WAYS[3], ask(server, prompt(args, seed)), args))
     print(f"{engines.versions()}\n{engines.machine()}\n")
-    print(f"{args.tokens} tokens, medians of {args.rounds}\n\n| | first token | of computing it |\n|---|---|---|")
+    print(f"{args.tokens} tokens, medians of {args.rounds}\n\n| | first token | ratio to computing it |\n|---|---|---|")
     computed = measured["computed"]
     for way in WAYS:
         ratio = statistics.median(time / first for time, first in zip(measured[way], computed, strict=True))

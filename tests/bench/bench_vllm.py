@@ -55,7 +55,7 @@ class Vllm(Server):
         processors = sorted(os.sched_getaffinity(0))[: setup.threads]
         environment = {
             "HF_HUB_OFFLINE": 1,
-            # Recommended by the documentation of vLLM.
+            # The documentation of vLLM recommends this setting.
             "LD_PRELOAD": VENV / "lib" / "libiomp5.so",
             "TORCHINDUCTOR_CACHE_DIR": CACHE / "inductor",
             "VLLM_CACHE_ROOT": CACHE,

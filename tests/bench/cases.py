@@ -7,13 +7,14 @@ import random
 import statistics
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
-# Shared prefix, as of a long system prompt.
+# The length of the shared prefix, which represents a long system prompt.
 PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 64, 16
-# A long prompt that arrives beside streams that decode.
+# The length of a long prompt that arrives while other streams decode.
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
-# Sequential requests in the case of one at a time, whose single run would be too short to measure.
+# Number of requests in the case of one at a time, because a single request would be too short to
+# measure.
 SINGLE_REQUESTS = 4
-# Token IDs that are ordinary text in all vocabularies used here.
+# Token IDs that are ordinary text in all vocabularies of the benchmarks.
 TOKEN_MIN = 300
 
 
@@ -25,7 +26,7 @@ class Case:
     title: str
     # The target ratio of our figure to that of the peer: a minimum for tokens/s, a maximum for a gap.
     wanted: float
-    # Whether the figure is the longest gap, in seconds, and not tokens per second.
+    # Whether the figure is the longest gap in seconds instead of tokens per second.
     is_gap: bool = False
     # The number of concurrent requests; 0 for cases with another arrival pattern.
     concurrent: int = 0
@@ -40,8 +41,8 @@ CASES = (
     Case("c32", "32 concurrent", 1.4, concurrent=32),
     Case("c64", "64 concurrent", 1.4, concurrent=64),
     Case("prefix", "16 concurrent, shared prefix of 1,024", 2.0),
-    # Measured: 60 ms, and 355 ms with the peer.
-    Case("gap", "4k prompt beside 8 streams: longest gap", 0.17, is_gap=True),
+    # Measured: 60 ms with our engine, and 355 ms with the peer.
+    Case("gap", "4k prompt next to 8 streams: longest gap", 0.17, is_gap=True),
     Case("itl", "the same, with `--max-itl 40ms`", 0.17, is_gap=True, max_itl_ms=40),
 )
 
@@ -92,7 +93,7 @@ def scenario(case: Case, seed: int, vocabulary: int) -> dict:
 
 
 def after(index: int, tokens: int) -> dict | None:
-    """The arrival of a request that follows the one before it."""
+    """Returns the arrival of a request that is sent when the previous one has ended."""
     return {"after_request": index - 1, "tokens": tokens} if index else None
 
 

@@ -23,7 +23,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx51
 
 
 class Failed(Exception):
-    """A run without a result."""
+    """Raised if a run has no result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +39,15 @@ class Setup:
     prefix_caching: bool = False
     # Tokens that end a sequence.
     stop_tokens: tuple[int, ...] = ()
-    # Only for our engine: the maximum number of prompt tokens beside decoding sequences (None: the default).
+    # Only for our engine: the maximum number of tokens of a step with prompts and decodes (None: the
+    # default).
     max_chunk_tokens: int | None = None
     max_itl_ms: int | None = None
     # Only for our engine: the precision in which native projections multiply activations.
     activation_precision: str = "auto"
-    # Further properties of the plugin, KEY=VALUE.
+    # Additional properties of the plugin, as KEY=VALUE.
     properties: tuple[str, ...] = ()
-    # The same, only for the peer.
+    # Additional properties only for the peer.
     peer_properties: tuple[str, ...] = ()
     # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
@@ -63,7 +64,7 @@ def find_engine(path: str | None) -> pathlib.Path:
     """The `engine-bench` binary."""
     found = pathlib.Path(path) if path else ENGINE
     if not found.is_file():
-        raise SystemExit(f"there is no {found}: build it with `cargo build --release --example engine-bench`")
+        raise SystemExit(f"{found} does not exist: build it with `cargo build --release --example engine-bench`")
     return found
 
 
@@ -110,7 +111,7 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
 
 
 def run(command: list, scenario: dict, folder: pathlib.Path, environment: dict) -> dict:
-    """Writes the scenario, runs the command on it, reads the result."""
+    """Writes the scenario, runs the command on it, and reads the result."""
     paths = folder / "scenario.json", folder / "result.json"
     paths[0].write_text(json.dumps(scenario))
     paths[1].unlink(missing_ok=True)
@@ -134,7 +135,7 @@ def scratch() -> tempfile.TemporaryDirectory:
 
 
 def peer_ir(model: pathlib.Path) -> pathlib.Path:
-    """Returns the IR directory that openvino_genai converts a GGUF file to (once).
+    """Returns the IR directory to which openvino_genai converts a GGUF file. A file is converted only once.
 
     The conversion rounds zero points, so the IR is a slightly different model."""
     folder = WORK / f"ir-{model.stem}"
@@ -171,7 +172,7 @@ def served_precision() -> str:
 
 
 def versions() -> str:
-    """Returns the versions of both runtimes, and the commit of ours."""
+    """Returns the versions of both runtimes and our commit."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

@@ -10,7 +10,8 @@ import asyncio
 import json
 import time
 
-# The retained bytes at the end of a stream: the last chunks, which contain the usage.
+# The number of bytes at the end of a stream that are retained: the last chunks, which contain the
+# usage.
 TAIL_BYTES = 4096
 END = b"data: [DONE]"
 
@@ -55,7 +56,7 @@ class Stream(asyncio.Protocol):
 
 
 def message(port: int, model: str, request: dict) -> bytes:
-    """Returns the bytes of a request of a scenario, with the additional parameters `more`."""
+    """Encodes a request of a scenario as bytes, with the additional parameters `more`."""
     body = json.dumps({
         "model": model,
         "prompt": request["prompt"],
@@ -85,7 +86,7 @@ async def send(port: int, message: bytes) -> Stream:
 
 
 async def load(port: int, model: str, requests: list[dict]) -> dict:
-    """Sends the requests: all at the start, or each at its `arrival`."""
+    """Sends the requests, all at the start or each at its `arrival`."""
     messages = [message(port, model, request) for request in requests]
     start = time.perf_counter()
     if any(request.get("arrival") for request in requests):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of a model with a billion random 4-bit weights, and prints its path.
 
-The model has the shape of Llama 3.2 1B and the tokenizer of the sample model. Its output is meaningless, but its cost is that
-of a real model of this size, so that nothing is tuned only for the sample model. Q4_0 has integer zero points, so the IR of
-the peer is the same model.
+The model has the shape of Llama 3.2 1B and the tokenizer of the sample model. Its output is meaningless, but its cost
+is that of a real model of this size, so that optimizations are not tuned to the sample model alone. Q4_0 has integer
+zero points, so the IR of the peer is the same model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 PATH = engines.WORK / "random-1b.Q4_0.gguf"
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = 16, 2048, 8192, 32, 8, 64
 CONTEXT = 8192
-# A block of Q4_0: a scale in f16, and 32 values of 4 bits.
+# The bytes of a block of Q4_0: a scale in f16, and 32 values of 4 bits.
 BLOCK, BLOCK_BYTES = 32, 18
-# The product with a normalized vector is about one; values are uniform in -8 .. 7.
+# With this scale, the product with a normalized vector is about one. Values are uniform from -8 to 7.
 SPREAD = 4.6
 
 

@@ -24,7 +24,7 @@ FORMAT = {
     "generate": {"kind", "warmup", "requests"},
     "score": {"kind", "windows", "logits"},
 }
-# openvino_genai counts its cache in whole GiB.
+# openvino_genai accepts the size of its cache only in whole GiB.
 GIB = 1 << 30
 
 
@@ -69,7 +69,7 @@ def properties(args: argparse.Namespace) -> dict:
 
 
 def head(args: argparse.Namespace, kind: str) -> dict:
-    """Returns the part of the result that all kinds have in common."""
+    """Returns the part of the result that all kinds share."""
     return {
         "engine": "openvino_genai",
         "version": importlib.metadata.version("openvino-genai"),
@@ -111,7 +111,7 @@ class Run:
         config.stop_token_ids = set() if config.ignore_eos else self.stop_tokens
         config.do_sample = False
         config.apply_chat_template = False
-        # The pipeline reports the log probability of the generated token for any count above 0, no others.
+        # For any count above 0, the pipeline reports only the log probability of the generated token.
         config.logprobs = 0 if request.get("logprobs") is None else 1
         prompt = ov.Tensor(np.asarray([request["prompt"]], dtype=np.int64))
         self.next_id += 1
@@ -167,7 +167,7 @@ def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]])
 
 
 class Scorer:
-    """The IR with paged attention, run without the pipeline: all logits of one window at a time."""
+    """Runs the IR with paged attention without the pipeline, and computes all logits of one window at a time."""
 
     def __init__(self, args: argparse.Namespace):
         from openvino._offline_transformations import paged_attention_transformation
@@ -182,7 +182,8 @@ class Scorer:
         }
         key = next(port for name, port in self.caches.items() if name.startswith("key_cache"))
         value = next(port for name, port in self.caches.items() if name.startswith("value_cache"))
-        # The number of tokens of a block, from the values: keys quantized by channel have additional rows for scales.
+        # The number of tokens of a block is derived from the values, because keys quantized by channel have
+        # additional rows for scales.
         self.block = int(min(key.partial_shape[2].get_length(), value.partial_shape[2].get_length()))
         self.blocks = 0
 

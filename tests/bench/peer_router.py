@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Starts another router for `make bench-router`: `peer_router.py vllm|sglang ARGUMENTS...`.
 
-Both routers are Rust programs in a Python package, and Python only parses their arguments. Their entry points also import
-a load balancer in Python, which is not used here and needs further packages. `--version` prints the installed version.
+Both routers are Rust programs in a Python package, and Python only parses their arguments. Their entry points also
+import a load balancer in Python, which is not used here and needs additional packages. `--version` prints the installed
+version.
 """
 
 from __future__ import annotations

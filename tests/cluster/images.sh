@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # images.sh FOLDER PRODUCT...: builds the images of the products for the node from the binaries in FOLDER (target/release),
 # as docker archives in .deps/node/images/. It runs the unchanged last stages of deploy/*.Dockerfile on a Debian base image
-# that it creates, because no image registry is available. The build stages would only compile the binaries again, so it
-# checks only that they find their sources.
+# that it creates, because no image registry is available. The build stages would only compile the binaries again, so
+# the script checks only that these stages find their sources.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,7 @@ shift
 tag=e2e
 base=.deps/node/base
 images=.deps/node/images
-# The packages of the base image of the Dockerfiles that the programs need.
+# The packages that the programs need and that the base image of the Dockerfiles contains.
 packages=libstdc++6,libgcc-s1,ca-certificates,dash,coreutils,python3-minimal
 
 say() { echo "images: $*" >&2; }
@@ -25,7 +25,7 @@ for tool in mmdebstrap buildah gcc; do
 done
 ((missing == 0)) || exit 1
 
-# An image consists of the tar of a root file system and two small JSON files.
+# An image consists of a tar archive of the root file system and two small JSON files.
 archive() { # rootfs.tar, image, entry point, output
   local folder digest
   folder=$(mktemp -d)

@@ -53,7 +53,7 @@ make_cgroups() {
   fi
 }
 
-# Their processes have been killed, but may not have exited yet.
+# The processes of the cgroups have been killed, but may not have exited yet.
 remove_cgroups() {
   local folder attempt
   for ((attempt = 0; attempt < 50; attempt++)); do

@@ -2,7 +2,7 @@
 """Compares beam search with openvino_genai, and with a straightforward reference implementation.
 
 `beams.py peer --out FILE` writes the results of the peer; `beams.py compare` runs the server on the same IR and compares
-the responses of `/v1/completions`. `make conformance ARGS="--parts beams"` does both at once.
+the responses of `/v1/completions`. `make conformance ARGS="--parts beams"` does both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from oracle import Check, engines
 # Short answers, so that beams end at different lengths.
 PROMPTS = (0, 3, 6, 13, 22, 45)
 OUTPUT_TOKENS = 20
-# Sequences whose scores differ by less may be ranked differently, which can change all later tokens.
+# Sequences whose scores differ by less than this may be ranked differently, which can change all later
+# tokens.
 NEAR_TIE = 0.005
 # The minimum fraction of choices, over all cases, whose tokens are all equal.
 IDENTICAL_SHARE_MIN = 0.97
@@ -45,7 +46,7 @@ class Case:
     max_tokens: int = OUTPUT_TOKENS
 
     def name(self) -> str:
-        """For the report."""
+        """Describes the case in the report."""
         changed = [
             f"{field.name} {getattr(self, field.name)}"
             for field in dataclasses.fields(self)
@@ -133,7 +134,7 @@ class Group:
         del self.ended[len(self.ongoing) :]
 
     def is_done(self, case: Case) -> bool:
-        """Whether a running beam can still be better than those that have ended, judged by the best beam *before* this step."""
+        """Whether no running beam can still beat those that have ended, judged by the best beam *before* this step."""
         if len(self.ended) < len(self.ongoing):
             return False
         if case.early_stopping is True:
@@ -294,7 +295,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("what", choices=["peer", "plain", "compare"])
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
     parser.add_argument("--server", type=pathlib.Path, default=served.SERVER)
-    parser.add_argument("--peer", type=pathlib.Path, help="what `beams.py peer` has written; else it is asked anew")
+    parser.add_argument("--peer", type=pathlib.Path, help="results that `beams.py peer` wrote; default: run the peer")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("/dev/stdout"))
     return parser.parse_args()
 

@@ -2,11 +2,10 @@
 """`make conformance`: checks that the served model is the model in the file.
 
 Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
-(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of what is served,
-compared with those of bf16 inference), `random` (small files of every
-architecture and tensor type), `sampling` (what each parameter of sampling does) and
-`beams` (beam search) against openvino_genai. Prints a line for each check and exits 1 if one fails.
-docs/reference/conformance.md explains each check and its tolerance.
+(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of the served
+model, compared with those of bf16 inference), `random` (small files of every architecture and tensor type), `sampling`
+(the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. Prints a line for each
+check and exits 1 if one fails. docs/reference/conformance.md explains each check and its tolerance.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
     parser.add_argument("--server", type=pathlib.Path, default=served.SERVER)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--kv-cache-precision", default="u8", help="of the perplexity: as served")
+    parser.add_argument("--kv-cache-precision", default="u8", help="precision of the KV cache for the perplexity")
     parser.add_argument(
         "--inference-precision",
         default=None,
-        help="of the perplexity: as served. Default: bf16 where the processor has it, else f32",
+        help="inference precision for the perplexity. Default: bf16 if the processor supports it, else f32",
     )
     return parser.parse_args()
 

@@ -1,5 +1,5 @@
-"""Runs openvino_genai in this process: one request at a time, with any of its parameters. Also computes the logits of
-the same IR with the runtime alone."""
+"""Runs openvino_genai in this process, one request at a time, with any of its parameters. The module also computes the
+logits of the same IR with the runtime alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Output:
 
 
 def namespace(setup: engines.Setup) -> argparse.Namespace:
-    """Returns a setup as the arguments of `peer.py`."""
+    """Converts a setup to the arguments of `peer.py`."""
     return argparse.Namespace(
         model=str(setup.model),
         inference_precision=setup.inference_precision,

@@ -1,7 +1,8 @@
 """Packs f32 into GGUF's K-quant blocks of 256 weights, which the `gguf` package only unpacks.
 
-Values are simply rounded to nearest: the blocks are valid and `gguf.quants.dequantize` defines their values, but
-other blocks could be more accurate. `check()` verifies that unpacking returns each packed value with an error of at most one step.
+Values are simply rounded to nearest. The blocks are valid, and `gguf.quants.dequantize` defines their values, but other
+blocks could be more accurate. `check()` verifies that unpacking returns each packed value with an error of at most one
+step.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def scales_and_minima(x: np.ndarray, levels: int) -> tuple[np.ndarray, ...]:
 
 
 def q4_k(x: np.ndarray) -> np.ndarray:
-    """Blocks of 144 bytes."""
+    """Packs Q4_K, in blocks of 144 bytes."""
     head, q = scales_and_minima(x.reshape(-1, 8, 32), 15)
     return np.concatenate([head, (q[:, 0::2] | q[:, 1::2] << 4).reshape(-1, 128)], axis=1)
 
 
 def q5_k(x: np.ndarray) -> np.ndarray:
-    """Blocks of 176 bytes."""
+    """Packs Q5_K, in blocks of 176 bytes."""
     head, q = scales_and_minima(x.reshape(-1, 8, 32), 31)
     high = np.zeros((len(q), 32), dtype=np.uint8)
     for sub in range(8):
@@ -55,7 +56,7 @@ def q5_k(x: np.ndarray) -> np.ndarray:
 
 
 def q6_k(x: np.ndarray) -> np.ndarray:
-    """Blocks of 210 bytes."""
+    """Packs Q6_K, in blocks of 210 bytes."""
     x = x.reshape(-1, 16, 16)
     scale = np.abs(x).max(axis=2) / 31
     d = (scale.max(axis=1, keepdims=True) / 127).astype("<f2").astype(np.float32)

@@ -30,7 +30,8 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 HIDDEN, FEED_FORWARD, CONTEXT = 256, 512, 2048
-# architecture: layers, heads, KV heads, head size, whether the output matrix is the embedding's, pre-tokenizer
+# For each architecture: layers, heads, KV heads, head size, whether the output matrix is the embedding matrix,
+# pre-tokenizer
 SHAPES = {
     "llama": (3, 4, 2, 64, False, "smollm"),
     "qwen2": (3, 4, 2, 64, True, "qwen2"),
@@ -38,8 +39,8 @@ SHAPES = {
     "gemma3": (6, 2, 1, 256, True, "gpt-2"),
     "phi3": (3, 4, 4, 64, False, "gpt-2"),
 }
-# Two tensor types for every architecture, all types for llama, and further properties of real files of an
-# architecture.
+# The files have two tensor types for every architecture, all types for llama, and additional properties of real files
+# of an architecture.
 PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]
@@ -133,13 +134,14 @@ class File:
         if self.arch == "gemma3":
             writer.add_sliding_window(64)
         if self.arch == "phi3":
-            # Beyond any tested length unless the variant says so: see docs/reference/conformance.md.
+            # The window is longer than any tested sequence, unless the variant says otherwise
+            # (docs/reference/conformance.md).
             writer.add_sliding_window(48 if self.variant == "window" else CONTEXT)
             writer.add_rope_scaling_orig_ctx_len(CONTEXT // 2 if self.variant == "longrope-long" else CONTEXT)
         self.rope_variant()
 
     def rope_variant(self) -> None:
-        """Scaled rotary embeddings."""
+        """Writes the metadata of scaled rotary embeddings."""
         writer, pairs = self.writer, self.head // 2
         if self.variant == "rope-linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -214,7 +216,7 @@ class File:
 
 
 def name_of(arch: str, kind: str, variant: str) -> str:
-    """The file's name."""
+    """Returns the name of the file."""
     return "-".join(part for part in (arch, kind, variant) if part) + ".gguf"
 
 

@@ -23,11 +23,11 @@ import reference
 
 OUTPUT_TOKENS = 64
 BATCH = 32
-# For a GGUF file the weights differ too; docs/reference/conformance.md gives the effect on random logits.
+# For a GGUF file the weights differ too; docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
 # With an 8-bit cache, the peer itself gives other tokens in batches than one at a time (42 of 50 outputs were equal).
-# Our agreement may be lower than the peer's agreement with itself by this many outputs.
+# The number of outputs on which we agree with the peer may be lower by this much.
 BATCH_SLACK = 3
 # The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7
@@ -38,7 +38,7 @@ NEAR_TIE = {"f32": 0.01, "bf16": 0.1, "f16": 0.05, "u8": 0.1}
 
 @dataclasses.dataclass
 class Check:
-    """One line of the report."""
+    """A line of the report."""
 
     name: str
     good: bool
@@ -80,7 +80,7 @@ def greedy(tokens: list[list[int]], concurrent: int, logprobs: int | None) -> di
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    """Returns the first position at which two outputs differ; the end of the shorter one counts as a difference."""
+    """Returns the first position at which two outputs differ. The end of the shorter output counts as a difference."""
     if ours == theirs:
         return None
     return next((at for at, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))

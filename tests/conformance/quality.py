@@ -23,15 +23,17 @@ SHARES = (0.99, 0.95, 0.9)
 # The maximum difference between the perplexity with the default settings and that of the reference.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
-# The noise of what is served by default, as a multiple of that of bf16 inference by the plugin.
+# The maximum noise of the default configuration, as a multiple of that of bf16 inference by the plugin.
 NOISE_RATIO_MAX = 1.1
-# All logits of each fourth position are compared: those of all positions would need a gigabyte for each setup.
+# All logits of every fourth position are compared, because those of all positions would need a gigabyte for each
+# setup.
 NOISE_STRIDE = 4
-# These leave the projections to the plugin, without rounding activations to 8 bits, and the attention.
+# With these properties, the plugin computes the projections, without rounding activations to 8 bits, and the
+# attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
 PLUGIN_CACHE = ("KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
-# Largest and root-mean-square difference of a logit, as shares of the logits' standard deviation, f32 with f32
-# KV. Zero points that are not integers are rounded to f16.
+# The maximum and the root mean square difference of logits, as fractions of the standard deviation of the logits,
+# in f32 with an f32 KV cache. Zero points that are not integers are rounded to f16.
 LOGITS_SHARE_MAX = (0.04, 0.006)
 
 
@@ -110,7 +112,7 @@ def perplexities(
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """The difference of the distributions of a setup from those of a reference."""
+    """How far the distributions of a setup differ from those of a reference."""
 
     # The mean Kullback-Leibler divergence from the reference.
     kl: float
@@ -146,8 +148,8 @@ class Scored:
 
 
 def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
-    """The noise of the default and of int8 activations, of the plugin in bf16 with the same cache, and of the peer. Each is
-    measured against the plugin in f32 with an f32 cache, on the same model."""
+    """Measures the noise of the default, of int8 activations, of the plugin in bf16 with the same cache, and of the
+    peer. Each is compared with the plugin in f32 with an f32 cache, on the same model."""
     work = windows(ir)
     rows = [
         [index, position] for index, window in enumerate(work) for position in range(0, len(window), NOISE_STRIDE)
@@ -180,7 +182,7 @@ def plain_f32(served: engines.Setup) -> engines.Setup:
 def own_noises(
     engine: pathlib.Path, served: engines.Setup, scenario: dict, folder: pathlib.Path
 ) -> Iterator[Check]:
-    """The noise of the default, judged by that of the plugin in bf16, and of int8 activations."""
+    """Checks the noise of the default against that of the plugin in bf16, and reports that of int8 activations."""
 
     def scored(setup: engines.Setup) -> Scored:
         return Scored(engines.run_engine(engine, setup, scenario, folder), folder)
@@ -198,7 +200,7 @@ def own_noises(
 
 
 def random_noises(engine: pathlib.Path, served: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
-    """The noise of every random file whose weights are quantized."""
+    """Checks the noise of every random file with quantized weights."""
     for path in make_random.make(engines.WORK / f"random-{make_random.edition()}"):
         yield from own_noises(engine, served.with_model(path), random_scenario(), folder)
 
@@ -224,7 +226,7 @@ def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Pat
 
 
 def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Check:
-    """One of them."""
+    """Compares one random file."""
     work, scenario = random_windows(), random_scenario()
     name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))

@@ -1,8 +1,8 @@
 """A straightforward implementation of the model in a GGUF file: weights are dequantized to f32 and multiplied with
 numpy. This module deliberately shares no code with the engine, OpenVINO or llama.cpp.
 
-Covers llama, qwen2, qwen3, gemma3 and phi3. An unknown key or tensor that could change the result is an error and
-never ignored.
+Covers llama, qwen2, qwen3, gemma3 and phi3. An unknown key or tensor that could change the result is never ignored: it
+raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GEMMA3_LOCAL_BASE = 10_000.0
 
 
 class Unsupported(Exception):
-    """The file contains something that this reference does not support."""
+    """Raised if the file contains a feature that this reference does not support."""
 
 
 @dataclass
@@ -96,12 +96,12 @@ def shape_of(meta: dict) -> Shape:
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """Root mean square norm over the last axis."""
+    """The root mean square norm over the last axis."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """x times its logistic."""
+    """The SiLU function: x times the logistic function of x."""
     return x / (1.0 + np.exp(-x))
 
 
@@ -111,7 +111,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log probabilities along the last axis, in f64."""
+    """The log probabilities along the last axis, in f64."""
     logits = logits.astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -143,14 +143,14 @@ class Reference:
         return value
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        """x times the matrix `name`, plus its bias if the file has one."""
+        """Returns x times the matrix `name`, plus its bias if the file has one."""
         out = x @ self.weight(f"{name}.weight").T
         if f"{name}.bias" in self.tensors:
             out = out + self.weight(f"{name}.bias")
         return out
 
     def rope_factors(self) -> np.ndarray | float:
-        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's for the original context length of the model."""
+        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's table for the model's original context length."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -160,7 +160,7 @@ class Reference:
         return 1.0
 
     def rotation(self, positions: np.ndarray, local: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines, `[tokens, 1, dims / 2]`."""
+        """Returns the cosines and sines, `[tokens, 1, dims / 2]`."""
         shape = self.shape
         base = shape.rope_base_local if local else shape.rope_base
         frequencies = base ** (-np.arange(0, shape.rope_dims, 2, dtype=np.float64) / shape.rope_dims)

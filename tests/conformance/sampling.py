@@ -22,8 +22,8 @@ OUTPUT_TOKENS = 24
 LOGPROB_TOLERANCE = 0.005
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
-# The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds it by chance, and fixed
-# seeds give the same draws each time.
+# The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds this by chance, and
+# fixed seeds give the same draws each time.
 DEVIATION_MAX = 4
 
 
@@ -61,7 +61,7 @@ class Filters:
     min_p: float = 0.0
 
     def name(self) -> str:
-        """For the report."""
+        """Describes the parameters in the report."""
         told = [f"{name} {value}" for name, value in dataclasses.asdict(self).items() if value != getattr(Filters, name)]
         return ", ".join(told) or "none"
 
@@ -129,11 +129,11 @@ class Sides:
         self.prompts = [all_prompts[index] for index in PROMPTS]
 
     def ours(self, prompt: list[int], **parameters) -> dict:
-        """Returns the only choice of a greedy completion."""
+        """Returns the single choice of a greedy completion."""
         return self.api.completion(prompt, {"max_tokens": OUTPUT_TOKENS} | parameters)["choices"][0]
 
     def theirs(self, prompt: list[int], **parameters) -> genai.Output:
-        """Returns the only output of a greedy request."""
+        """Returns the single output of a greedy request."""
         return self.peer.generate(prompt, {"max_new_tokens": OUTPUT_TOKENS} | parameters)[0]
 
     def rows(self, prompt: list[int], output: list[int]) -> np.ndarray:
@@ -294,7 +294,7 @@ def choices(sides: Sides) -> Check:
 
 
 def filters(sides: Sides, case: Filters) -> Check:
-    """Checks the first tokens that both draw: none is excluded by the reference filters, and ours have the expected proportions."""
+    """Checks the first tokens that both draw: the reference filters allow all, and ours have the expected proportions."""
     outside, of_peer, worst, tokens = 0, 0, 0.0, 0
     for prompt in sides.prompts[:3]:
         row = sides.logits.after(prompt)

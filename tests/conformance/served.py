@@ -1,4 +1,4 @@
-"""Our server on an IR directory, used over HTTP."""
+"""Runs our server on an IR directory and uses it over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer_of(model: gguf.GGUFReader) -> dict:
     """Returns the `tokenizer.json` for a GGUF file with the tokenizer of SmolLM2: byte-level BPE that splits numbers into digits."""
     value = {field.name: field.contents() for field in model.fields.values() if field.name.startswith("tokenizer.")}
     if (value["tokenizer.ggml.model"], value["tokenizer.ggml.pre"]) != ("gpt2", "smollm"):
-        raise engines.Failed("only the tokenizer of SmolLM2 is written anew here")
+        raise engines.Failed("only the tokenizer of SmolLM2 can be converted to tokenizer.json")
     tokens, types = value["tokenizer.ggml.tokens"], value["tokenizer.ggml.token_type"]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     splits = [

@@ -2,7 +2,7 @@
 
 The requests name the server's model, because others are rejected before anything else is validated. During half of the
 time they use only parameters that can be combined, so that they succeed, and during the other half all parameters.
-Further arguments are passed to schemathesis.
+Additional arguments are passed to schemathesis.
 """
 
 import copy
@@ -23,7 +23,8 @@ CHECKS = [
 ]
 
 
-# Parameters that can be combined. If all are used, some nearly always exclude others, and the request is rejected.
+# Parameters that can be combined. Requests with all parameters are nearly always rejected, because some exclude
+# others.
 COMMON = {
     "model", "messages", "prompt", "input", "text", "tokens", "tools", "max_tokens", "max_output_tokens", "temperature",
     "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "stream", "user", "metadata", "store", "instructions",
@@ -72,7 +73,8 @@ def adapted(document, model, common):
             for name in ("max_tokens", "max_output_tokens"):
                 if name in schema["properties"]:
                     schema["properties"][name] |= {"minimum": 1, "maximum": TOKENS_MAX}
-    # Like OpenAI's document, ours has the schema of the event's data there; schemathesis expects that of the event.
+    # Like OpenAI's document, ours has the schema of the event's data there, but schemathesis expects that of the
+    # event.
     for item in document["paths"].values():
         for operation in item.values():
             operation["responses"]["200"].get("content", {}).get("text/event-stream", {}).pop("schema", None)
@@ -90,7 +92,7 @@ def run(document, url, seconds, more):
         path.write_text(json.dumps(document))
         st = pathlib.Path(sys.executable).with_name("st")
         command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
-        # A seed gives the same requests each time, as far as the time allows.
+        # The same seed gives the same requests, although a slower run sends fewer of them.
         command += ["--seed", os.environ.get("SEED", "1")]
         command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
         ended = subprocess.run(command, cwd=folder, check=False)
@@ -115,7 +117,7 @@ def main():
         document = json.load(answer)
     for common in (True, False):
         run(adapted(document, model, common), url, int(seconds) // 2, more)
-    # A run in which every request is rejected proves little.
+    # A run in which every request is rejected would prove little.
     counts = answered(url)
     assert all(counts.values()), counts
     print("answered:", counts)

@@ -1,5 +1,5 @@
 //! A headless Chromium that a test drives over the DevTools protocol. The protocol runs through two pipes, so it needs no
-//! port, no driver program and no client library. This module knows nothing about the pages that it opens.
+//! port, no driver program and no client library. This module is independent of the pages that it opens.
 
 mod pipe;
 
@@ -17,14 +17,14 @@ use pipe::Pipe;
 
 /// How long the processes of a killed browser may take to exit.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// Narrower pages are displayed as on a phone, in CSS pixels.
+/// The width in CSS pixels below which pages are displayed as on a phone.
 const PHONE_WIDTH: u32 = 600;
 /// The program names of compatible browsers; the first one on `PATH` is used.
 const NAMES: [&str; 5] =
     ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome-headless-shell"];
 /// The environment variable for the path of a browser with another name.
 const VARIABLE: &str = "CHROMIUM";
-/// The flags of a browser that opens only pages of this machine and sends nothing to anybody else.
+/// The flags of a browser that opens only pages of this machine and sends no data to other machines.
 const FLAGS: [&str; 18] = [
     "--headless",
     // The sandbox works neither in containers nor as root, and the pages are trusted.
@@ -58,7 +58,7 @@ pub struct Browser {
     folder: tempfile::TempDir,
 }
 
-/// A page of a browser, with its own storage and cookies. It stays open as long as the browser.
+/// A page of a browser, with its own storage and cookies. It remains open until the browser exits.
 #[derive(Debug)]
 pub struct Page<'a> {
     browser: &'a Browser,
@@ -79,7 +79,7 @@ pub enum Key {
 }
 
 impl Browser {
-    /// Starts the browser that is installed on this machine.
+    /// Starts the installed browser.
     ///
     /// # Errors
     /// No browser is installed, or it does not respond within [`LIMIT`].
@@ -133,7 +133,7 @@ impl Browser {
         for domain in ["Page", "Runtime", "Log", "Network"] {
             page.call(&format!("{domain}.enable"), json!({}))?;
         }
-        // Without this, a page in the background does not show the focus.
+        // Otherwise, a page in the background does not show the focus.
         page.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true}))?;
         let answer = page.call("Page.navigate", json!({"url": url}))?;
         if let Some(error) = answer["errorText"].as_str() {

@@ -9,7 +9,7 @@ use crate::process::Process;
 
 /// The time limit for a script, on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(300);
-/// The last words of the output of a script that succeeds.
+/// The last words of the output of a successful script.
 const PASSED: &str = "scenarios passed";
 
 /// An official client library.

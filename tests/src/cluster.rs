@@ -1,6 +1,6 @@
 //! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers and the scheduler, as
-//! child processes on free ports of the loopback interface. The cluster has no node, so pods never run. This module
-//! knows nothing about the products of this repository.
+//! child processes on free ports of the loopback interface. The cluster has no node, so pods never run. This module is
+//! independent of the products of this repository.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
@@ -40,11 +40,11 @@ const PORT_ATTEMPTS_MAX: usize = 3;
 /// The group with all permissions.
 const ADMINS: &str = "system:masters";
 
-/// A running control plane. Dropping it kills its processes and removes its files, and so does the end of the process
-/// that started it.
+/// A running control plane. Its processes are killed and its files removed when it is dropped, or when the process that
+/// started it ends.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // The order in which they are dropped: clients before their servers.
+    // The processes are dropped in this order: clients before their servers.
     controllers: Vec<Process>,
     api_server: Option<Process>,
     etcd: Process,
@@ -263,7 +263,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Fails if a process has ended, or if `end` has passed while waiting for `what`.
+    /// Fails if a process has ended, or if the time `end` has passed while waiting for `what`.
     fn check_alive(&mut self, end: Instant, what: &str) -> anyhow::Result<()> {
         let is_late = Instant::now() > end;
         for process in self.controllers.iter_mut().chain(&mut self.api_server).chain([&mut self.etcd]) {
@@ -324,8 +324,8 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// A process that kills the control plane and removes its folder when the test process has ended. Destructors alone would
-/// not do, because a killed test does not run them.
+/// A process that kills the control plane and removes its folder when the test process has ended. Destructors alone are
+/// not sufficient, because a killed test does not run them.
 #[derive(Debug)]
 struct Guard {
     child: Child,

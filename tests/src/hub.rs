@@ -86,7 +86,7 @@ impl Hub {
 type RepositoryState = State<Arc<Repository>>;
 
 impl Repository {
-    /// Checks the requested name and the token, and returns the status of the refusal.
+    /// Checks the requested name and the token, and returns the error status if they are wrong.
     fn authorize(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
         let expected = self.token.as_ref().map(|token| format!("Bearer {token}"));

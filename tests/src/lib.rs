@@ -1,6 +1,6 @@
-//! The harness of the tests of the whole repository: the rules for its files, the real server and router as child
-//! processes, a real Kubernetes control plane, and mocks of the services that models are fetched from. It uses the
-//! products only through their public interfaces, and no product depends on it.
+//! The test harness of the repository: the rules for its files, the real server and router as child processes, a
+//! real Kubernetes control plane, and mocks of the services from which models are fetched. It uses the products
+//! only through their public interfaces, and no product depends on it.
 
 pub mod browser;
 pub mod clients;

@@ -39,7 +39,7 @@ const SECTIONS: &[(&str, &[&str])] = &[
 pub struct Limit {
     /// The heading of the section that lists it.
     pub section: &'static str,
-    /// The limited quantity: the first sentence of the documentation.
+    /// The limited quantity, which is the first sentence of the documentation.
     pub what: String,
     /// The flag that sets the limit, with its dashes.
     pub flag: Option<String>,
@@ -59,7 +59,7 @@ pub fn limits(tree: &Tree) -> Vec<Limit> {
         .collect()
 }
 
-/// The section that lists the limits of a source file.
+/// Returns the section that lists the limits of a source file.
 fn section(path: &str) -> Option<&'static str> {
     let matching = SECTIONS.iter().filter_map(|(section, prefixes)| {
         let longest =
@@ -245,10 +245,9 @@ what happens beyond them.
 A number such as 429 is the HTTP status of the answer, and the name behind it is the `code` of OpenAI's error object in
 its body. The ranges of request parameters are in [api.md](api.md), and the flags in
 [flags-server.md](flags-server.md), [flags-router.md](flags-router.md) and [flags-operator.md](flags-operator.md). A
-*form* is what a request demands of a [structured output](structured-output.md), such as a JSON schema, a grammar or a
-choice.
+*form* is the constraint on a [structured output](structured-output.md), such as a JSON schema, a grammar or a choice.
 
-Defaults are those of the programs, and an LLMDeployment has the same.
+The defaults are those of the programs, and also those of an LLMDeployment.
 
 This page is generated from the code: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
 ";

@@ -54,7 +54,7 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // This fails while the last process is still exiting; such a group uses no memory.
+        // The removal fails while the last process is still exiting; such a group uses no memory.
         drop(fs::remove_dir(&self.folder));
     }
 }

@@ -113,7 +113,7 @@ impl Release {
         run(self.helm, &[command, &fixed, &images, arguments].concat())
     }
 
-    /// Uninstalls the release as a user does, so the custom resource definition stays.
+    /// Uninstalls the release as a user does, so the custom resource definition remains.
     ///
     /// # Errors
     /// The same as those of [`run`].
@@ -244,11 +244,11 @@ pub fn addresses(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>>
 /// A write to the API server by the operator.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// When the API server responded, in RFC 3339 with microseconds: comparable as text.
+    /// The time of the API server's response, in RFC 3339 with microseconds, so that times are comparable as text.
     pub time: String,
     /// The IP address of the pod that sent it.
     pub address: String,
-    /// What was written: verb, resource and name.
+    /// The verb, the resource and the name of the written object.
     pub what: String,
     /// The HTTP status of the response.
     pub status: u64,

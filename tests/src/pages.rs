@@ -34,7 +34,8 @@ ovfleet-router() { run_until_expected "$PROGRAMS/ovfleet-router" "$@"; }
 ovfleet-operator() { run_until_expected "$PROGRAMS/ovfleet-operator" "$@"; }
 make() { run_until_expected make --directory "$ROOT" --old-file=build BIN="$PROGRAMS" "$@"; }
 "#;
-/// Functions for blocks that use a Kubernetes API server: nothing is waited for that needs a node or never ends.
+/// Functions for blocks that use a Kubernetes API server. They replace commands that would wait for a node, or
+/// that never end.
 const API_SERVER: &str = r#"set -euo pipefail
 kubectl() {
   local argument arguments=()
@@ -53,7 +54,7 @@ helm() {
 pub struct Example {
     /// The path of the page.
     pub page: String,
-    /// What the block needs.
+    /// The environment that the block needs.
     pub scene: Scene,
     /// The text that the output must contain.
     pub expected: String,

@@ -107,7 +107,7 @@ fn tar(file: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 impl Content {
-    /// The response to an unauthorized client, `None` for an authorized one.
+    /// The response to an unauthorized client; `None` if the client is authorized.
     fn refusal(&self, headers: &HeaderMap) -> Option<Response> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
         if self.authorization.is_none() || shown == self.authorization {

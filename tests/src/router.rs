@@ -1,4 +1,4 @@
-//! The real router as a child process.
+//! Runs the real router as a child process.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The real server as a child process.
+//! Runs the real server as a child process.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +32,7 @@ pub struct Server {
     address: String,
 }
 
-/// The path of the server binary, see [`built`].
+/// The path of the server binary, as [`built`] returns it.
 ///
 /// # Errors
 /// The binary does not exist.

@@ -1,4 +1,4 @@
-//! The rules for the repository that a machine can check. A rule is a pure function from text to findings, so its tests
+//! The rules for the repository that a program can check. A rule is a pure function from text to findings, so its tests
 //! can show that it finds violations; only [`Tree::read`] accesses the disk.
 
 mod aliases;
@@ -31,7 +31,7 @@ const FILE_BYTES_MAX: usize = 2 << 20;
 /// Finds files that are too large, and text that ties the repository to a machine or to a package registry.
 #[must_use]
 pub fn contents(tree: &Tree) -> Vec<Finding> {
-    // Concatenated, so that this file does not contain the forbidden text.
+    // The text is concatenated so that this file does not contain it.
     let forbidden = [
         concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),

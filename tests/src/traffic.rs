@@ -1,5 +1,5 @@
 //! Continuous streaming traffic for tests that change a fleet under load. Each request has an ID, and its outcome is
-//! recorded. This module knows no more about the servers than an OpenAI client does.
+//! recorded. This module knows only as much about the servers as an OpenAI client does.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The default of the official clients: how often a request is retried whose connection failed before a response began.
+/// How often the official clients by default retry a request whose connection failed before a response began.
 const RETRIES_MAX: u32 = 2;
 /// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up to
 /// a quarter, so that clients that failed together do not retry together.
@@ -41,7 +41,7 @@ pub enum Outcome {
     Refused(u16, String),
     /// The stream began and then reported an error.
     Failed(String),
-    /// The stream began and then broke off.
+    /// The stream began and was then interrupted.
     Broken(String),
     /// No response was received.
     Unanswered(String),

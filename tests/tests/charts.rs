@@ -113,7 +113,7 @@ fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
         if definition.get("properties").is_some() {
             definition["additionalProperties"] = json!(false);
         }
-        // The schema has only the type string, although the format allows both.
+        // The schema declares only the type string, although the format allows both strings and integers.
         if definition["format"] == "int-or-string" {
             *definition = json!({"type": ["string", "integer"]});
         }
@@ -155,7 +155,7 @@ async fn rendered_objects_match_the_schemas_of_the_api_server() -> anyhow::Resul
         let output = check(&render("helm4", arguments)?)?;
         assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stdout));
     }
-    // An invalid object is found.
+    // The check finds an invalid object.
     let right = render("helm4", &[])?;
     let wrong = right.replace("serviceAccountName:", "serviceAcountName:");
     assert!(!check(&wrong)?.status.success());
@@ -343,7 +343,7 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     }
     assert!(expressions.len() > 40, "{expressions:#?}");
     for expression in expressions.iter().filter(|expression| !expression.contains("ovfleet_operator_")) {
-        // A value that is not aggregated retains all labels.
+        // A value without aggregation retains all labels.
         assert!(
             expression.contains("llmdeployment") || !expression.contains("sum"),
             "{expression} is of all models together"

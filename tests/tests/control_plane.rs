@@ -1,4 +1,4 @@
-//! The control plane that other tests use.
+//! Tests the control plane that other tests use.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ async fn the_control_plane_is_complete_and_leaves_no_process() -> anyhow::Result
     let namespace = cluster::namespace(&client, "plane").await?;
     let maps = Api::<ConfigMap>::namespaced(client, &namespace);
 
-    // The garbage collector runs.
+    // The garbage collector deletes dependents.
     let owner = maps.create(&PostParams::default(), &config_map("owner", None)).await?;
     maps.create(&PostParams::default(), &config_map("owned", Some(&owner))).await?;
     maps.create(&PostParams::default(), &config_map("kept", None)).await?;

@@ -1,4 +1,5 @@
-//! LoRA adapters of the real model: selected by name, in the same batch, directly and through the router.
+//! Tests LoRA adapters with the real model: they are selected by name and used in the same batch, directly and
+//! through the router.
 
 use std::path::{Path, PathBuf};
 

@@ -18,12 +18,12 @@ const SIM: [&str; 8] =
     ["--backend", "sim", "--sim-step-time", "10ms", "--sim-blocks", "400", "--max-num-seqs", "4"];
 /// Flags for a simulator that needs most of a minute for a response, so that a test can act during it.
 const SLOW: [&str; 4] = ["--backend", "sim", "--sim-step-time", "200ms"];
-/// The number of clients, more than the replicas can run at once.
+/// The number of clients, which is more than the replicas can serve at the same time.
 const CLIENTS: usize = 24;
 /// The minimum contrast of text in level AA of the Web Content Accessibility Guidelines.
 const CONTRAST_MIN: f64 = 4.5;
 
-/// Functions for the expressions of the tests. They exist until the page is reloaded, which must not happen.
+/// Functions for the expressions of the tests. They exist until the page is reloaded, so tests must not reload it.
 const QUESTIONS: &str = r"
     window.count = text => Number(text.replace(/[^0-9.]/g, ''));
     window.says = id => document.getElementById(id).innerText;
@@ -308,7 +308,7 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
     console.press(&[Key::Enter]);
     console.await_expression("no request to be in flight", "says('in-work') === '0'");
     assert_eq!(console.text("says('chat')"), "");
-    // The new conversation contains nothing of the previous one.
+    // The new conversation contains no messages of the previous one.
     console.page.insert_text("Count again").unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("the answer to begin", "answer().length > 0");

@@ -1,5 +1,5 @@
-//! `ovfleet-server fetch` as a process, from a Hub, from S3 and onto a full disk: the files, the report and the exit code, by which
-//! a cluster decides whether to retry.
+//! Tests `ovfleet-server fetch` as a process, from a Hub, from S3 and onto a full disk. The tests check the files, the
+//! report and the exit code, by which a cluster decides whether to retry.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -102,7 +102,7 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
     let part = |model: &str, part: u8| format!("{model}-0000{part}-of-00003.gguf");
     let names = [1, 2, 3].map(|number| part("model-Q4", number));
     let mut listed: Vec<_> = names.iter().map(|name| files.path().join(name)).collect();
-    // A complete model, and a part of another.
+    // A complete model, and a part of another one.
     listed.push(files.path().join(part("model-Q8", 1)));
     for (seed, path) in (0..).zip(&listed) {
         std::fs::write(path, content(seed)).unwrap();

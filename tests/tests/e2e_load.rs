@@ -1,5 +1,5 @@
-//! Many concurrent streaming clients, half of which disconnect during the stream. Their resources are freed, and the
-//! responses of the others are unaffected.
+//! Tests many concurrent streaming clients, half of which disconnect during the stream. The server must free the
+//! resources of these clients, and the responses of the others must not change.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ async fn assert_disconnects_go_unnoticed(arguments: &[&str]) {
         assert!(!text.is_empty());
         alone.push(text);
     }
-    // The number of events after which a client disconnects, from the whole length of a stream.
+    // Returns the number of events after which a client disconnects, given the number of events of the whole stream.
     let leaves: Vec<_> =
         (0..CLIENTS as u64).map(|client| (client % 2 == 1).then_some(client / 2 * 7 % 24)).collect();
     let bodies: Vec<Value> = (0..CLIENTS).map(|number| request(model, number / 2 % PROMPTS)).collect();

@@ -1,5 +1,5 @@
-//! `make run` and `ovfleet-operator local`, which run a resource on this machine without a cluster: recovery from crashes, shutdown,
-//! and the messages for permanent errors.
+//! Tests `make run` and `ovfleet-operator local`, which run a resource on this machine without a cluster: recovery from
+//! crashes, shutdown, and the messages for permanent errors.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tests::process::{ExitReport, Process, await_condition, descendants, is_running, kill_process};
 use tests::server::{START_LIMIT, STOP_LIMIT, binary, built, probe, without_settings};
 
-/// The time limit for an event, longer than the restart delay and the start of a server.
+/// The time limit for an event, which is longer than the restart delay and the start of a server.
 const LIMIT: Duration = START_LIMIT;
 
 /// The command `make run`, with the programs that were built together with this test.

@@ -1,4 +1,4 @@
-//! The real model behind the OpenAI API: with plain HTTP and with the official clients.
+//! Tests the real model behind the OpenAI API, with plain HTTP and with the official clients.
 
 use serde_json::{Value, json};
 use tests::clients;

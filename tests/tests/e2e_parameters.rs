@@ -1,4 +1,5 @@
-//! Request parameters with the official clients and the real model, directly and through the router.
+//! Tests request parameters with the official clients and the real model, directly and through the
+//! router.
 
 use tests::clients;
 use tests::router::{Router, replica};

@@ -1,4 +1,4 @@
-//! The server as a process: its messages when it cannot start, and its shutdown.
+//! Tests the server as a process: its messages when it cannot start, and its shutdown.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn refusal(command: &mut Command, mentions: &str) -> ExitReport {
 fn the_error_names_a_model_that_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();
     refusal(&mut command_for(&folder.path().join("gone.gguf"), &[]).unwrap(), "gone.gguf");
-    // A directory without a model.
+    // The directory does not contain a model.
     refusal(&mut command_for(folder.path(), &[]).unwrap(), &folder.path().display().to_string());
 }
 

@@ -1,6 +1,6 @@
-//! The Responses API with the official clients: tool loops with state on the server, on the client and in a conversation,
-//! background responses, and structured outputs. A simulated model with scripted answers and the real model are used,
-//! directly and through the router.
+//! Tests the Responses API with the official clients: tool loops with state on the server, on the client and in a
+//! conversation, background responses, and structured outputs. A simulated model with scripted answers and the real
+//! model are used, directly and through the router.
 
 use serde_json::json;
 use tests::router::{Router, replica};

@@ -1,5 +1,6 @@
-//! The router in front of real servers that are killed, stopped and restarted under load. Requests are retried
-//! transparently until the client has received the first byte; the official clients are among the clients.
+//! Tests the router in front of real servers that are killed, stopped and restarted under load. The router
+//! must retry requests transparently until the client has received the first byte. Some of the clients are the
+//! official ones.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,8 @@ const CLIENTS_OF_MODELS: usize = 2;
 /// The time limit for any awaited event.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Flags for small and cheap servers, because there are more servers than processors.
+/// Flags for servers that use few resources, because the tests start more servers than the machine has
+/// processors.
 const MODEL: [&str; 4] = ["--kv-cache-size", "128MiB", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
 
 /// Flags for a simulator that is slow enough that requests are always in flight.
@@ -312,7 +314,7 @@ async fn replacing_the_replica_token_under_load_fails_no_request() {
 
 #[tokio::test]
 async fn requests_wait_in_the_router_while_the_fleet_is_full() {
-    // Two replicas with one sequence at a time each.
+    // Two replicas that run one sequence at a time each.
     let mut arguments = SIM.to_vec();
     arguments.extend(["--max-num-seqs", "1", "--max-queue", "1"]);
     let servers: Vec<RestartableServer> = (0..2).map(|_| RestartableServer::start(&arguments)).collect();

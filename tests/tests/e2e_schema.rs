@@ -1,6 +1,6 @@
-//! Requests that schemathesis generates from `/openapi.json`, sent to a server with a simulated model. Every response must
-//! match the document, and none may be a server error. `make test` does not run this test, since it takes a fixed time;
-//! `make schema` does.
+//! Sends requests that schemathesis generates from `/openapi.json` to a server with a simulated model. Every response
+//! must match the document, and none may be a server error. `make schema` runs this test; `make test` does not, because
+//! the test takes a fixed time.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Sleep mode with the real model: the server frees memory, and its responses are the same after it wakes up.
+//! Tests sleep mode with the real model: the server frees memory, and its responses are the same after it wakes
+//! up.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -65,7 +66,7 @@ fn start(model: &Path, cache: &Path) -> Server {
 async fn sleeping_frees_memory_and_responses_are_the_same_afterwards() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
-    // A separate copy, because it is removed below.
+    // The test uses a separate copy of the model, because it removes the copy below.
     std::fs::copy(tests::sample_model(), &model).unwrap();
     let server = start(&model, folder.path());
     let before = text(&server).await;

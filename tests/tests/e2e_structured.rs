@@ -1,4 +1,5 @@
-//! Structured outputs with the official clients and the real model, directly and through the router.
+//! Tests structured outputs with the official clients and the real model, directly and through the
+//! router.
 
 use tests::clients;
 use tests::router::{Router, replica};

@@ -1,5 +1,5 @@
-//! Tools with the official clients: loops of three turns with a simulated model with scripted answers, and required calls
-//! with the real model, directly and through the router.
+//! Tests tools with the official clients: loops of three turns with a simulated model and scripted answers, and
+//! required calls with the real model, directly and through the router.
 
 use tests::clients;
 use tests::router::{Router, replica};

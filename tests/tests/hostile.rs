@@ -1,8 +1,9 @@
-//! `make hostile`: attacks on a real router and a real server, each under a memory limit of 2 GiB.
+//! `make hostile`: attacks a real router and a real server, each under a memory limit of 2 GiB.
 //!
-//! While each attack runs, well-behaved clients chat through the router and both processes are probed. Afterwards both
-//! processes must still run with about as much memory as before. Every probe must have succeeded in time, and the other
-//! clients must have lost no request and waited at most three times as long as without an attack.
+//! While each attack runs, well-behaved clients chat through the router and both processes are probed. After the
+//! attack, both processes must still run and use about as much memory as before. Every probe must have succeeded in
+//! time, and the other clients must not have lost a request or waited more than three times as long as without an
+//! attack.
 //!
 //! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not the
 //! cost of the attacker on a shared machine. The arguments select attacks by a part of their names; without arguments
@@ -43,10 +44,10 @@ const CALM_ANSWERS_MAX: usize = 240;
 const ANSWERS_DURING: usize = 24;
 /// The time limit for one attack.
 const ATTACK_LIMIT: Duration = Duration::from_secs(150);
-/// The number of measurements before a slowdown counts as a failure. Other load on the machine is temporary, but the effect
-/// of a defect recurs.
+/// The number of measurements after which a slowdown counts as a failure. Other load on the machine is temporary, but
+/// the effect of a defect recurs.
 const MEASUREMENTS: usize = 3;
-/// The argument that makes this program the attacker.
+/// The argument with which this program runs as the attacker.
 const ATTACKER: &str = "--attacker";
 
 fn main() -> ExitCode {
@@ -93,7 +94,7 @@ struct Attacker {
 
 impl Attacker {
     fn start(attack: &Attack, targets: &Targets) -> anyhow::Result<Self> {
-        // Ten thousand connections take as many file descriptors.
+        // Ten thousand connections need ten thousand file descriptors.
         let script = "ulimit -S -n \"$(ulimit -H -n)\"; exec nice -n 19 \"$0\" \"$@\"";
         let mut command = tokio::process::Command::new("sh");
         command.args(["-c", script]).arg(std::env::current_exe()?).args([ATTACKER, attack.name]);
@@ -113,7 +114,7 @@ impl Attacker {
             bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
         }
         let reports = String::from_utf8_lossy(&output.stdout).into_owned();
-        Ok(reports.lines().next().context("the attack reports nothing")?.to_owned())
+        Ok(reports.lines().next().context("the attack did not report a result")?.to_owned())
     }
 }
 

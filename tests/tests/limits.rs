@@ -1,4 +1,5 @@
-//! The reference of limits is generated: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
+//! Checks that the reference of limits is up to date.
+//! `UPDATE_EXPECT=1 cargo test -p tests --test limits` generates it.
 
 use expect_test::expect_file;
 use tests::limits::{limits, reference};

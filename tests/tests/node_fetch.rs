@@ -1,5 +1,5 @@
-//! Fetching models on the node that `make e2e` starts: credentials from Secrets, a full disk, and a shared volume that
-//! retains the models in use.
+//! Tests fetching models on the node that `make e2e` starts: credentials from Secrets, a full disk, and a shared volume
+//! that retains the models in use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Installation as a user does it: `helm install`, `kubectl apply` of the sample, a request with the official client, and
-//! removal. The tests run on the node that `make e2e` starts, with the images built from this repository.
+//! Tests the installation as a user does it: `helm install`, `kubectl apply` of the sample, a request with the official
+//! client, and removal. The tests run on the node that `make e2e` starts, with the images built from this repository.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             "--output=name",
             &format!("--namespaced={scope}"),
         ])?;
-        // Objects that change by themselves, and those that the API server creates for definitions.
+        // Objects that change on their own, and those that the API server creates for definitions.
         let own = ["apiservices", "componentstatuses", "endpoints", "events", "ipaddresses", "nodes"];
         let kinds: Vec<&str> =
             kinds.lines().filter(|kind| !own.contains(&kind.split('.').next().unwrap_or_default())).collect();

@@ -1,6 +1,6 @@
-//! Operations on a running deployment under continuous streaming traffic: rotating API keys, replacing routers, draining
-//! a node, losing an operator, autoscaling, suspending and resuming. The outcome of every request is checked. The tests
-//! run on the node that `make e2e` starts.
+//! Tests operations on a running deployment under continuous streaming traffic: rotating API keys, replacing routers,
+//! draining a node, losing an operator, autoscaling, suspending and resuming. The outcome of every request is checked.
+//! The tests run on the node that `make e2e` starts.
 //!
 //! The steps share one deployment, because setting it up takes longer than most of them.
 
@@ -190,7 +190,7 @@ async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     assert!(own.len() > 1, "the audit log has no writes of the former leader");
     assert!(since(&others).len() > 1, "the successor has written nothing");
     assert!(since(&own).is_empty(), "the former leader has written after {acquired}: {:#?}", since(&own));
-    // The worst case: the leader stops just after a renewal, and both the detection and the takeover are late.
+    // In the worst case, the leader stops just after a renewal, and both the detection and the takeover are late.
     assert!(absence < Duration::from_secs(2 * LEASE_SECONDS), "{absence:?}");
     Ok(())
 }
@@ -228,8 +228,8 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Requests sent before the suspension complete, those sent during the suspension are refused and never broken off, and
-/// those sent after resuming succeed.
+/// Requests sent before the suspension complete, those sent during the suspension are rejected and never interrupted,
+/// and those sent after resuming succeed.
 async fn suspend_and_resume() -> anyhow::Result<()> {
     let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
     let suspended = traffic.elapsed();
@@ -249,7 +249,7 @@ async fn suspend_and_resume() -> anyhow::Result<()> {
     scene::settled(NAMESPACE, 1)?;
     scene::service_address(NAMESPACE)?;
     let resumed = traffic.elapsed();
-    // Wait for the requests that failed in the meantime, and for further ones.
+    // Wait for the requests that failed in the meantime, and for additional ones.
     traffic.await_requests(CLIENTS + REQUESTS_AROUND_CHANGE).await;
     let account = traffic.stop().await;
     eprintln!("{}", account.summary());

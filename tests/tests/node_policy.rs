@@ -1,5 +1,5 @@
-//! Cluster policies and missing prerequisites on the node that `make e2e` starts: missing Secrets, quotas, Pod Security,
-//! private images, and pinned processors.
+//! Tests cluster policies and missing prerequisites on the node that `make e2e` starts: missing Secrets, quotas, Pod
+//! Security, private images, and pinned processors.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn secret(namespace: &str, name: &str, entry: &str) -> anyhow::Result<()> {
     kubectl(&["create", "secret", "generic", name, "--namespace", namespace, &entry]).map(drop)
 }
 
-/// The messages of the events with `reason` that regard a resource.
+/// The messages of the events with `reason` that concern a resource.
 fn events(namespace: &str, name: &str, reason: &str) -> anyhow::Result<Vec<String>> {
     let selector = format!("involvedObject.kind=LLMDeployment,involvedObject.name={name},reason={reason}");
     let events = node::get(&["events", "--namespace", namespace, "--field-selector", &selector])?;

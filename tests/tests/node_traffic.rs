@@ -1,5 +1,5 @@
-//! Clients lose no request while a deployment is scaled, changed and disturbed under continuous streaming traffic. The
-//! outcome of every request is checked. The tests run on the node that `make e2e` starts.
+//! Tests that clients lose no request while a deployment is scaled, changed and disturbed under continuous streaming
+//! traffic. The outcome of every request is checked. The tests run on the node that `make e2e` starts.
 
 use serde_json::Value;
 use tests::hub::Hub;
@@ -140,7 +140,7 @@ async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow:
     scene.await_requests().await;
     let account = scene.end().await;
     let failures = account.failures();
-    // At most its requests in flight.
+    // At most the requests in flight at the killed pod fail.
     assert!(failures.len() <= CLIENTS, "{}", account.summary());
     for failure in failures {
         assert!(
@@ -152,7 +152,7 @@ async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow:
     Ok(())
 }
 
-/// The streams of the killed router break off with their connections. Clients without a response retry and reach the other
+/// The streams of the killed router end with their connections. Clients without a response retry and reach the other
 /// router.
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
@@ -164,7 +164,7 @@ async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
     settled(2)?;
     scene.await_requests().await;
     let account = scene.end().await;
-    // At most its requests in flight.
+    // At most the requests in flight at the killed pod fail.
     assert!(account.failures().len() <= CLIENTS, "{}", account.summary());
     for failure in account.failures() {
         assert!(matches!(failure.outcome, Outcome::Broken(_)), "{}", account.summary());
@@ -172,7 +172,7 @@ async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Requests depend on neither of them.
+/// Requests depend neither on the operator nor on the API server.
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_the_operator_or_the_api_server_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;

@@ -1,5 +1,6 @@
-//! The upgrade from the previous release under continuous streaming traffic, as [the guide](../../docs/how-to/upgrade.md)
-//! describes it: first the custom resource definition, then the chart. The tests run on the node that `make e2e` starts.
+//! Tests the upgrade from the previous release under continuous streaming traffic, as [the
+//! guide](../../docs/how-to/upgrade.md) describes it: first the custom resource definition, then the chart. The tests
+//! run on the node that `make e2e` starts.
 //!
 //! The previous release is commit 3432560, the last one before upgrades waited for approval. `node_upgrade/` contains its
 //! chart, and the objects (with only the fields that its operator applied) and the status that its operator created for a
@@ -79,7 +80,7 @@ async fn upgrade(release: &Release) -> anyhow::Result<()> {
         anyhow::ensure!(release["state"] == "Waiting", "{:#}", resource["status"]);
         Ok(release["available"].as_str().map(str::to_owned))
     })?;
-    // Routers that do not report to the operator are replaced at once.
+    // Routers that do not report to the operator are replaced immediately.
     node::await_state("all routers to be replaced", LIMIT, || {
         let present = identities(ROUTER)?;
         Ok((present.len() == 2 && routers.iter().all(|router| !present.contains(router))).then_some(()))
@@ -106,7 +107,7 @@ async fn upgrade(release: &Release) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which pods run, and how often their containers were restarted.
+/// Returns the running pods, and how often their containers were restarted.
 fn identities(selector: &str) -> anyhow::Result<Vec<String>> {
     let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", selector])?;
     let pods = pods["items"].as_array().into_iter().flatten();
@@ -117,7 +118,8 @@ fn identities(selector: &str) -> anyhow::Result<Vec<String>> {
     Ok(staying.map(identity).collect())
 }
 
-/// Creates what the operator of the previous release stored for the resource, and admits replicas as it did.
+/// Creates the objects and the status that the operator of the previous release stored for the resource, and admits
+/// replicas as that operator did.
 fn create_recorded(hub: &Hub) -> anyhow::Result<()> {
     let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
     let uid = resource["metadata"]["uid"].as_str().context("no uid")?;
@@ -164,7 +166,7 @@ fn create_recorded(hub: &Hub) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes what the operator has stored for the resource into the tree.
+/// Writes the objects and the status that the operator has stored for the resource into the repository.
 fn record(hub: &Hub) -> anyhow::Result<()> {
     let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
     let uid = resource["metadata"]["uid"].as_str().context("no uid")?;

@@ -1,4 +1,4 @@
-//! The code blocks of the pages that are marked as tested, run as a reader runs them.
+//! Runs the code blocks of the pages that are marked as tested, as a reader runs them.
 
 use tests::cluster::ControlPlane;
 use tests::pages::{Example, api_command, examples, folder};
@@ -6,16 +6,16 @@ use tests::process::{ExitReport, Process};
 use tests::server::{START_LIMIT, Server};
 use tests::tidy::Scene;
 
-/// Installs the chart and creates an LLMDeployment, for pages that are for users of an existing installation.
+/// Installs the chart and creates an LLMDeployment, for pages that assume an existing installation.
 const INSTALL: &str = "set -e
 helm4 install ovfleet charts/ovfleet --namespace ovfleet --create-namespace
 kubectl apply --filename assistant.yaml
 kubectl create secret generic assistant-replica-token --from-literal=token=0123456789abcdef0123456789abcdef
 kubectl label secret assistant-replica-token \
   app.kubernetes.io/managed-by=ovfleet-operator app.kubernetes.io/instance=assistant";
-/// Creates what the page about the installation refers to.
+/// Creates the objects to which the page about the installation refers.
 const NAMESPACES: &str = "set -e; kubectl create namespace team-a; kubectl create namespace team-b";
-/// Acts as the operator: reports every LLMDeployment as ready.
+/// Acts as the operator, which reports every LLMDeployment as ready.
 const REPORT_READY: &str = "
 kubectl wait --for=create crd/llmdeployments.ovfleet.dev --timeout=5m
 kubectl wait --for=condition=Established crd/llmdeployments.ovfleet.dev --timeout=5m

@@ -40,7 +40,7 @@ in pods, and cannot grant rights that it does not have. */ -}}
 - apiGroups: [""]
   resources: [configmaps, persistentvolumeclaims, serviceaccounts, services]
   verbs: [get, list, watch, create, patch, delete]
-# The replica token, which the operator creates and never reads.
+# The operator creates the Secret with the replica token and never reads it.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
@@ -65,7 +65,7 @@ in pods, and cannot grant rights that it does not have. */ -}}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-# The readiness gate.
+# The operator sets the readiness gate in the status of pods.
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]

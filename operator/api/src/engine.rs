@@ -10,7 +10,7 @@ use crate::flags::{ExtraArgs, SERVER_FLAGS};
 use crate::formats;
 use crate::schema::rules;
 
-/// The flags of the server that `engine.extraArgs` must not contain, and what to use instead.
+/// The flags of the server that `engine.extraArgs` must not contain, and the replacement for each.
 pub const RESERVED_SERVER_FLAGS: [(&str, &str); 18] = [
     ("--admin-port", "the operator sets it"),
     ("--device", "use engine.device"),
@@ -43,13 +43,13 @@ fn extra_args_rules() -> serde_json::Value {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Engine {
-    /// Image of the server. Default: the image of the operator's version.
+    /// Image of the server. Default: the image that matches the operator's version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
     /// OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is
-    /// rejected, because OpenVINO has no paged attention for it.
+    /// rejected, because OpenVINO has no paged attention for NPUs.
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 
@@ -126,7 +126,7 @@ pub enum KvPrecision {
     U4,
     /// 8-bit integers with scales.
     U8,
-    /// 16-bit floating point with the range of 32 bits.
+    /// 16-bit floating point with the range of `f32`.
     Bf16,
     /// 16-bit IEEE floating point.
     F16,

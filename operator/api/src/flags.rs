@@ -16,13 +16,13 @@ pub(crate) struct ExtraArgs<'a> {
     pub(crate) program: &'a str,
     /// All flags of the program, one per line.
     pub(crate) known: &'a str,
-    /// The flags that the operator sets, and what to use instead.
+    /// The flags that the operator sets, and the replacement for each.
     pub(crate) reserved: &'a [(&'a str, &'a str)],
 }
 
 impl ExtraArgs<'_> {
-    /// Returns the rules for the object that contains the list and the image of the program. With another image,
-    /// unknown flags are allowed, because it may be of another version.
+    /// Returns the rules for the object that contains the list and the image of the program. If the resource
+    /// sets another image, unknown flags are allowed, because the image may have another version.
     pub(crate) fn rules(&self) -> Value {
         let Self { field, program, known, reserved } = self;
         let flag = "argument.split('=')[0]";

@@ -85,7 +85,7 @@ pub(crate) fn model_name() -> Value {
     matches(r"^[^\s,]+$", "must not contain white space or commas")
 }
 
-/// The rule for a duration, see [`crate::Period`].
+/// The rule for a duration, as described at [`crate::Period`].
 pub(crate) fn duration() -> Value {
     matches(
         "^[0-9]{1,9}(ms|s|m|h)$",

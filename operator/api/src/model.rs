@@ -1,4 +1,4 @@
-//! The model, its source, and the way in which its files reach the replicas.
+//! The model, its source, and how its files reach the replicas.
 
 use std::collections::BTreeMap;
 
@@ -57,10 +57,10 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub env: BTreeMap<String, String>,
-    /// ConfigMap with certificates of additional authorities, such as that of a proxy or of a mirror.
+    /// ConfigMap with the certificates of additional certificate authorities, such as that of a proxy or a mirror.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// Annotations of the ServiceAccount of the container, by which clouds assign identities to pods.
+    /// Annotations of the ServiceAccount of the container, with which cloud providers assign identities to pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
@@ -71,7 +71,7 @@ pub struct Fetch {
     pub resources: Option<ResourceRequirements>,
 }
 
-/// A ConfigMap with certificates of authorities, in PEM.
+/// A ConfigMap with certificates of certificate authorities, in PEM format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CaBundle {
@@ -236,7 +236,8 @@ pub struct Cache {
     /// replicas mount.
     #[serde(default)]
     pub mode: CacheMode,
-    /// Size in bytes, such as `40Gi`: of the volume, or with the mode `none` the limit of the scratch space.
+    /// Size in bytes, such as `40Gi`. It is the size of the volume or, with the mode `none`, the limit of the scratch
+    /// space.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,

@@ -42,8 +42,8 @@ impl Default for Rollout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Drain {
-    /// Time in which a replica finishes its requests before they are canceled. The replica stops as soon as they are
-    /// finished.
+    /// Time that a replica has to finish its requests before they are canceled. The replica stops as soon as they
+    /// are finished.
     pub timeout: Period,
 }
 
@@ -58,7 +58,7 @@ impl Default for Drain {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not have both minAvailable and maxUnavailable")])))]
 pub struct Disruption {
-    /// Number or percentage of replicas that must stay available.
+    /// Number or percentage of replicas that must remain available.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_available: Option<IntOrString>,
     /// Number or percentage of replicas that may be unavailable.

@@ -10,7 +10,7 @@ use crate::flags::{ExtraArgs, ROUTER_FLAGS};
 use crate::schema::{resources, rules};
 use crate::{Period, PodTemplate, formats};
 
-/// The flags of the router that `router.extraArgs` must not contain, and what to use instead.
+/// The flags of the router that `router.extraArgs` must not contain, and the replacement for each.
 pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--access-log", "use observability.accessLog"),
     ("--admin-port", "the operator sets it"),
@@ -53,21 +53,21 @@ fn extra_args_rules() -> serde_json::Value {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Router {
-    /// Image of the router. Default: the image of the operator's version.
+    /// Image of the router. Default: the image that matches the operator's version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
     /// Number of routers. With two or more, clients do not notice the failure of one.
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
-    /// Policy by which a replica is chosen for a request. `kv`: the replica with the shortest expected time to the
-    /// first token, given its load, its free KV cache and the cached prefix of the prompt.
+    /// Policy by which the router chooses a replica for a request. `kv`: the replica with the shortest expected time to
+    /// the first token, based on its load, its free KV cache and the cached prefix of the prompt.
     pub policy: Policy,
     /// Isolation of API keys: which of them share stored responses, conversations and cached prompts. `key`: no key
     /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced
     /// without losing stored items. `none`: all keys share them. Without `access.apiKeysSecretRef` this has no effect.
     pub key_isolation: KeyIsolation,
-    /// The queue for requests that no replica has capacity for.
+    /// The queue for requests for which no replica has capacity.
     pub queue: Queue,
     /// Retries of requests whose replica fails before the first byte of the answer.
     pub retry: Retry,
@@ -131,7 +131,7 @@ impl Default for Router {
     }
 }
 
-/// The policy by which a replica is chosen for a request.
+/// The policy by which the router chooses a replica for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -140,7 +140,7 @@ pub enum Policy {
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// The replica with fewer requests of two that are drawn at random.
+    /// The replica with fewer requests out of two random replicas.
     PowerOfTwo,
     /// One replica after the other.
     RoundRobin,
@@ -197,7 +197,7 @@ pub struct Queue {
     /// Maximum number of prompt tokens of waiting requests, as estimated by the router.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub tokens: u64,
-    /// Maximum time for which a request waits.
+    /// Maximum time that a request waits.
     pub timeout: Period,
 }
 
@@ -211,7 +211,7 @@ impl Default for Queue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Retry {
-    /// Maximum number of replicas that a request is sent to before the client receives the first byte.
+    /// Maximum number of replicas to which a request is sent before the client receives the first byte.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
     /// Maximum percentage of requests that are retried.

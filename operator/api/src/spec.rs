@@ -92,11 +92,11 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// Policy for restarting replicas and routers after an upgrade of the operator, whose version may have other
-    /// default images or render other pods. `Auto`: the operator upgrades a limited number of resources at the same
-    /// time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
-    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change of this
-    /// resource that restarts pods includes the upgrade.
+    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have other
+    /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
+    /// same time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
+    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change of this resource
+    /// that restarts pods includes the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
@@ -124,7 +124,8 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub security: Security,
 
-    /// Whether replicas and routers are scaled to zero. Nothing is deleted: the Service, volumes and fetched files stay.
+    /// Whether replicas and routers are scaled to zero. Nothing is deleted: the Service, volumes and fetched files
+    /// remain.
     #[serde(default)]
     pub suspend: bool,
 
@@ -192,9 +193,9 @@ pub struct Observability {
     pub log_level: LogLevel,
     /// Whether the routers log a line for each request.
     pub access_log: bool,
-    /// Collection of the metrics that servers and routers serve.
+    /// Collection of the metrics of servers and routers.
     pub metrics: Metrics,
-    /// Traces of requests, which the routers send. Default: no traces.
+    /// Traces of requests, which the routers export. Default: no traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
 }
@@ -270,13 +271,13 @@ pub struct Tracing {
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
     /// Whether NetworkPolicies are created. The API of a replica is then reachable from the routers of the same resource
-    /// only; the ports of metrics and probes, which serve nothing else, are reachable from everywhere.
+    /// only; the ports for metrics and probes, which serve nothing else, are reachable from everywhere.
     pub network_policy: bool,
     /// User ID that pods run as. Default: 65532, or on OpenShift the user that the platform assigns.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub run_as_user: Option<i64>,
-    /// Secrets with which images are pulled.
+    /// Secrets for pulling images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 pub struct LlmDeploymentStatus {
     /// Generation of the resource that this status describes.
     pub observed_generation: i64,
-    /// Summary of the state, for people. Programs should read the conditions.
+    /// Human-readable summary of the state. Programs should read the conditions.
     pub phase: Phase,
-    /// Number of replicas that exist, including those that start and excluding those that are being deleted.
+    /// Number of replicas that exist, including those that are starting and excluding those that are being deleted.
     pub replicas: i32,
     /// Number of replicas that are ready.
     pub ready_replicas: i32,
     /// Number of replicas that the routers have admitted.
     pub routable_replicas: i32,
-    /// Number of replicas with the present pod template.
+    /// Number of replicas with the current pod template.
     pub updated_replicas: i32,
     /// Number of replicas that are being deleted and finish their requests.
     pub draining_replicas: i32,
@@ -31,15 +31,15 @@ pub struct LlmDeploymentStatus {
     pub endpoint: Option<String>,
     /// Name under which the model is served.
     pub model: String,
-    /// Digest of the model's files, as `sha256:…`, if it is known.
+    /// Digest of the model's files, as `sha256:…`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Percentage of the KV cache blocks of all replicas that running requests hold: sampled at an interval and
-    /// rounded to 5.
+    /// Percentage of the KV cache blocks of all replicas that running requests use, sampled at intervals and rounded
+    /// to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
-    /// Commit of the repository that replicas fetch (`model.source.hf`): the one that `revision` referred to when the
-    /// first replica fetched it.
+    /// Commit of the repository that replicas fetch (`model.source.hf`). It is the commit to which `revision`
+    /// referred when the first replica fetched it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_revision: Option<String>,
     /// Progress of the fetch of the model's files.
@@ -120,7 +120,7 @@ pub struct ReleaseStatus {
     /// to this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
-    /// Reason for which the upgrade waits.
+    /// Reason why the upgrade waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -128,7 +128,7 @@ pub struct ReleaseStatus {
 /// The state of an upgrade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradeState {
-    /// The pods are of the release of this version of the operator.
+    /// The pods run the release of this version of the operator.
     #[default]
     Current,
     /// Another release is available, and waits for a slot or for approval.
@@ -158,13 +158,13 @@ impl UpgradeState {
 pub struct CacheStatus {
     /// State of the fetch.
     pub state: CacheState,
-    /// Number of bytes that were fetched.
+    /// Number of bytes that have been fetched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<i64>,
-    /// Total number of bytes, if it is known.
+    /// Total number of bytes, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_total: Option<i64>,
-    /// Progress for people, such as `1.2 GiB of 4.9 GiB`.
+    /// Human-readable progress, such as `1.2 GiB of 4.9 GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
 }

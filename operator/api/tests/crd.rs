@@ -13,7 +13,7 @@ fn the_definition_in_crds_is_up_to_date() {
     expect_file!["../../../crds/llmdeployments.yaml"].assert_eq(&definition());
 }
 
-/// The chart has a copy of the file instead of a link, so that the chart can be copied alone.
+/// The chart contains a copy of the file instead of a link, so that the chart can be copied without the repository.
 #[test]
 fn the_definition_in_the_chart_is_up_to_date() {
     expect_file!["../../../charts/ovfleet-crds/manifests/llmdeployments.yaml"].assert_eq(&definition());
@@ -37,7 +37,7 @@ fn the_known_flags_are_those_of_the_programs() {
     expect_file!["../src/router-flags.txt"].assert_eq(&router);
 }
 
-/// For a violation of `pattern`, the API server reports only the regular expression.
+/// If a value violates `pattern`, the API server reports only the regular expression.
 #[test]
 fn every_rule_about_a_string_has_a_message() {
     assert!(!definition().contains("pattern:"));

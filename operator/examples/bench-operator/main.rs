@@ -28,8 +28,9 @@ mod table;
 const USAGE: &str = "usage: bench-operator [--resources N] [--idle SECONDS] [--update]";
 /// The maximum time to wait for all resources.
 const LIMIT: Duration = Duration::from_secs(900);
-/// The pause between readiness and the measurement of the idle operator: it publishes the last events, and asks the
-/// routers of each resource once for the usage of their KV caches, which changes the status.
+/// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes
+/// the last events, and requests the usage of the KV caches from the routers of each resource once, which changes
+/// the status.
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
@@ -133,7 +134,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }
 
-/// The operator that is measured.
+/// The operator under measurement.
 struct Target<'a> {
     operator: &'a Process,
     /// The address of its metrics.

@@ -33,7 +33,7 @@ const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10
 /// The running replicas, by the name of their resource.
 type RunningReplicas = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
 
-/// A simulated node.
+/// A simulated node, with the kubelet and the routers.
 #[derive(Debug)]
 pub(crate) struct Node {
     namespace: String,
@@ -82,7 +82,7 @@ impl Node {
         tasks.spawn(async move {
             let seen = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
             seen.try_for_each_concurrent(CONCURRENCY, async |pod| {
-                // A write conflict means that the pod has changed, so the watch reports it again.
+                // A write conflict means that the pod has changed, so the watch will report the pod again.
                 let _ = update_status(&pods, &pod, &running).await;
                 Ok(())
             })

@@ -1,4 +1,4 @@
-//! Samples of the resources that the operator has used, from the system, and of its work, from its metrics.
+//! Samples the resource usage of the operator from the kernel, and its work from its metrics.
 
 use anyhow::Context as _;
 use tests::http;
@@ -11,7 +11,7 @@ const TICKS: f64 = 100.0;
 pub(crate) struct Sample {
     /// Processor time in seconds.
     pub(crate) processor: f64,
-    /// The present and the maximum memory in MiB.
+    /// The current and the maximum memory in MiB.
     pub(crate) memory: [f64; 2],
     /// The numbers of API calls for objects, for statuses of resources, and for pods.
     pub(crate) calls: [f64; 3],

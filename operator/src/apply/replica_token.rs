@@ -16,8 +16,8 @@ use crate::names::FIELD_MANAGER;
 /// Number of random bytes of a token, which is written in hexadecimal.
 const TOKEN_BYTES: usize = 32;
 
-/// The UIDs of the resources whose Secret is known to exist. Clones share them. Losing them does no harm: a Secret that
-/// exists is not created again, because its name is taken.
+/// The UIDs of the resources whose Secret is known to exist. Clones share them. Losing them does no harm: an existing
+/// Secret is not created again, because its name is taken.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaTokens(Arc<Mutex<HashSet<String>>>);
 

@@ -32,7 +32,7 @@ pub(super) struct ModelMount {
     pub(super) volumes: Vec<Value>,
     /// The container that fetches the model, if the pod fetches it.
     pub(super) init_containers: Vec<Value>,
-    /// How the pod uses the volumes.
+    /// How the pod accesses its volumes.
     pub(super) volume_use: VolumeUse,
 }
 
@@ -146,7 +146,7 @@ fn resources(fetched: &FetchedModel) -> Value {
     if let Some(resources) = &fetched.container.resources {
         return to_json(resources);
     }
-    // Limits equal requests, so that a pod with exclusive CPUs keeps them.
+    // Limits equal requests, because only such pods can have exclusive CPUs.
     let limits = json!({"cpu": "500m", "memory": "256Mi"});
     let mut requests = limits.clone();
     if let ModelCache::Scratch { size_limit: Some(size) } = &fetched.cache {
@@ -168,9 +168,9 @@ fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
     credentials.into_iter().chain(bundle).collect()
 }
 
-/// Returns the affinity of the replicas and of the Job that fetches for them. If only one node can mount the shared
-/// volume, they must be on the same node: otherwise the Job for the next model could wait on another node for the
-/// volume that the replicas of the former model use, while these wait for the Job.
+/// Returns the affinity of the replicas and of the Job that fetches their model. If only one node can mount the shared
+/// volume, all of them must be on the same node. Otherwise the Job for the next model could wait on another node for
+/// the volume that the replicas of the former model use, while these replicas wait for the Job.
 #[must_use]
 pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
     let affinity = valid.server.placement.affinity.as_ref().map(to_json);
@@ -179,7 +179,7 @@ pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
         return affinity;
     }
     let mut affinity = affinity.unwrap_or_else(|| json!({}));
-    // The scheduler places the first pod in spite of this term, because the pod itself matches it.
+    // The scheduler places the first pod despite this term, because the pod itself matches the term.
     let term = json!({
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {

@@ -11,7 +11,7 @@ use crate::names::REVISION_VARIABLE;
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::valid_deployment::{EngineSettings, FetchedModel, ModelSource, RouterSettings, ServerSettings};
 
-/// The options that servers and routers have in common and that depend on where they run.
+/// The options that servers and routers share and that depend on where they run.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessOptions {
     host: IpAddr,
@@ -90,7 +90,7 @@ fn engine(engine: &EngineSettings) -> Vec<String> {
     flags
 }
 
-/// Returns the command by which a server in a pod drains before Kubernetes stops it.
+/// Returns the command that drains a server in a pod before Kubernetes stops it.
 #[must_use]
 pub fn drain(server: &ServerSettings) -> Vec<String> {
     vec![
@@ -141,7 +141,7 @@ pub fn source(fetched: &FetchedModel, revision_value: RevisionValue) -> Vec<Stri
     flags
 }
 
-/// The files that a router reads, as paths.
+/// The paths of the files that a router reads.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RouterFiles<'a> {
     /// The path of the configuration file.

@@ -6,7 +6,7 @@ use serde_json::Value;
 const KEYS: [&str; 4] = ["name", "mountPath", "containerPort", "topologyKey"];
 
 /// Merges `overlay` into `base`. Objects are merged by member. Lists are merged by the member that identifies their
-/// items, if all items have it; new items are appended. Any other value of `overlay` replaces the one of `base`.
+/// items, if all items have it; new items are appended. Any other value of `overlay` replaces that of `base`.
 pub(super) fn merge(base: &mut Value, overlay: &Value) {
     match (base, overlay) {
         (Value::Object(base), Value::Object(overlay)) => {

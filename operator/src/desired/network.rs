@@ -20,7 +20,8 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     manifests
 }
 
-/// The policy of replicas. Only routers reach their API, and they open no connections except to fetch their model.
+/// The policy of replicas. Only routers can reach their API, and replicas open no connections except to fetch
+/// their model.
 fn server(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let routers = json!({
@@ -40,9 +41,9 @@ fn server(valid: &ValidDeployment) -> Manifest {
     )
 }
 
-/// The policy of routers. Everyone reaches their API, and the operator reaches their gRPC port to learn which
-/// replicas they have admitted. Their own connections are not restricted, because a policy cannot select the API
-/// server or trace collectors.
+/// The policy of routers. Everyone can reach their API, and the operator can reach their gRPC port, on which
+/// they report the replicas that they have admitted. Their own connections are not restricted, because a policy
+/// cannot select the API server or trace collectors.
 fn router(valid: &ValidDeployment) -> Manifest {
     policy(
         valid,
@@ -63,12 +64,12 @@ fn metrics() -> Value {
     json!({"ports": [port(ADMIN_PORT)]})
 }
 
-/// The rule by which the operator requests the progress of a fetch.
+/// The rule that allows the operator to request the progress of a fetch.
 fn progress() -> Value {
     operator(PROGRESS_PORT)
 }
 
-/// The rule for the operator, in whichever namespace it runs.
+/// The rule that selects the operator in any namespace.
 fn operator(to: u16) -> Value {
     json!({
         "from": [{

@@ -1,4 +1,4 @@
-//! The parts that all pods have in common: security contexts according to the restricted Pod Security Standard, ports and
+//! The parts that all pods share: security contexts according to the restricted Pod Security Standard, ports and
 //! placement.
 
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
@@ -8,10 +8,10 @@ use crate::manifest::{is_empty, to_json};
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::valid_deployment::{PodPlacement, SecuritySettings};
 
-/// How a pod uses its volumes.
+/// How a pod accesses its volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeUse {
-    /// The pod needs no ownership of its volumes.
+    /// The pod need not own its volumes.
     Shared,
     /// The pod writes to a volume, or reads files that only the owner's group may read, so its group must own the
     /// volumes.
@@ -43,7 +43,7 @@ pub(super) fn container_security_context() -> Value {
     })
 }
 
-/// Returns the Secrets with which images are pulled.
+/// Returns the Secrets for pulling images.
 #[must_use]
 pub(super) fn image_pull_secrets(security: &SecuritySettings) -> Value {
     security.image_pull_secrets.iter().map(|name| json!({"name": name})).collect()
@@ -62,7 +62,7 @@ pub(super) fn health(path: &str) -> Value {
     json!({"path": format!("/v2/health/{path}"), "port": "admin"})
 }
 
-/// Sets the fields of a pod spec that place the pod. `affinity` replaces the one of `placement`, and `selector` has
+/// Sets the fields of a pod spec that place the pod. `affinity` replaces that of `placement`, and `selector` contains
 /// the labels of the pods that are spread.
 pub(super) fn place(spec: &mut Value, placement: &PodPlacement, affinity: Option<Value>, selector: &Value) {
     let spread = spread(&placement.topology_spread_constraints, selector);

@@ -1,11 +1,11 @@
-//! Decides whether a Deployment gets the pod template that this version of the operator renders, or keeps its present
+//! Decides whether a Deployment gets the pod template that this version of the operator renders, or keeps its current
 //! one. Pure.
 //!
 //! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment gets the new
-//! template at once. If only the operator has changed, because it has another default image or renders the same
-//! resource differently, that is an upgrade: it waits for a slot or for approval, so that a new release of the
-//! operator does not restart all models of a cluster at the same time. A digest of the fields of the resource that
-//! the template was rendered from, which each Deployment has as an annotation, distinguishes the two.
+//! template immediately. If only the operator has changed, because it has another default image or renders the same
+//! resource differently, that is an upgrade: it waits for a slot or for approval, so that a new release of the operator
+//! does not restart all models of a cluster at the same time. A digest of the fields of the resource that the template
+//! was rendered from, which each Deployment has as an annotation, distinguishes the two.
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
@@ -27,11 +27,11 @@ pub enum UpgradePermission {
     Granted,
     /// `upgradePolicy` is `Manual`, and the release has not been approved.
     AwaitsApproval,
-    /// The maximum number of resources is being upgraded.
+    /// The maximum number of resources is already being upgraded.
     AwaitsSlot,
 }
 
-/// The step that is taken for the upgrade of a resource.
+/// The next step of the upgrade of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpgradeStep {
     /// No upgrade is needed: the templates are those of this version of the operator.
@@ -77,7 +77,8 @@ pub(super) enum ModelState {
     Available,
 }
 
-/// Decides which pod templates the Deployments get. While the model is being fetched, the replicas serve the former one.
+/// Decides which pod templates the Deployments get. While the model is being fetched, the replicas serve the former
+/// model.
 pub(super) fn rollout(
     valid: &ValidDeployment,
     observed: &ObservedState,
@@ -120,7 +121,7 @@ pub(super) fn rollout(
 }
 
 impl Rollout {
-    /// Adds a Deployment: with the rendered template, or with its live one while an upgrade waits.
+    /// Adds a Deployment with the rendered template, or with its live template while an upgrade waits.
     fn add(
         &mut self,
         rendered: RenderedDeployment,
@@ -156,7 +157,7 @@ fn template_hash(deployment: &DynamicObject) -> Option<&str> {
     deployment.data.pointer("/spec/template/metadata/labels")?.get(TEMPLATE)?.as_str()
 }
 
-/// Whether the template of `rendered` differs from the one of `live` although the user has changed nothing.
+/// Whether the template of `rendered` differs from that of `live` although the user has not changed anything.
 fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bool {
     let Some(live) = live else { return false };
     if template_hash(live) == Some(&rendered.template_hash) {
@@ -166,7 +167,7 @@ fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bo
     if !has_grpc_port(&live.data) {
         return false;
     }
-    // A Deployment without the annotation is of a release whose inputs are unknown.
+    // A Deployment without the annotation is from a release that did not record its inputs.
     live.annotations().get(INPUTS).is_none_or(|inputs| *inputs == rendered.inputs)
 }
 
@@ -220,7 +221,8 @@ fn set_annotation(manifest: &mut Manifest, name: &str, value: Option<&String>) {
     }
 }
 
-/// Returns `manifest` with the pod template of `live` and with the digest of the settings which that was rendered from.
+/// Returns `manifest` with the pod template of `live`, and with the digest of the settings from which that template was
+/// rendered.
 fn with_live_inputs(manifest: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
     let mut manifest = with_live_template(manifest, live)?;
     set_annotation(&mut manifest, INPUTS, live?.annotations().get(INPUTS));

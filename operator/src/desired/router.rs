@@ -18,7 +18,7 @@ const CONFIG_PATH: &str = "/etc/ovfleet";
 const API_KEYS_PATH: &str = "/etc/ovfleet-keys";
 /// The name of the configuration file.
 const CONFIG_FILE: &str = "router.yaml";
-/// Time for which a router still accepts requests while its removal from the endpoints propagates, in seconds.
+/// Time in seconds that a router still accepts requests while its removal from the endpoints propagates.
 const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
 /// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its removal
 /// from the endpoints propagates.
@@ -100,8 +100,8 @@ fn container(valid: &ValidDeployment, mounts: &[Value]) -> Value {
         "resources": resources(valid),
         "securityContext": container_security_context(),
         "startupProbe": {"httpGet": health("live"), "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
-        // Not "ready", which is false without replicas: a router without replicas still queues requests, or rejects them
-        // with an error that clients understand.
+        // The probe does not use "ready", which is false without replicas: a router without replicas still queues
+        // requests, or rejects them with an error that clients understand.
         "readinessProbe": {"httpGet": health("live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {"httpGet": health("live"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
         // Clients send requests to the router until its removal from the endpoints has propagated.

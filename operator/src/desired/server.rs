@@ -22,7 +22,7 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time in which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
-/// The lowest read speed for which a start succeeds, in bytes per second.
+/// The lowest read speed in bytes per second at which a start succeeds.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 /// The assumed size of a model in bytes if no memory limit bounds it.
 const MODEL_BYTES: u64 = 64 << 30;
@@ -43,7 +43,7 @@ pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
             }},
             // Kubernetes sees no progress while a replica loads its model.
             "progressDeadlineSeconds": (server.progress_deadline + start_time(server)).as_secs(),
-            // Rollouts are undone by changing the resource, not from the history.
+            // Users undo a rollout by changing the resource, so no history is needed.
             "revisionHistoryLimit": 2,
             "template": template.body,
         },

@@ -1,4 +1,5 @@
-//! The Services: one for clients, one by which routers discover replicas, and one by which Prometheus discovers routers.
+//! The Services: one for clients, one through which routers discover replicas, and one through which Prometheus
+//! discovers routers.
 
 use serde_json::json;
 
@@ -31,8 +32,9 @@ fn for_clients(valid: &ValidDeployment) -> Manifest {
     manifest
 }
 
-/// The Service by which routers discover replicas. It is headless and includes replicas that are not ready: routers
-/// connect to them to find out when they can serve, and replicas become ready once routers have admitted them.
+/// The Service through which routers discover replicas. It is headless and includes replicas that are not ready:
+/// routers connect to them to detect when they can serve, and replicas become ready once routers have admitted
+/// them.
 fn for_routers(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let port =
@@ -49,7 +51,7 @@ fn for_routers(valid: &ValidDeployment) -> Manifest {
     owner.manifest(Kind::Service, &owner.replicas_service(), Component::Server, content)
 }
 
-/// The Service by which Prometheus discovers routers. The Service for clients does not have the admin port.
+/// The Service through which Prometheus discovers routers. The Service for clients does not have the admin port.
 fn for_prometheus(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let content = json!({

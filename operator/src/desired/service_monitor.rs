@@ -1,4 +1,4 @@
-//! The ServiceMonitor, from which the Prometheus operator learns which endpoints Prometheus scrapes.
+//! The ServiceMonitor, which defines the endpoints that Prometheus scrapes.
 
 use serde_json::json;
 

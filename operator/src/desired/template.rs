@@ -46,7 +46,7 @@ impl RenderedDeployment {
     }
 
     /// Records the source of the model as annotations of the Deployment and of its pods. The annotation does not
-    /// change the hash of the template: releases without it have the same hash.
+    /// change the hash of the template, which is the same in releases without the annotation.
     pub(super) fn set_source(&mut self, key: &str) {
         let body = &mut self.manifest.body;
         body["metadata"]["annotations"][SOURCE] = json!(key);

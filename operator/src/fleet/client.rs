@@ -36,7 +36,7 @@ pub struct ReportedReplica {
     pub address: String,
     /// Whether the router sends requests to it.
     pub is_ready: bool,
-    /// The number of blocks of its KV cache that requests hold.
+    /// The number of blocks of its KV cache that requests use.
     pub blocks_active: u32,
     /// The number of blocks of its KV cache.
     pub blocks_total: u32,
@@ -45,17 +45,18 @@ pub struct ReportedReplica {
 /// The usage of the KV caches of several replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheUsage {
-    /// The number of blocks that requests hold.
+    /// The number of blocks that requests use.
     pub blocks_active: u64,
     /// The number of blocks.
     pub blocks_total: u64,
 }
 
 impl CacheUsage {
-    /// Returns the percentage of blocks that requests hold, rounded to a multiple of 5. `None` if there are no blocks.
+    /// Returns the percentage of blocks that requests use, rounded to a multiple of 5. `None` if there are no blocks.
     #[must_use]
     pub fn percent(self) -> Option<i32> {
-        /// The step in percent. A smaller step would change the value, and write it to the API server, all the time.
+        /// The step in percent. With a smaller step, the value would change, and be written to the API server, all the
+        /// time.
         const STEP: f64 = 5.0;
         let fraction = self.blocks_active as f64 / self.blocks_total as f64;
         (self.blocks_total > 0).then(|| ((fraction * 100.0 / STEP).round() * STEP) as i32)
@@ -103,10 +104,10 @@ pub struct NetworkClient(reqwest::Client);
 
 impl Default for NetworkClient {
     fn default() -> Self {
-        // No connection uses TLS, but with features that other crates enable, reqwest requires a provider. Installing one
-        // fails if there is one already, which is fine.
+        // No connection uses TLS, but with the features that other crates enable, reqwest requires a TLS provider.
+        // Installing one fails if one is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // A redirect could make the operator send requests to hosts that only the operator can reach.
+        // A redirect could trick the operator into sending requests to hosts that only it can reach.
         let client =
             reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy().build();
         Self(client.expect("invariant: a client without TLS settings can be built"))

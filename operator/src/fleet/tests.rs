@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// Routers by their address. Any other router accepts connections and does not report.
+/// The routers, by address. Any other router accepts connections but does not report.
 struct Routers(BTreeMap<&'static str, watch::Receiver<RouterReport>>);
 
 impl PodClient for Routers {

@@ -1,4 +1,4 @@
-//! A child process: its output is passed on with its name, and it is restarted when it exits. This module decides
+//! A child process. Its output is forwarded with its name, and it is restarted when it exits. This module decides
 //! whether an exit is a permanent failure or a restart may help.
 
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use crate::pod::exit_reason;
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest pause before a restart.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// Run time after which an exit does not count as a consecutive failure.
+/// Run time after which an exit no longer counts as a consecutive failure.
 const STABLE_TIME: Duration = Duration::from_secs(30);
 /// Number of consecutive times that `ovfleet-operator local` restarts a process that was killed, or exited with code 0,
 /// before it ever worked. A process that exits with another code before it ever worked is not restarted.
@@ -121,7 +121,7 @@ impl Child {
         Ok((status, self.exit_reason(status).await))
     }
 
-    /// The reason of an exit, from the output of the process or else from its status.
+    /// Returns the reason for an exit, from the output of the process or else from its status.
     async fn exit_reason(&mut self, status: ExitStatus) -> String {
         // The last lines may not have been read yet.
         while self.lines.join_next().await.is_some() {}
@@ -141,7 +141,7 @@ impl Child {
             let reason = self.exit_reason(status).await;
             let name = &self.program.name;
             self.failures = if self.started.elapsed() > STABLE_TIME { 1 } else { self.failures + 1 };
-            // A process that was killed did not fail by itself.
+            // A process that was killed may not have failed on its own.
             let has_failed = status.code().is_some_and(|code| code != 0);
             if !self.has_worked && (has_failed || self.failures > FAILURES_MAX) {
                 bail!("{name}: {reason}");

@@ -35,7 +35,7 @@ impl Installation {
         Ok(Self { args, server, router, directory })
     }
 
-    /// Returns the path of the model. It fetches the model if that is necessary.
+    /// Returns the path of the model, and fetches the model if necessary.
     ///
     /// # Errors
     /// The model does not exist or cannot be fetched.
@@ -90,7 +90,8 @@ impl Installation {
     }
 }
 
-/// The path of a program: the given one, the one in the directory of this program, or the one in PATH.
+/// Returns the path of a program: the given path, or else the program in the directory of this
+/// executable or in PATH.
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         ensure!(given.is_file(), "no program exists at {}", given.display());

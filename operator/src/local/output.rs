@@ -1,6 +1,6 @@
-//! The output of a child process. Lines are forwarded with the name of the process, except for the error with which
-//! it exits, which is stored for the message about the exit. The addresses that the process listens on are read from
-//! its log.
+//! The output of a child process. Lines are forwarded with the name of the process, except for the error that ends
+//! the process, which is stored for the message about the exit. The addresses that the process listens on are parsed
+//! from its log.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ const ERROR_BYTES_MAX: usize = 4 << 10;
 /// The prefix of the line in which a program reports the error that ends it.
 const ERROR: &str = "error: ";
 
-/// The information from the output of a process.
+/// The information that was parsed from the output of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProcessOutput {
     /// The addresses that the process listens on.
@@ -43,7 +43,7 @@ pub(super) async fn forward(
     let mut line = Vec::new();
     loop {
         line.clear();
-        // Longer lines are split.
+        // Split lines that exceed the limit.
         let limit = LINE_BYTES_MAX as u64;
         match (&mut reader).take(limit).read_until(b'\n', &mut line).await {
             Ok(0) | Err(_) => return,

@@ -23,7 +23,7 @@ use crate::valid_deployment::ValidDeployment;
 
 /// The interval at which processes are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The interval at which the router is asked for a report while all replicas are ready.
+/// The interval at which a report is requested from the router while all replicas are ready.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// The timeout for a report of the router.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,11 +38,11 @@ pub(super) struct Processes<'a> {
     port: u16,
     /// The addresses of servers in the router's configuration file.
     configured: Vec<String>,
-    /// The last report of the router, if it responded.
+    /// The last report of the router; `None` if it did not respond.
     report: Option<ReplicaReport>,
 }
 
-/// The part of a router's report that is used here.
+/// The part of a router's report that this module uses.
 struct ReplicaReport {
     /// The addresses of the replicas that the router has admitted.
     admitted: BTreeSet<String>,
@@ -202,7 +202,7 @@ impl<'a> Processes<'a> {
         text
     }
 
-    /// An example of a request, for the user.
+    /// Returns an example request for the user.
     fn example(&self) -> String {
         let Some(endpoint) = self.endpoint() else { return String::new() };
         let key = if self.valid.router.api_keys.is_some() { " -H 'Authorization: Bearer KEY'" } else { "" };

@@ -1,4 +1,4 @@
-//! Finds the reason for which a process has exited in its last output: the line with the error, which is rarely the last
+//! Finds the reason why a process has exited in its last output: the line with the error, which is rarely the last
 //! line. Pure.
 
 use serde_json::Value;
@@ -10,8 +10,8 @@ const PANIC: &str = "panicked at ";
 /// The prefixes of lines that only refer to further help.
 const HINTS: [&str; 2] = ["note:", "For more information"];
 
-/// Returns the reason for which a process has exited that wrote `output`; an empty text if there is none. It omits
-/// everything that differs between two exits for the same reason, such as timestamps and thread IDs.
+/// Returns the reason why a process that wrote `output` has exited; an empty text if the output contains none. It
+/// omits everything that differs between two exits for the same reason, such as timestamps and thread IDs.
 pub(crate) fn exit_reason(output: &str) -> String {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     if let Some(at) = lines.iter().rposition(|line| line.starts_with(ERROR)) {

@@ -136,7 +136,7 @@ fn router(applied: &ApplyResult) -> ConditionState {
     }
 }
 
-/// Whether all routers have the present pod template of their Deployment.
+/// Whether all routers have the current pod template of their Deployment.
 pub(super) fn routers_are_updated(applied: &ApplyResult) -> bool {
     let Some(deployment) = deployment(applied, Component::Router) else { return false };
     let desired = applied.valid.router.replicas;
@@ -194,7 +194,7 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
     if summary.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Failed) {
         return ConditionState::new(true, &basic.model.reason, basic.model.message.clone());
     }
-    // An unschedulable pod may resolve itself: nodes are added, and volumes are bound.
+    // An unschedulable pod may become schedulable when nodes are added or volumes are bound.
     let problems = [&summary.fetch_problem, &summary.problem];
     let mut lasting = problems
         .into_iter()
@@ -221,8 +221,8 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
     ConditionState::new(false, "AsExpected", "no problem is known")
 }
 
-/// The replicas that have fetched another commit than `pinned`: replicas that start at the same time can find different
-/// commits.
+/// The replicas that have fetched another commit than `pinned`: replicas that start at the same time can resolve a
+/// branch to different commits.
 fn pods_with_other_revision<'a>(
     applied: &'a ApplyResult,
     pinned: &'a str,

@@ -1,4 +1,5 @@
-//! Summarizes the state of a resource's replicas and of its fetch. The conditions and the status are derived from it.
+//! Summarizes the state of a resource's replicas and of its fetch. The conditions and the status are derived from this
+//! summary.
 
 use std::sync::Arc;
 
@@ -86,7 +87,7 @@ pub(super) fn deployment(applied: &ApplyResult, component: Component) -> Option<
     applied.objects.get(&(Kind::Deployment, name))
 }
 
-/// A number in the status of a Deployment.
+/// Returns a number from the status of a Deployment.
 pub(super) fn status_count(deployment: &DynamicObject, field: &str) -> i32 {
     let count = deployment.data.pointer(&format!("/status/{field}")).and_then(Value::as_i64);
     count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0)
@@ -99,14 +100,14 @@ pub(super) fn router_problem(applied: &ApplyResult) -> Option<Problem> {
     replica_failure(deployment(applied, Component::Router)).or_else(|| most_frequent_problem(&pods))
 }
 
-/// The problem that most pods have. Of equally frequent problems it is the first one in their order.
+/// The problem that most pods have. Of equally frequent problems, it is the first one in their sort order.
 fn most_frequent_problem(pods: &[&PodState]) -> Option<Problem> {
     let mut problems: Vec<&Problem> = pods.iter().filter_map(|pod| pod.problem.as_ref()).collect();
     problems.sort();
     problems.chunk_by(|a, b| a == b).rev().max_by_key(|same| same.len()).map(|same| same[0].clone())
 }
 
-/// The reason for which the pods of a Deployment cannot be created, such as a quota or Pod Security.
+/// The reason why the pods of a Deployment cannot be created, such as a quota or Pod Security.
 fn replica_failure(deployment: Option<&Arc<DynamicObject>>) -> Option<Problem> {
     let conditions = deployment?.data.pointer("/status/conditions")?.as_array()?;
     let is_failure =
@@ -164,7 +165,7 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ if observed.is_job_complete(job) => FetchState::new(CacheState::Ready, None, None),
             _ if observed.is_job_failed(job) => failed,
             _ if observed.pods.iter().any(|pod| pod.is_fetching) => fetching,
-            // The Job retries with increasing pauses, so a failed attempt can last.
+            // The Job retries with increasing pauses, so the failed attempt may remain the last one for a while.
             _ if observed.pods_of(Component::Fetch).any(has_failed_fetch) => failed,
             // The pod has finished, and the controller of the Job will report its completion in a moment.
             Some(report) => {

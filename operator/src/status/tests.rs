@@ -310,7 +310,7 @@ fn a_fetch_whose_pod_cannot_be_created_is_reported_with_the_reason() {
     let status = status_of(std::slice::from_ref(&pod), &failures);
     assert_eq!(reason(&status, "ModelAvailable"), "False Pending");
     assert_eq!(reason(&status, "Degraded"), "False AsExpected");
-    // A pod that cannot start holds up the replicas as much as one that cannot be created.
+    // A pod that cannot start delays the replicas as much as one that cannot be created.
     let stuck = PodState { problem: Some(Problem { reason: "FailedMount".to_owned(), ..problem }), ..pod };
     let status = status_of(&[stuck], &BTreeMap::new());
     assert_eq!(reason(&status, "ModelAvailable"), "False FailedMount");

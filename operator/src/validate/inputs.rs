@@ -17,7 +17,7 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
         "imagePullSecrets": spec.security.image_pull_secrets,
         "logLevel": spec.observability.log_level,
     });
-    // A field that a former schema did not have is part of a digest only if it is set.
+    // A field that former schemas did not have is part of a digest only if it is set.
     if let Some(reference) = &spec.security.replica_token_secret_ref {
         shared["replicaToken"] = to_json(reference);
     }

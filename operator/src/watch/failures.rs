@@ -1,6 +1,6 @@
-//! Failures that Kubernetes reports in events only: a Job that cannot create its pod (because of a quota or Pod
-//! Security), and a pod whose volumes cannot be mounted (because a Secret does not exist). The API server selects
-//! these events, so that other events of a busy namespace do not reach the operator.
+//! Failures that Kubernetes reports only in events: a Job that cannot create its pod (because of a quota or Pod
+//! Security), and a pod whose volumes cannot be mounted (because a Secret does not exist). The API server selects these
+//! events, so that other events of a busy namespace do not reach the operator.
 
 use k8s_openapi::api::core::v1::Event as KubernetesEvent;
 use kube::ResourceExt as _;
@@ -24,7 +24,7 @@ pub(super) enum FailureKind {
 impl FailureKind {
     pub(super) const ALL: [Self; 2] = [Self::JobFailedCreate, Self::PodFailedMount];
 
-    /// The kind of the object that the events are about.
+    /// The kind of the object that the events concern.
     pub(super) fn object_kind(self) -> &'static str {
         match self {
             Self::JobFailedCreate => "Job",
@@ -53,7 +53,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure that an event reports, with the namespace and name of the object that it is about.
+    /// Returns the failure that an event reports, with the namespace and name of the object that it concerns.
     pub(super) fn new(kind: FailureKind, event: &KubernetesEvent) -> Option<((String, String), Self)> {
         let object = &event.involved_object;
         let key = (object.namespace.clone()?, object.name.clone()?);

@@ -32,8 +32,8 @@ struct Caches {
     failures: HashMap<(String, String), Failure>,
 }
 
-/// An object as JSON text. Parsed, it would take ten times the memory, and it is needed only while its resource is
-/// reconciled.
+/// An object as JSON text. A parsed object would take ten times the memory, and it is needed only while its resource
+/// is reconciled.
 #[derive(Clone, Debug)]
 struct CompactObject {
     owner: ObjectRef<LlmDeployment>,
@@ -77,7 +77,7 @@ impl Stores {
         let caches = self.caches();
         let mut pods: Vec<PodState> =
             caches.pods.get(&key).into_iter().flat_map(BTreeMap::values).cloned().collect();
-        // The event of a failure outlives the failure, so it counts only while the pod still waits.
+        // The event of a failure outlives the failure, so the event counts only while the pod still waits.
         for pod in pods.iter_mut().filter(|pod| pod.awaits.is_some() && pod.problem.is_none()) {
             let failure = caches.failures.get(&(namespace.to_owned(), pod.name.clone()));
             pod.problem = failure.map(|failure| failure.problem.clone());
@@ -85,7 +85,7 @@ impl Stores {
         pods
     }
 
-    /// Returns the reason for which the Job `name` with this UID could not create its last pod.
+    /// Returns the reason why the Job `name` with this UID could not create its last pod.
     #[must_use]
     pub fn job_failure(&self, namespace: &str, name: &str, uid: &str) -> Option<Problem> {
         let caches = self.caches();
@@ -209,7 +209,7 @@ impl Stores {
         self.caches().failures.retain(|_, failure| failure.event != name);
     }
 
-    /// Removes all failures of a kind and a namespace, before the watch lists the present ones.
+    /// Removes all failures of a kind and a namespace, before the watch lists the current ones.
     pub(super) fn clear_failures(&self, kind: FailureKind, namespace: Option<&str>) {
         self.caches().failures.retain(|(of, _), failure| {
             failure.kind != kind || namespace.is_some_and(|namespace| namespace != of)

@@ -135,7 +135,7 @@ async fn changed_fields_are_repaired_and_added_fields_are_kept() {
             .unwrap_or_else(|| panic!("{} {name} is not repaired: {last}", kind.name()));
     }
     stage.until("chat", "Ready=True").await;
-    // Only the changing number of replicas changes the status.
+    // The status changes only because the number of replicas changes.
     let more = stage.metrics.api_calls("apply_status", "LLMDeployment") - written;
     assert!(more < 60, "{more} writes of the status");
 }
@@ -153,7 +153,7 @@ async fn a_replica_is_ready_once_a_router_admits_it_and_stays_so() {
     assert_eq!((status.ready_replicas, status.routable_replicas), (0, 0));
     stage.kubelet.routers().close(false);
     stage.until("chat", "Ready=True").await;
-    // The gate stays set when the routers no longer admit the replica, and the operator no longer connects to them.
+    // The gate remains set when the routers no longer admit the replica, and the operator no longer connects to them.
     stage.kubelet.routers().close(true);
     let connections = stage.kubelet.routers().connections();
     let label = json!({"metadata": {"annotations": {"touched": "yes"}}});
@@ -186,7 +186,7 @@ async fn nothing_is_written_when_nothing_has_changed() {
         let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
         deployments.patch("chat-router", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
     }
-    // Changes are reconciled in order, so the former changes are reconciled when this one is.
+    // Changes are reconciled in order, so the earlier changes have been reconciled when this one has.
     stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
     stage.until("other", "ReplicasReady=True").await;
     assert_eq!(stage.resources().get("chat").await.unwrap().resource_version(), version);
@@ -252,7 +252,7 @@ async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
     let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
     stage.kubelet.set_fetch_result(0, report);
     stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();
-    // The replicas stay ready meanwhile, so readiness does not show that the fetch is complete and recorded.
+    // The replicas remain ready in the meantime, so readiness does not show that the fetch is complete and recorded.
     let recorded = async || {
         let jobs = stage.objects(Kind::Job).list(&ListParams::default()).await.unwrap().items;
         let is_recorded = jobs.len() == 1 && jobs[0].annotations().contains_key("ovfleet.dev/fetched");

@@ -86,7 +86,7 @@ impl PodClient for Routers {
 /// Sets the status of all pods of a namespace to running, until it is dropped.
 pub(crate) struct Kubelet {
     routers: Routers,
-    /// The result of the containers that fetch models.
+    /// The exit code and the report of the containers that fetch models.
     outcome: Arc<Mutex<Option<Value>>>,
     _task: JoinSet<()>,
 }
@@ -100,7 +100,7 @@ impl Kubelet {
         let (admitting, fetch) = (routers.clone(), outcome.clone());
         task.spawn(async move {
             loop {
-                // If the API server is busy, the next attempt follows.
+                // If the API server is busy, the next iteration tries again.
                 if let Ok(list) = pods.list(&ListParams::default()).await {
                     for pod in list.items {
                         let outcome = fetch.lock().unwrap_or_else(PoisonError::into_inner).clone();

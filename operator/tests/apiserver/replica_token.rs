@@ -1,4 +1,4 @@
-//! Tests of the Secret with the replica token, which an operator creates that has no other rights for Secrets.
+//! Tests of the Secret with the replica token, created by an operator that has no other rights to Secrets.
 
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use kube::ResourceExt as _;
@@ -54,7 +54,7 @@ async fn it_is_created_once_and_deleted_with_the_resource() {
         assert!(!template.to_string().contains(&first), "the template does not contain the token");
     }
 
-    // The user can rotate the token, which restarts nothing.
+    // The user can rotate the token without restarting any pods.
     let both = format!("{}\n{first}\n", "n".repeat(64));
     let rotated = json!({"stringData": {"token": both}});
     secrets.patch(&name, &PatchParams::default(), &Patch::Merge(&rotated)).await.unwrap();

@@ -66,7 +66,7 @@ async fn valid_values_are_accepted_and_invalid_ones_rejected_with_a_message() {
     drop(api);
 }
 
-/// Invalid changes, and a part of the message for each.
+/// Invalid changes, each with a part of the expected message.
 fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     let pinned = json!({"cpuPinning": true});
     vec![

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::{Kubelet, Routers};
 
-/// The maximum time to wait for a state, on a busy machine.
+/// The maximum time to wait for a state. It suffices on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// The interval at which a state is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
@@ -180,7 +180,7 @@ impl Default for Settings {
     }
 }
 
-/// Returns [`operator`] with other settings.
+/// Returns an [`operator`] with these settings.
 pub(crate) async fn operator_with(
     namespace: &str,
     metrics: &Metrics,

@@ -50,7 +50,7 @@ fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
     let valid = validate(&object, &observed, &defaults).unwrap();
     let after = desired(&valid, &observed, UpgradePermission::AwaitsSlot);
     assert_eq!(image(&after), "ovfleet/server:2");
-    // Scaling restarts nothing.
+    // Scaling restarts no pods.
     let mut object = fixture("small");
     object.spec.replicas = 9;
     let valid = validate(&object, &observed, &defaults).unwrap();
@@ -109,7 +109,7 @@ fn routers_that_send_no_token_are_replaced_together_with_replicas_that_need_one(
     let is_former = |resources: &DesiredState, name: &str| {
         template(resources, name)["metadata"]["labels"]["ovfleet.dev/template"] == "former"
     };
-    // An upgrade of both waits.
+    // An upgrade of both replicas and routers waits.
     let upgrade = waiting(&object);
     assert_eq!(upgrade.upgrade, UpgradeStep::Wait(UpgradePermission::AwaitsApproval));
     assert!(is_former(&upgrade, "small-server") && is_former(&upgrade, "small-router"));
@@ -159,14 +159,15 @@ fn all_replicas_fetch_the_commit_that_the_first_one_has_fetched() {
     assert_eq!(revisions(&second)[key], COMMIT);
     assert_eq!(template(&second, "small-server"), template(&first, "small-server"), "nothing restarts");
 
-    // The commit stays pinned, even if other replicas report another one or the first replica is deleted.
+    // The commit remains pinned, even if other replicas report another one or the first replica is deleted.
     observed.owned = live(&second, Kind::ConfigMap);
     observed.pods = vec![replica("ffffffffffffffffffffffffffffffffffffffff")];
     assert_eq!(revisions(&render(&object, &observed))[key], COMMIT);
     observed.pods.clear();
     assert_eq!(revisions(&render(&object, &observed))[key], COMMIT);
 
-    // Another revision is pinned separately, and the entry of the former one stays for replicas that restart.
+    // Another revision is pinned separately, and the entry of the former one remains for replicas that
+    // restart.
     let mut next = object;
     next.spec.model.source.hf.as_mut().unwrap().revision = "v2".to_owned();
     observed.pods = vec![replica(COMMIT)];

@@ -7,8 +7,8 @@ use crate::fleet::{Outcomes, Router, run};
 use crate::routers::{LeastLoad, LlmD, Oracle, Ovfleet};
 use crate::workload::{Kind, Request, workload};
 
-/// A replica with a small model on eight cores: a quarter of the times that were measured on two cores
-/// (`docs/performance/results.md`), a cache of 32,768 tokens, and the default step sizes of the server.
+/// A replica with a small model on eight cores: its step times are a quarter of those measured on two cores
+/// (`docs/performance/results.md`), its cache has 32,768 tokens, and its step sizes are the server's defaults.
 pub(crate) const REPLICA: EngineConfig = EngineConfig {
     block_tokens: 16,
     blocks_total: 2048,
@@ -38,7 +38,7 @@ pub(crate) struct Arena {
     pub(crate) seeds: Vec<u64>,
 }
 
-/// The results of a competitor with one kind of traffic: medians over the seeds.
+/// The results of a competitor with one kind of traffic, as medians over the seeds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Score {
     /// The 99th percentile of the time to the first token, in seconds.
@@ -47,9 +47,10 @@ pub(crate) struct Score {
     pub(crate) p50: f64,
     /// The 99th percentile of the time between two tokens, in seconds.
     pub(crate) between: f64,
-    /// The number of requests of the busiest replica, divided by the mean of all replicas: the largest of all seeds.
+    /// The number of requests of the busiest replica, divided by the mean over all replicas; the largest value over all
+    /// seeds.
     pub(crate) hottest: f64,
-    /// The fraction of the prompt tokens that was in a cache.
+    /// The fraction of prompt tokens that were found in a cache.
     pub(crate) cached: f64,
 }
 
@@ -83,7 +84,7 @@ impl Competitor {
 }
 
 impl Arena {
-    /// The score of each competitor with traffic of this kind.
+    /// The scores of the competitors with this kind of traffic.
     pub(crate) fn scores(&self, kind: Kind, competitors: &[Competitor]) -> Vec<Score> {
         let traffic: Vec<Vec<Request>> = self
             .seeds

@@ -1,5 +1,6 @@
-//! A replica in virtual time: the server's own scheduler, and a model whose steps take a time that is computed from the
-//! batch. It can be cloned, for an oracle that tries where a request would have its first token first.
+//! A replica in virtual time: the server's own scheduler, and a model whose step time is computed from the batch. The
+//! replica can be cloned, so that the oracle can simulate which replica would generate the first token of a request
+//! earliest.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ pub(crate) type Nanos = u64;
 /// A second.
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
-/// The tokens of a request. The router learns only a part of this.
+/// The tokens of a request. The router gets only a part of this information.
 #[derive(Debug)]
 pub(crate) struct Spec {
     /// The prompt, followed by the answer.
@@ -38,11 +39,11 @@ pub(crate) struct EngineConfig {
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_chunk_tokens: u32,
     pub(crate) max_num_seqs: u32,
-    /// The time of a step without any token.
+    /// The time of a step that computes no tokens.
     pub(crate) step: Nanos,
-    /// The time of each token of a sequence that computes several in a step.
+    /// The time per token of a sequence that computes several tokens in a step.
     pub(crate) prefill_token: Nanos,
-    /// The time of the token of a sequence that computes one.
+    /// The time per token of a sequence that computes a single token in a step.
     pub(crate) decode_token: Nanos,
 }
 
@@ -63,15 +64,15 @@ pub(crate) struct Engine {
     /// The time of the step in flight.
     step_time: Nanos,
     requests: BTreeMap<u64, Rc<Spec>>,
-    /// The number of prompt tokens that were in the cache.
+    /// The number of prompt tokens that were found in the cache.
     pub(crate) cached_tokens: u64,
-    /// The number of all prompt tokens.
+    /// The total number of prompt tokens.
     pub(crate) prompt_tokens: u64,
     prefill: Speed,
     decode: Speed,
 }
 
-/// An observed speed, averaged as the server averages it.
+/// An observed speed, averaged in the same way as in the server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Speed {
     tokens: f64,
@@ -145,7 +146,7 @@ impl Engine {
         self.scheduler.load()
     }
 
-    /// Schedules the next step and returns the time that it takes. The engine must not be idle.
+    /// Schedules the next step and returns its duration. The engine must not be idle.
     pub(crate) fn begin_step(&mut self) -> Nanos {
         self.scheduler.schedule(&mut self.batch);
         assert!(!self.batch.sequences.is_empty(), "a scheduler with work schedules some");

@@ -1,9 +1,9 @@
-//! The event loop in virtual time: requests arrive at a router, are sent to a replica, are computed, and appear in load
-//! reports.
+//! The event loop in virtual time: a request arrives at the router, is sent to a replica, is computed there, and
+//! appears in load reports.
 //!
-//! A router learns what a real one learns, at the same times: a report follows a change after 20 ms, and otherwise every
-//! second. Reports and requests take a random time through the network, so they can overtake each other. Only the oracle
-//! sees the replicas themselves.
+//! A simulated router gets the same information as a real one, at the same times: a report follows a change after 20
+//! ms, and otherwise every second. Reports and requests take a random time through the network, so they can overtake
+//! each other. Only the oracle sees the replicas themselves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -19,7 +19,7 @@ use server_scheduler::Load;
 use crate::engine::{Engine, EngineConfig, Nanos, Outcome, SECOND, Spec};
 use crate::workload::{Arrival, Request};
 
-/// How long the server collects changes before it reports them.
+/// The time for which the server collects changes before it reports them.
 const COALESCE: Nanos = 20_000_000;
 /// The longest time between two reports.
 const HEARTBEAT: Nanos = SECOND;
@@ -28,7 +28,7 @@ pub(crate) const ROUTER: u64 = 7;
 
 /// Decides to which replica each request goes.
 pub(crate) trait Router {
-    /// The replica of a request and the number of the dispatch, or `None` if the request waits until something changes.
+    /// The replica for a request and the number of the dispatch, or `None` if the request has to wait for a change.
     fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)>;
     /// The first token of a request has arrived at the router.
     fn first_token(&mut self, _id: usize) {}
@@ -36,15 +36,15 @@ pub(crate) trait Router {
     fn finished(&mut self, _id: usize, _request: &Request) {}
     /// A report of a replica has arrived.
     fn report(&mut self, _replica: usize, _report: &wire::Load, _now: Nanos) {}
-    /// How often the router polls the load of all replicas, if it does.
+    /// The interval at which the router polls the load of all replicas, if it does.
     fn poll_every(&self) -> Option<Nanos> {
         None
     }
-    /// The result of a poll.
+    /// The loads that a poll has returned.
     fn polled(&mut self, _loads: &[wire::Load], _now: Nanos) {}
 }
 
-/// The time and the replicas. Routers other than the oracle use the time only.
+/// The time and the replicas. Only the oracle uses the replicas.
 pub(crate) struct World {
     pub(crate) now: Nanos,
     pub(crate) replicas: Vec<Replica>,
@@ -52,14 +52,14 @@ pub(crate) struct World {
 
 pub(crate) struct Replica {
     pub(crate) engine: Engine,
-    /// When the step in flight ends.
+    /// The time at which the step in flight ends.
     pub(crate) busy_until: Option<Nanos>,
-    /// The requests that were sent to it and have not arrived.
+    /// The requests that were sent to the replica and have not arrived there yet.
     pub(crate) in_transit: Vec<RequestInTransit>,
-    /// The dispatches that have arrived.
+    /// The dispatches that have arrived at the replica.
     arrived: Ranges,
     published: Load,
-    /// The dispatches that `published` includes.
+    /// The dispatches that the report in `published` includes.
     included: Ranges,
     /// The load in the latest report.
     reported: Load,
@@ -84,9 +84,9 @@ pub(crate) struct Outcomes {
     pub(crate) first_token: Vec<f64>,
     /// The mean time between two tokens of each answer, in seconds.
     pub(crate) between_tokens: Vec<f64>,
-    /// The number of requests of the busiest replica, divided by the mean of all replicas.
+    /// The number of requests of the busiest replica, divided by the mean over all replicas.
     pub(crate) hottest: f64,
-    /// The fraction of the prompt tokens that was in a cache.
+    /// The fraction of prompt tokens that were found in a cache.
     pub(crate) cached: f64,
 }
 
@@ -103,7 +103,7 @@ enum Event {
     Arrives { request: usize },
 }
 
-/// A request that arrives some time after the answer to another one.
+/// A request that arrives some time after the answer to another request.
 #[derive(Clone, Copy)]
 struct Follower {
     request: usize,
@@ -121,7 +121,7 @@ struct Run<'a> {
     reports: Vec<Option<wire::Load>>,
     arrived: Vec<Nanos>,
     first: Vec<Option<Nanos>>,
-    /// For each request, the one that follows its answer.
+    /// For each request, the request that follows its answer.
     followers: Vec<Option<Follower>>,
     unfinished: usize,
     outcomes: Outcomes,
@@ -193,7 +193,7 @@ impl Run<'_> {
         self.events.push(Reverse((at, self.order, event)));
     }
 
-    /// When something that is sent now arrives: in 0.2 to 2 ms.
+    /// The arrival time of a message that is sent now: 0.2 to 2 ms later.
     fn arrival(&mut self) -> Nanos {
         self.world.now + 200_000 + self.rng.next_u64() % 1_800_000
     }
@@ -242,7 +242,7 @@ impl Run<'_> {
         }
     }
 
-    /// Sends the requests that wait in the router, in order, until one of them has no replica.
+    /// Sends the requests that wait in the router, in order, until the router picks no replica for one of them.
     fn dispatch(&mut self) {
         while let Some(&request) = self.held.front() {
             let Some((replica, number)) = self.router.pick(request, &self.requests[request], &self.world)
@@ -292,7 +292,7 @@ impl Run<'_> {
             let at = self.arrival();
             match outcome {
                 Outcome::First { request } => self.at(at, Event::First { request }),
-                // After the first token, even if both are results of the same step.
+                // The last token arrives after the first, even if the same step completes both.
                 Outcome::Finished { request } => {
                     self.at(at.max(self.world.now + 2_000_000), Event::Finished { request })
                 }
@@ -344,7 +344,7 @@ impl Replica {
         }
     }
 
-    /// The load report as the server sends it.
+    /// The load report, in the form in which the server sends it.
     fn to_report(&self) -> wire::Load {
         let EngineConfig { block_tokens, max_num_seqs, .. } = self.engine.config;
         let load = self.published;

@@ -1,4 +1,5 @@
-//! The competitors: this router with each of its policies, formulas that other projects publish, and an oracle.
+//! The competitors: ovfleet's router with each of its policies, the published formulas of other projects, and an
+//! oracle.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use crate::workload::Request;
 /// The age at which a report is ignored.
 const REPORT_TTL: Duration = Duration::from_secs(3);
 
-/// This router: its ledgers, its index and its policy, combined as the router combines them.
+/// ovfleet's router: its ledgers, prefix indexes and policy, combined in the same way as in the real router.
 pub(crate) struct Ovfleet {
     policy: Policy,
     beginning: Instant,
@@ -124,11 +125,11 @@ impl Router for Ovfleet {
     }
 }
 
-/// The scorers of llm-d's endpoint picker with their default weights: 2 for the queue and the KV cache, 3 for the prefix. The
-/// highest sum wins, ties are broken at random. It polls the replicas every 50 ms.
+/// The scorers of llm-d's endpoint picker with their default weights: 2 for the queue and the KV cache, 3 for the
+/// prefix. The highest sum wins; ties are broken at random. The picker polls the replicas every 50 ms.
 pub(crate) struct LlmD {
     loads: Vec<Load>,
-    /// Its approximate index of prefixes, if it uses one.
+    /// The approximate prefix index of each replica, if the competitor uses one.
     indexes: Option<Vec<PrefixIndex>>,
     rng: StdRng,
 }
@@ -183,9 +184,9 @@ impl Router for LlmD {
     }
 }
 
-/// The least-load formula of the Shepherd Model Gateway: the queued tokens and those sent since the last poll, divided by the
-/// throughput, plus a barrier for the KV cache. The first of equal replicas wins. It polls once a second, which is ten times
-/// as often as its default.
+/// The least-load formula of the Shepherd Model Gateway: the queued tokens and those sent since the last poll, divided
+/// by the throughput, plus a barrier for the KV cache. The first of several equal replicas wins. The gateway polls once
+/// a second, which is ten times as often as its default.
 pub(crate) struct LeastLoad {
     loads: Vec<Load>,
     sent: Vec<f64>,
@@ -224,9 +225,9 @@ impl Router for LeastLoad {
     }
 }
 
-/// Knows the present state of each replica, including its cache, the requests on their way and the length of every answer, and
-/// tries at which replica the request would have its first token first. It does not know later requests, and it neither lets a
-/// request wait nor moves one that was sent.
+/// Knows the present state of each replica, including its cache, the requests on their way and the length of every
+/// answer, and picks the replica that would generate the first token of the request earliest. The oracle does not know
+/// later requests, never lets a request wait in the router, and never moves a request after sending it.
 pub(crate) struct Oracle;
 
 impl Router for Oracle {
@@ -236,7 +237,7 @@ impl Router for Oracle {
     }
 }
 
-/// When a request would have its first token at a replica.
+/// The time at which a replica would generate the first token of a request.
 fn first_token(id: usize, request: &Request, now: Nanos, replica: &Replica) -> Nanos {
     let mut engine = replica.engine.clone();
     let mut coming = replica.in_transit.clone();
@@ -264,7 +265,7 @@ fn first_token(id: usize, request: &Request, now: Nanos, replica: &Replica) -> N
     }
 }
 
-/// The number of requests at a replica, which decides between replicas that would answer at the same time.
+/// The number of requests at a replica, which breaks ties between replicas that would answer at the same time.
 fn backlog(replica: &Replica) -> u64 {
     let load = replica.engine.load();
     u64::from(load.running) + u64::from(load.waiting) + replica.in_transit.len() as u64

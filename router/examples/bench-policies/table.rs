@@ -5,16 +5,17 @@ use std::path::Path;
 use crate::arena::{Arena, Competitor, Score};
 use crate::workload::{KINDS, Kind};
 
-/// The 99th percentile of `kv` with uneven traffic, as a fraction of that of round robin and least requests, at most.
+/// The largest permitted 99th percentile of `kv` with uneven traffic, as a fraction of that of round robin and least
+/// requests.
 const P99_RATIO_MAX: f64 = 0.7;
-/// Number of kinds of traffic with which `kv` is the best policy, at least.
+/// The smallest permitted number of kinds of traffic with which `kv` is the best policy.
 const BEST_KINDS_MIN: usize = 5;
-/// The 99th percentile of `kv` as a multiple of the oracle's that counts as near.
+/// A policy is near the oracle if its 99th percentile is at most this multiple of the oracle's.
 const NEAR_ORACLE_RATIO: f64 = 1.1;
-/// Number of kinds of traffic with which `kv` is near the oracle, at least.
+/// The smallest permitted number of kinds of traffic with which `kv` is near the oracle.
 const NEAR_ORACLE_KINDS_MIN: usize = 4;
-/// The number of requests of the busiest replica, divided by the mean, at most. (The oracle has up to 1.9: if half of the
-/// requests have a cached prefix, these cost little.)
+/// The largest permitted number of requests of the busiest replica, divided by the mean. (The oracle reaches up to 1.9,
+/// because requests with a cached prefix cost little.)
 const HOTTEST_MAX: f64 = 2.0;
 
 pub(crate) struct Table {
@@ -26,7 +27,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(arena: &Arena, competitors: Vec<Competitor>) -> Self {
-        // The kinds are independent of each other, so threads do not change the results.
+        // The kinds are independent of each other, so running them on several threads does not change the results.
         let scores = std::thread::scope(|scope| {
             let competitors = &competitors;
             let runs = KINDS.map(|kind| scope.spawn(move || arena.scores(kind, competitors)));

@@ -1,7 +1,7 @@
 //! Six kinds of traffic, each a function of a seed.
 //!
-//! The rate of arrival is a fraction of the fleet's best throughput, so that all kinds are about equally hard, and remain so
-//! when the speeds of the replicas change.
+//! The arrival rate is a fraction of the fleet's best throughput, so that all kinds are about equally hard, even when
+//! the speeds of the replicas change.
 
 use std::rc::Rc;
 
@@ -23,10 +23,10 @@ pub(crate) enum Kind {
     Bursty,
     /// Half of the prompts begin with the same 2,048 tokens.
     OneHotPrefix,
-    /// Conversations: each prompt consists of the previous one, its answer and a new message.
+    /// Conversations: each prompt consists of the previous prompt, its answer and a new message.
     MultiTurn,
-    /// Requests as in traces of services: sizes over two orders of magnitude, uneven arrivals, and some prefixes that are more
-    /// popular than others.
+    /// Requests like those in traces of production services: sizes over two orders of magnitude, uneven arrivals, and
+    /// some prefixes that are more popular than others.
     TraceLike,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// The rate of arrival as a fraction of the best throughput.
+    /// The arrival rate as a fraction of the best throughput.
     fn load(self) -> f64 {
         match self {
             Self::Uniform | Self::Bimodal | Self::OneHotPrefix | Self::MultiTurn => 0.8,
@@ -60,21 +60,21 @@ impl Kind {
 pub(crate) enum Arrival {
     /// The request arrives at this time.
     At(Nanos),
-    /// The request arrives some time after the answer to another one is complete.
+    /// The request arrives some time after the answer to another request is complete.
     After { request: usize, pause: Nanos },
 }
 
-/// A request, and what the router learns about it.
+/// A request, and the information that the router gets about it.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) spec: Rc<Spec>,
     pub(crate) chain: Chain,
-    /// The number of tokens of the prompt as estimated from its bytes, with an error of up to 15 %.
+    /// The number of prompt tokens, estimated from the bytes of the prompt with an error of up to 15 %.
     pub(crate) estimated_prompt_tokens: u32,
 }
 
-/// Makes requests from segments of text.
+/// Generates requests from segments of text.
 struct RequestMaker {
     rng: StdRng,
     config: EngineConfig,
@@ -88,7 +88,7 @@ struct Segment {
     tokens: u32,
 }
 
-/// Makes `count` requests for a fleet of `replicas` with this configuration.
+/// Generates `count` requests for a fleet of `replicas` with this configuration.
 pub(crate) fn workload(
     kind: Kind,
     replicas: usize,
@@ -123,7 +123,7 @@ impl RequestMaker {
         }
     }
 
-    /// The segments of the prompt, of which only the last one is not shared, and the number of output tokens.
+    /// The segments of the prompt, all of which except the last are shared, and the number of output tokens.
     fn sizes(&mut self, kind: Kind, text: u64) -> (Vec<Segment>, u32) {
         let unshared = |tokens: u32| Segment { text, tokens };
         match kind {
@@ -161,7 +161,7 @@ impl RequestMaker {
         let mut text = 1000;
         while self.requests.len() < count {
             beginnings.push(self.requests.len());
-            // All conversations have the same instructions.
+            // All conversations begin with the same system prompt.
             let mut segments = [Segment { text: 1, tokens: 256 }, Segment { text, tokens: 0 }];
             for turn in 0..self.between(3, 9) {
                 let new = self.between(32, 384);
@@ -197,7 +197,7 @@ impl RequestMaker {
             .collect();
         let prompt_tokens = tokens.len() as u32;
         let chain = Chain::of_tokens(&tokens, block_tokens, 1);
-        // The answer continues the last segment: the next turn of a conversation repeats it.
+        // The answer extends the last segment, because the next turn of a conversation repeats it.
         let Segment { text, tokens: end } = segments[segments.len() - 1];
         tokens.extend((end..end + output_tokens).map(|position| token(text, position)));
         let estimated_prompt_tokens = (f64::from(prompt_tokens) * (0.85 + 0.3 * self.unit())) as u32;
@@ -205,7 +205,7 @@ impl RequestMaker {
         self.requests.push(Request { arrival, spec, chain, estimated_prompt_tokens });
     }
 
-    /// The time of a request at a busy replica, in seconds.
+    /// The time that a busy replica needs for a request, in seconds.
     fn cost(&self, uncached_tokens: u32, output_tokens: u32) -> f64 {
         let EngineConfig { step, prefill_token, decode_token, .. } = self.config;
         let token = decode_token + step / 12;
@@ -237,7 +237,7 @@ fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
     match kind {
         Kind::Bursty if number.is_multiple_of(BURST) => exponential * (BURST as f64 - 0.5),
         Kind::Bursty => exponential * 0.5 / (BURST as f64 - 1.0),
-        // A mixture of two rates, which is twice as uneven as random arrivals.
+        // A mixture of two rates, which is twice as uneven as Poisson arrivals.
         Kind::TraceLike => exponential * if unit(rng) < 0.2 { 3.4 } else { 0.4 },
         _ => exponential,
     }

@@ -1,8 +1,8 @@
-//! Parses the framing of an HTTP/1.1 answer as it arrives: how much of it is complete, and how many events it has.
+//! Parses the framing of an HTTP/1.1 answer as it arrives: whether it is complete, and how many events it contains.
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Number of bytes of a head or of any other line.
+/// The largest size of a head or of any other line, in bytes.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 
 /// The part of an answer that has arrived.
@@ -12,7 +12,7 @@ pub(crate) struct Answer {
     /// The beginning of a head or of a chunk's size.
     line: Vec<u8>,
     is_chunked: bool,
-    /// The previous byte, to recognize the blank line that ends an event.
+    /// The previous byte, which is needed to recognize the blank line that ends an event.
     last: u8,
     /// The status of the answer.
     pub(crate) status: u16,
@@ -49,7 +49,7 @@ impl Answer {
         }
     }
 
-    /// Whether the answer is complete.
+    /// Whether the whole answer has arrived.
     pub(crate) fn is_done(&self) -> bool {
         self.state == ParseState::Done
     }
@@ -66,18 +66,18 @@ impl Answer {
                 ParseState::Body(left) => self.body(bytes, left),
                 ParseState::ChunkEnd => self.line_end(bytes, ParseState::Size)?,
                 ParseState::Trailer => self.line_end(bytes, ParseState::Done)?,
-                ParseState::Done => bail!("there is more than the answer"),
+                ParseState::Done => bail!("data after the end of the answer"),
             };
         }
         Ok(())
     }
 
-    /// The bytes up to and including `end`, or `None` if it has not arrived yet.
+    /// Consumes the bytes up to and including `end`, and returns the rest, or `None` if `end` has not arrived yet.
     fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> anyhow::Result<Option<&'a [u8]>> {
         let before = self.line.len();
         self.line.extend_from_slice(bytes);
         ensure!(before <= LINE_BYTES_MAX, "a head or line is too long");
-        // The end may have begun in the bytes before.
+        // The first bytes of `end` may have arrived earlier.
         let from = before.saturating_sub(end.len());
         let Some(at) = memchr::memmem::find(&self.line[from..], end) else { return Ok(None) };
         let end = from + at + end.len();
@@ -88,14 +88,15 @@ impl Answer {
     fn head<'a>(&mut self, bytes: &'a [u8]) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n\r\n")? else { return Ok(&[]) };
         let head = std::mem::take(&mut self.line);
-        let head = std::str::from_utf8(&head).context("the head is no text")?;
+        let head = std::str::from_utf8(&head).context("the head is not valid UTF-8")?;
         let mut lines = head.lines();
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)).context("there is no status")?;
-        self.status = status.parse::<u16>().context("this is no status")?;
+        let status =
+            lines.next().and_then(|line| line.split(' ').nth(1)).context("the answer has no status")?;
+        self.status = status.parse::<u16>().context("the status code is not a number")?;
         let mut length: Option<usize> = None;
         for (name, value) in lines.filter_map(|line| line.split_once(':')) {
             if name.eq_ignore_ascii_case("content-length") {
-                length = Some(value.trim().parse().context("this is no length")?);
+                length = Some(value.trim().parse().context("the Content-Length is not a number")?);
             } else if name.eq_ignore_ascii_case("transfer-encoding") {
                 self.is_chunked = value.trim().eq_ignore_ascii_case("chunked");
             }
@@ -104,7 +105,7 @@ impl Answer {
             _ if self.is_chunked => ParseState::Size,
             Some(0) => ParseState::Done,
             Some(length) => ParseState::Body(length),
-            None => bail!("the answer does not say how long it is"),
+            None => bail!("the answer has neither a Content-Length nor chunked framing"),
         };
         Ok(rest)
     }

@@ -1,4 +1,4 @@
-//! One client with one connection: it sends requests and measures times.
+//! A client with one connection, which sends requests and measures their times.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,16 +10,16 @@ use tokio::net::TcpStream;
 
 use crate::answer::Answer;
 
-/// The kind of a request. The upstream recognizes it by `stream`, `max_tokens` and `user`.
+/// The kind of a request. The upstream recognizes the kind by `stream`, `max_tokens` and `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// An answer in one piece.
+    /// An answer that is not streamed.
     Json,
     /// A short stream without pauses.
     Stream,
     /// A long stream with an event every [`PACE`].
     Paced,
-    /// A stream with one event, which then stays silent.
+    /// A stream that sends one event and is silent afterward.
     Idle,
 }
 
@@ -56,7 +56,7 @@ impl Client {
         let connection = TcpStream::connect(target).await.context("failed to connect")?;
         connection.set_nodelay(true)?;
         let (request, number_at) = request(kind);
-        // The prompts of different clients differ from the same position on.
+        // The number differs between clients, so that no two of them send the same prompt.
         let number = u32::from(connection.local_addr()?.port()) * 1000;
         Ok(Self { connection, request, number_at, number, buffer: vec![0; 8192] })
     }
@@ -67,7 +67,7 @@ impl Client {
         let number = format!("{:08}", self.number % 100_000_000);
         self.request[self.number_at..self.number_at + number.len()].copy_from_slice(number.as_bytes());
         let began = Instant::now();
-        self.connection.write_all(&self.request).await.context("failed to ask")?;
+        self.connection.write_all(&self.request).await.context("failed to send the request")?;
         let mut answer = Answer::new();
         let mut first = None;
         while !answer.is_done() {
@@ -78,13 +78,17 @@ impl Client {
         }
         let whole = began.elapsed();
         let is_json = answer.bytes > 0 && answer.events == 0;
-        ensure!(is_json || answer.events == STREAM_EVENTS, "an answer has {} events", answer.events);
+        ensure!(
+            is_json || answer.events == STREAM_EVENTS,
+            "an answer has an unexpected number of events: {}",
+            answer.events
+        );
         Ok(Took { first: first.unwrap_or(whole), whole })
     }
 
     /// Sends a request and reads the first event.
     pub(crate) async fn open(&mut self) -> anyhow::Result<Answer> {
-        self.connection.write_all(&self.request).await.context("failed to ask")?;
+        self.connection.write_all(&self.request).await.context("failed to send the request")?;
         let mut answer = Answer::new();
         while answer.events == 0 {
             self.read(&mut answer).await?;

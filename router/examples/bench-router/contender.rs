@@ -1,4 +1,4 @@
-//! The programs that are compared: a router, a forwarder, or nothing between the load and the replicas.
+//! The setups that are compared: a router, a forwarder, or no program between the load and the replicas.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -17,10 +17,10 @@ use crate::process::Process;
 use crate::report::Replica;
 use crate::upstream::Upstream;
 
-/// The longest time until a router has sent a request to each replica.
+/// The longest time that a router may take until it has sent a request to each replica.
 const READY_MAX: Duration = Duration::from_secs(90);
 
-/// A program that passes requests on.
+/// A program that forwards requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Name {
     /// The router of this repository.
@@ -43,7 +43,7 @@ impl Name {
         }
     }
 
-    /// Whether the router is compared with it.
+    /// Whether the figures of ovfleet's router are compared with those of this program.
     pub(crate) fn is_peer(self) -> bool {
         matches!(self, Self::Vllm | Self::Sglang)
     }
@@ -70,7 +70,7 @@ impl Name {
             Self::Sglang => peer(args, "sglang"),
         };
         command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--policy", "round_robin"]);
-        // This disables the log lines of requests.
+        // This log level omits the log lines of requests.
         command.args(["--log-level", if self == Self::Vllm { "warning" } else { "warn" }]);
         command.args([
             "--prometheus-port",
@@ -116,7 +116,7 @@ fn peer(args: &Args, name: &str) -> Command {
     command
 }
 
-/// Requests a page of the router itself.
+/// Requests a page that the router itself serves.
 async fn page(target: SocketAddr, path: &str) -> anyhow::Result<String> {
     let mut connection = TcpStream::connect(target).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: router.example\r\nconnection: close\r\n\r\n");
@@ -131,7 +131,7 @@ fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// A running contender.
+/// A running program, or the direct path to the replicas.
 pub(crate) struct Contender {
     /// `None` if the load goes directly to the replicas.
     pub(crate) router: Option<(Name, Process)>,
@@ -143,7 +143,7 @@ impl Contender {
         Self { router: None, targets: upstream.addresses() }
     }
 
-    /// Starts a router and waits until it knows each replica.
+    /// Starts a router and waits until it sends requests to every replica.
     pub(crate) async fn start(name: Name, args: &Args, upstream: &Upstream) -> anyhow::Result<Self> {
         let port = free_port()?;
         let mut process = Process::start(name.command(args, port, upstream)?)?;
@@ -156,12 +156,12 @@ impl Contender {
             let asked = async { Client::connect(target, Kind::Json).await?.ask().await };
             let problem = asked.await.err();
             let is_ready = match name {
-                // Requests with a common prefix go to the same replica by default.
+                // By default, requests with a common prefix go to the same replica.
                 Name::Ovfleet => {
                     let known = page(target, "/debug/replicas").await.unwrap_or_default();
                     known.matches("\"state\":\"serving\"").count() == upstream.replicas.len()
                 }
-                // This selects round robin.
+                // These programs are ready once every replica has received a request.
                 Name::Vllm | Name::Sglang | Name::Forward => {
                     upstream.replicas.iter().zip(&before).all(|(replica, &before)| seen(replica) > before)
                 }
@@ -172,10 +172,10 @@ impl Contender {
             if started.elapsed() > READY_MAX {
                 let problem =
                     problem.map_or_else(|| "some replicas get nothing".to_owned(), |it| it.to_string());
-                bail!("it is not ready ({problem}): {}", process.command());
+                bail!("the program is not ready ({problem}): {}", process.command());
             }
             if problem.is_some() {
-                // Until the router listens and knows a replica, it rejects requests.
+                // The router rejects requests until it listens and knows a replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -186,7 +186,7 @@ impl Contender {
         self.router.as_ref().map_or("direct", |(name, _)| name.text())
     }
 
-    /// Whether it is a router of another project.
+    /// Whether this is a router of another project.
     pub(crate) fn is_another(&self) -> bool {
         self.router.as_ref().is_some_and(|(name, _)| name.is_peer())
     }

@@ -1,7 +1,7 @@
 //! The forwarder: it copies bytes without parsing them, which is the lower bound of the cost of a router.
 //!
 //! It runs as a separate process with one thread, and opens one connection to a replica for each client. No router can
-//! have fewer wake-ups and copies.
+//! do with fewer wake-ups and copies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use tokio::task::JoinSet;
 /// # Errors
 /// The process cannot listen on the port.
 pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(("127.0.0.1", port)).await.context("failed to listen")?;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.context("failed to listen on the port")?;
     let mut connections = JoinSet::new();
     let mut turn = 0;
     loop {
-        let (client, _) = listener.accept().await.context("failed to accept")?;
+        let (client, _) = listener.accept().await.context("failed to accept a connection")?;
         let target = targets[turn % targets.len()];
         turn += 1;
         while connections.try_join_next().is_some() {}

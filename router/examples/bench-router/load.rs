@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 
 use crate::client::{Client, Kind, Took};
 
-/// Number of connections that are opened at the same time.
+/// The number of connections that are opened concurrently.
 const OPENED_AT_ONCE: usize = 64;
-/// The longest time to wait until a replica notices that a client has left.
+/// The longest wait for a replica to notice that a client has left.
 const GONE_MAX: Duration = Duration::from_millis(500);
 
-/// Connected clients that have received an answer, so that no connection is opened during the measurement.
+/// Connected clients that have received an answer, so that their connections are open before the measurement.
 pub(crate) struct Clients {
     clients: Vec<Client>,
     targets: Vec<SocketAddr>,
@@ -63,7 +63,7 @@ impl Clients {
         Ok(all)
     }
 
-    /// Sends requests at a rate, whether the previous ones have been answered or not.
+    /// Sends requests at a rate, whether or not the previous ones have been answered.
     pub(crate) async fn ask_at(mut self, rate: u32, time: Duration) -> anyhow::Result<Vec<Took>> {
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut under_way = JoinSet::new();
@@ -155,8 +155,8 @@ impl PacedStreams {
     }
 }
 
-/// The time in seconds until a replica notices that its client has left, for `count` clients; infinite if it does not
-/// notice.
+/// Measures the time in seconds until a replica notices that its client has left, for `count` clients. The time is
+/// infinite if the replica does not notice.
 pub(crate) async fn leave(
     target: SocketAddr,
     gone: &mut mpsc::Receiver<Instant>,

@@ -1,11 +1,11 @@
-//! Measures the cost of the router in comparison with two other routers and with no router, in one run.
+//! Measures the cost of the router, in comparison with two other routers and with no router, in a single run.
 //!
 //! ```text
 //! load (this thread) ─► ovfleet | vllm-router | sglang-router | forwarder | nothing ─► upstream (a thread) ─► load
 //! ```
 //!
 //! Every case runs against each contender in turn, in an order that rotates from round to round. The figures are
-//! medians of the rounds. The processor time is that of the router, as the kernel accounts it. The added latency is the
+//! medians of the rounds. The processor time is that of the router, according to the kernel. The added latency is the
 //! latency of the load through the router minus its latency without a router, in the same round. `make bench-router`
 //! runs it; `--update` writes the tables into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
@@ -32,11 +32,11 @@ mod rounds;
 mod table;
 mod upstream;
 
-/// Compares the router with others in front of replicas that answer immediately.
+/// Compares the router with other routers, in front of replicas that answer immediately.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "bench-router")]
 struct Args {
-    /// The number of rounds, of which the figures are the medians.
+    /// The number of rounds. Each figure is the median over the rounds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The duration of each case in each round, in seconds.
@@ -51,13 +51,14 @@ struct Args {
     /// The routers to run, in addition to the run without a router.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Name::Ovfleet, Name::Vllm, Name::Sglang, Name::Forward])]
     routers: Vec<Name>,
-    /// The path of the router.
+    /// The path of the router's executable.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/ovfleet-router"))]
     router: PathBuf,
     /// The Python interpreter for which the other routers are installed.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../.deps/venv-routers/bin/python"))]
     python: PathBuf,
-    /// The number of silent streams while memory is measured. It is reduced if the limit of open files is lower.
+    /// The number of silent streams while memory is measured. The number is reduced if the limit on open files is too
+    /// low.
     #[arg(long, default_value_t = 10_000)]
     streams: usize,
     /// The number of replicas behind the router while memory is measured.
@@ -101,7 +102,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all requirements are met, or were not checked.
+/// Whether all requirements are met, or requirements were not checked.
 fn run(args: &Args) -> anyhow::Result<bool> {
     raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,4 +1,4 @@
-//! A process that is measured: its processor time and its memory, as the kernel reports them.
+//! Measures the processor time and the memory of a process, as the kernel reports them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) struct Process {
 pub(crate) struct Memory {
     /// The resident memory, including mapped files.
     pub(crate) resident: u64,
-    /// The part of it that the process has allocated.
+    /// The part of the resident memory that the process has allocated itself.
     pub(crate) anonymous: u64,
 }
 
@@ -32,7 +32,7 @@ impl Process {
     /// Checks that the process is running.
     ///
     /// # Errors
-    /// The process has ended.
+    /// The process has exited.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("it ended ({status}): {}", self.command),
@@ -40,12 +40,12 @@ impl Process {
         }
     }
 
-    /// The processor time of its threads, in nanoseconds if the kernel provides them.
+    /// The processor time of the threads, with nanosecond resolution if the kernel provides it.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         let folder = format!("/proc/{}/task", self.child.id());
         let mut nanoseconds = 0;
         for task in std::fs::read_dir(&folder).with_context(|| format!("failed to list {folder}"))? {
-            // A thread may have ended in the meantime.
+            // A thread may have exited in the meantime.
             let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
             let used: u64 = text.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0);
             nanoseconds += used;
@@ -53,15 +53,15 @@ impl Process {
         if nanoseconds == 0 { self.cpu_in_ticks() } else { Ok(Duration::from_nanos(nanoseconds)) }
     }
 
-    /// The processor time in hundredths of a second, for kernels without the finer one.
+    /// The processor time in hundredths of a second, for kernels that do not report it in nanoseconds.
     fn cpu_in_ticks(&self) -> anyhow::Result<Duration> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name, which may contain any characters, ends with the last bracket.
+        // The name of the process may contain any characters. It ends at the last parenthesis.
         let fields: Vec<&str> =
             text.rsplit(") ").next().unwrap_or_default().split_ascii_whitespace().collect();
         let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());
-        let (user, system) = ticks(11).zip(ticks(12)).context("failed to read a process's time")?;
+        let (user, system) = ticks(11).zip(ticks(12)).context("failed to read the processor time")?;
         Ok(Duration::from_secs_f64((user + system) / TICKS_PER_SECOND))
     }
 
@@ -83,7 +83,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
 //! The load reports of a replica, as the server sends them: one immediately, one within 20 ms of a change, one every
-//! second otherwise, and always with the dispatches that they include.
+//! second otherwise, each with the dispatches that it includes.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ use tonic::{Request, Response, Status};
 
 use crate::client::MODEL;
 
-/// The time within which several changes share a report.
+/// Changes within this time are combined in one report.
 const GATHERED: Duration = Duration::from_millis(20);
-/// The time between reports when nothing changes.
+/// The time between reports if nothing changes.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The number of cache blocks, which is more than the load needs.
+/// The number of cache blocks, which is larger than the load needs.
 const BLOCKS: u32 = 1 << 20;
 
-/// The router and the number in the header of a request.
+/// The numbers of the router and of the dispatch in the header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) router: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Replica {
 struct ReplicaState {
     report: u64,
     running: u32,
-    /// The router that sent the last request, and its numbers.
+    /// The router that sent the last request, and the numbers of its dispatches.
     router: u64,
     included: Vec<DispatchRange>,
 }

@@ -1,4 +1,4 @@
-//! The rounds: every case against every contender, and the samples.
+//! Runs every case against every contender in each round, and collects the samples.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::load::{self, Clients, PacedStreams};
 use crate::process::Memory;
 use crate::upstream::Upstream;
 
-/// The requests per second of the cases with a rate.
+/// The requests per second in the cases that send at a fixed rate.
 const RATE: u32 = 500;
 /// The number of concurrent paced streams.
 const PACED_STREAMS: usize = 256;
@@ -22,9 +22,9 @@ pub(crate) const LEAVING: usize = 10;
 /// A case of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Case {
-    /// Whole answers to this number of clients, each of which sends the next request immediately.
+    /// Whole answers for this number of clients, each of which sends the next request immediately.
     Json(usize),
-    /// Short streams to this number of clients.
+    /// Short streams for this number of clients.
     Stream(usize),
     /// Whole answers at a rate.
     JsonRate,
@@ -63,7 +63,7 @@ impl Case {
     }
 }
 
-/// The result of a case in seconds. For streams at a rate, the delays end at the first event.
+/// The result of a case in seconds. For streams at a fixed rate, the latency is measured to the first event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// The processor time of the router per request, or per event of paced streams.
@@ -77,7 +77,7 @@ pub(crate) struct Sample {
 pub(crate) struct Results {
     /// The samples of the rounds, by case and contender (`None` without a router).
     pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
-    /// The memory of each router without streams and with `streams` streams, or `None` if it failed.
+    /// The memory of each router without streams and with `streams` streams, or `None` if the measurement failed.
     pub(crate) memory: Vec<Option<(Memory, Memory)>>,
     pub(crate) streams: usize,
 }
@@ -100,7 +100,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                     let sample = match sample(args, case, contender, &mut upstream).await {
                         Ok(Some(sample)) => sample,
                         Ok(None) => continue,
-                        // The tables show a gap.
+                        // The tables show a gap for this sample.
                         Err(error) if contender.is_another() => {
                             eprintln!("  {:12} {} failed: {error:#}", case.name(), contender.text());
                             continue;
@@ -127,7 +127,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
     Ok(results)
 }
 
-/// Runs one case against one contender. `None` if the case needs a router.
+/// Runs one case against one contender. Returns `None` if the case needs a router and there is none.
 async fn sample(
     args: &Args,
     case: Case,
@@ -163,7 +163,7 @@ async fn sample(
             .await?;
             let events = streams.events() - before;
             let ended = streams.ended()?;
-            ensure!(ended < PACED_STREAMS, "it has ended all streams early");
+            ensure!(ended < PACED_STREAMS, "all streams ended early");
             if ended > 0 {
                 eprintln!("  {} has ended {ended} of {PACED_STREAMS} streams early", contender.text());
             }
@@ -198,7 +198,7 @@ fn summary(delays: impl Iterator<Item = Duration>, cpu: Duration) -> Sample {
     Sample { cpu: cpu.as_secs_f64() / delays.len() as f64, p50: at(&delays, 0.5), p99: at(&delays, 0.99) }
 }
 
-/// A quantile of sorted values.
+/// The quantile `part` of sorted values.
 fn at(sorted: &[f64], part: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted.get((last as f64 * part).round() as usize).copied().unwrap_or(f64::NAN)
@@ -206,10 +206,10 @@ fn at(sorted: &[f64], part: f64) -> f64 {
 
 /// Measures the memory of each router with many replicas, without and with many silent streams.
 async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
-    /// The number of files for everything except streams.
+    /// The number of open files for everything except streams.
     const OTHERS: usize = 600;
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    // A stream needs two connections, both in a router and in this process.
+    // A stream needs two connections in a router and two in this process.
     let most = (usize::try_from(files).unwrap_or(usize::MAX) / 2).saturating_sub(OTHERS);
     results.streams = args.streams.min(most);
     for &name in &args.routers {
@@ -231,7 +231,7 @@ async fn memory_of(name: Name, args: &Args, count: usize) -> anyhow::Result<(Mem
     let upstream = Upstream::start(args.memory_replicas).await?;
     let mut contender = Contender::start(name, args, &upstream).await?;
     let targets = contender.targets.clone();
-    let process = contender.process().context("invariant: this one has a process")?;
+    let process = contender.process().context("invariant: a router has a process")?;
     let before = process.memory()?;
     let streams = load::open_streams(&targets, count).await?;
     let after = process.memory()?;

@@ -11,7 +11,7 @@ use crate::contender::Name;
 use crate::process::Memory;
 use crate::rounds::{Case, LEAVING, Results, Sample};
 
-/// The largest permitted ratio of the router's figure to the best figure of the others.
+/// The largest permitted ratio of our router's figure to the best figure of the other routers.
 const RATIO_MAX: f64 = 0.8;
 /// The largest permitted added latency at a rate of requests, in seconds.
 const ADDED_P50_MAX: f64 = 100e-6;
@@ -22,11 +22,11 @@ const GONE_MAX: f64 = 0.1;
 /// The requirement for a figure.
 #[derive(Clone, Copy)]
 enum Requirement {
-    /// The ratio to the best figure of the others is at most this.
+    /// The ratio to the best figure of the other routers must not exceed this value.
     Ratio(f64),
-    /// The figure is at most this.
+    /// The figure must not exceed this value.
     Most(f64),
-    /// The figure is compared with the others without a requirement.
+    /// The figure is compared with those of the other routers, without a requirement.
     Compared,
     /// The figure has no requirement.
     None,
@@ -109,7 +109,7 @@ impl Tables<'_> {
         }
     }
 
-    /// The figures at a rate, and those of clients that leave.
+    /// The figures at a rate, and the figures for clients that leave.
     fn rates(&mut self) {
         let rates =
             [(Case::JsonRate, "JSON, whole answer"), (Case::StreamRate, "short stream, to the first event")];
@@ -208,7 +208,8 @@ impl Tables<'_> {
         };
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
-        // A higher rate is better, and the rate follows from a time that has a ratio.
+        // Figures without a ratio are rates, for which higher is better. Their ratio is shown with the time from which
+        // the rate is computed.
         let ratio = match requirement {
             Requirement::Ratio(_) | Requirement::Compared => {
                 ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**"))
@@ -232,7 +233,7 @@ fn micros(seconds: f64) -> String {
 }
 
 fn millis(seconds: f64) -> String {
-    // This is the longest time that the test waits for a notice.
+    // The benchmark waits at most 500 ms for a replica to notice that its client has left.
     if seconds.is_finite() { format!("{:.2}", seconds * 1e3) } else { "> 500".to_owned() }
 }
 
@@ -275,8 +276,9 @@ pub(crate) fn update(text: &str) -> anyhow::Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
     let document =
         std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
-    let (before, rest) = document.split_once(BEGIN).context("docs/performance/results.md has no marks")?;
-    let (_, after) = rest.split_once(END).context("docs/performance/results.md has no second mark")?;
+    let (before, rest) =
+        document.split_once(BEGIN).context("docs/performance/results.md lacks the opening mark")?;
+    let (_, after) = rest.split_once(END).context("docs/performance/results.md lacks the closing mark")?;
     std::fs::write(&path, format!("{before}{BEGIN}{text}{END}{after}"))
         .with_context(|| format!("failed to write {}", path.display()))
 }

@@ -1,6 +1,6 @@
-//! The replicas, which are as fast as possible, so that the programs in front of them are measured. They answer as an
-//! OpenAI server does, write each event as a separate chunk, report their load, and answer the queries of the other
-//! routers.
+//! Simulated replicas, which are as fast as possible, so that the benchmark measures the programs in front of them.
+//! They answer as an OpenAI server does, write each event as a separate chunk, report their load, and answer the
+//! queries of the other routers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Kind, MODEL, PACE, STREAM_EVENTS};
 use crate::report::{self, Dispatch, Replica};
 
-/// Number of notices about clients that have left. Further notices are lost.
+/// The number of buffered notices about clients that have left. Further notices are lost.
 const GONE_MAX: usize = 64;
 
-/// Replicas in a separate thread. Dropping it ends them.
+/// Replicas in a separate thread. Dropping this value stops them.
 pub(crate) struct Upstream {
     pub(crate) replicas: Vec<Arc<Replica>>,
     /// The times at which a replica noticed that the client of a silent stream had left.
@@ -60,7 +60,7 @@ impl Drop for Upstream {
     fn drop(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported already.
+            // A panic of the thread has been reported already.
             let _ = thread.join();
         }
     }
@@ -93,7 +93,7 @@ async fn accept(replica: Arc<Replica>, listener: TcpListener, gone: mpsc::Sender
                 let (replica, gone) = (Arc::clone(&replica), gone.clone());
                 connections.spawn(async move {
                     let connection = Connection { stream, buffer: BytesMut::new() };
-                    // Errors of the connection are caused by the other side.
+                    // Connection errors are caused by the other side.
                     let _ = connection.serve(&replica, &gone).await;
                 });
             }
@@ -105,7 +105,7 @@ async fn accept(replica: Arc<Replica>, listener: TcpListener, gone: mpsc::Sender
 /// A request to the upstream.
 #[derive(Debug, PartialEq)]
 enum ClientRequest {
-    /// A request for this page.
+    /// A request for the page at this path.
     Page(String),
     Answer(Kind, Option<Dispatch>),
 }
@@ -153,7 +153,7 @@ impl Connection {
             Kind::Stream => {
                 for event in &*EVENTS {
                     stream.write_all(event).await?;
-                    // Yield to other streams, as a scheduler alternates between sequences.
+                    // Yield to other streams, like a scheduler that alternates between sequences.
                     tokio::task::yield_now().await;
                 }
                 Ok(())
@@ -177,7 +177,7 @@ impl Connection {
     }
 }
 
-/// The first request in `bytes` and its length, or `None` if it is incomplete.
+/// The first request in `bytes` and its length, or `None` if the request is incomplete.
 fn read(bytes: &[u8]) -> Option<(ClientRequest, usize)> {
     let end = memchr::memmem::find(bytes, b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;

@@ -9,13 +9,13 @@ use std::str::FromStr;
 pub struct FixedReplica {
     /// The IP address or the name of the host.
     pub host: String,
-    /// The port of its API.
+    /// The port of the replica's API.
     pub port: u16,
-    /// The port of its load reports, if it reports its load.
+    /// The port of the replica's load reports, if it reports its load.
     pub grpc_port: Option<u16>,
 }
 
-/// A DNS name of which every address is a replica: NAME:PORT/GRPC_PORT.
+/// A DNS name whose addresses are all replicas: NAME:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DnsName(pub FixedReplica);
 

@@ -1,13 +1,13 @@
-//! What discovery reports about a replica.
+//! Describes a replica as discovery reports it.
 
 use std::net::SocketAddr;
 
 /// A replica that discovery has found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiscoveredReplica {
-    /// The address of its API.
+    /// The address of the replica's API.
     pub http: SocketAddr,
-    /// The address of its load reports, if it reports its load.
+    /// The address of the replica's load reports, if it reports its load.
     pub grpc: Option<SocketAddr>,
     /// The name of the replica in logs, headers and metrics.
     pub name: String,

@@ -1,8 +1,8 @@
 //! Discovers replicas in Kubernetes by watching the EndpointSlices of a Service. [`replicas`] decides which endpoints
 //! are replicas, without access to the cluster.
 //!
-//! An endpoint that terminates is not a replica any more, whatever its other conditions are. An endpoint that is not
-//! ready is not a replica yet.
+//! A terminating endpoint is no longer a replica, whatever its other conditions are. An endpoint that is not ready is
+//! not a replica yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use super::names::{PortNames, ServiceName};
 use super::replica::{DiscoveredReplica, Pod};
 
-/// The pause before the connection to the cluster is retried.
+/// The pause before the router tries again to connect to the cluster.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches the slices of a Service, and calls `on_change` when the replicas change. While the cluster is unreachable,
@@ -59,7 +59,7 @@ pub async fn follow<F: Future<Output = ()>>(
             Ok(Event::InitApply(slice)) => {
                 listed.get_or_insert_default().insert(name(&slice), slice);
             }
-            // Until the list is complete, the previous slices stay valid.
+            // The previous slices remain valid until the new list is complete.
             Ok(Event::InitDone) => known = listed.take().unwrap_or_default(),
             Ok(Event::Apply(slice)) => {
                 known.insert(name(&slice), slice);
@@ -97,7 +97,7 @@ pub fn replicas<'a>(
             let port = ports.iter().find(|port| port.name.as_ref() == Some(name))?.port?;
             u16::try_from(port).ok()
         };
-        // A port may lack a name if it is the only one.
+        // If an endpoint has only one port, the port may lack a name.
         let only_port = || match slice.ports.as_deref() {
             Some([port]) => port.port.and_then(|port| u16::try_from(port).ok()),
             _ => None,
@@ -122,12 +122,12 @@ pub fn replicas<'a>(
             }
         }
     }
-    // While an endpoint moves, it can be in two slices. It is removed if one of them says that it terminates.
+    // While an endpoint moves, it can be in two slices. Remove it if one of them says that it is terminating.
     by_address.retain(|address, _| !terminating.contains(address));
     by_address.into_values().collect()
 }
 
-/// The pod behind an endpoint. A pod is in the namespace of its slice.
+/// The pod behind an endpoint. A pod is in the same namespace as its slice.
 fn pod(slice: &EndpointSlice, endpoint: &Endpoint) -> Option<Pod> {
     let target = endpoint.target_ref.as_ref()?;
     let namespace = target.namespace.clone().or_else(|| slice.metadata.namespace.clone());

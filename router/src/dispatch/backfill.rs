@@ -1,9 +1,9 @@
-//! Decides which of the requests that wait for a model gets the room that has appeared at its replicas. It wakes the task
-//! of that request, and neither waits nor takes the lock of the queue.
+//! Decides which of the waiting requests of a model gets the room that has appeared at its replicas. The module wakes
+//! the task of that request; it neither waits nor takes the lock of the queue.
 //!
-//! A request that fits nowhere does not block the requests behind it: the next few are tried as well (backfill). So
-//! that they do not overtake it forever, the replica that is expected to have room for it first is reserved for it once
-//! it has waited at the head of the queue for two seconds.
+//! A request that fits nowhere does not block the requests behind it: the next few requests are tried as well
+//! (backfill). To prevent them from overtaking it forever, a replica is reserved for a request that has waited at the
+//! head of the queue for two seconds: the replica that is expected to have room for it first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +14,18 @@ use crate::queue::Ticket;
 use crate::replica::Replica;
 use crate::waiting::{Assignment, WaitingList};
 
-/// Number of requests at the head of a queue that may get the room that appears.
+/// Number of requests at the head of a queue that may get room when it appears.
 pub(super) const BACKFILL_MAX: usize = 16;
 /// The time after which a replica is reserved for the first request of a queue.
 pub(super) const RESERVE_AFTER: Duration = Duration::from_secs(2);
-/// How long a request waits until its reservation keeps the requests of other tenants away too. Otherwise a tenant with large
-/// requests would stop everybody, and without it a tenant with many small ones could.
+/// The time after which a reservation also excludes the requests of other tenants. If it excluded them from the start,
+/// a tenant with large requests could block everyone else; if it never did, a tenant with many small requests could
+/// block a large one forever.
 pub(super) const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 
-/// The result of an attempt to place a request that waits.
+/// The result of an attempt to place a waiting request.
 pub(super) enum Offer {
-    /// The request has left the queue. An assignment that no task waits for any more is returned.
+    /// The request has left the queue. `unclaimed` is an assignment whose task has stopped waiting for it.
     Left { unclaimed: Option<Assignment> },
     /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,
@@ -42,7 +43,7 @@ pub(super) struct Backfill<'a> {
 }
 
 impl Backfill<'_> {
-    /// Tries to place the next requests until one of them leaves the queue: at any replica, or `at` one.
+    /// Tries to place the next requests until one of them leaves the queue. Considers all replicas, or only `at`.
     pub(super) fn offer_room(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> Offer {
         for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
             match self.offer(waiting, ticket, at) {
@@ -55,7 +56,7 @@ impl Backfill<'_> {
     }
 
     /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
-    /// of the queue is tried before it, for room that no event has announced.
+    /// of the queue is tried before it, in case there is room that no event has announced.
     pub(super) fn offer_newcomer(&self, waiting: &mut WaitingList, ticket: Ticket) -> Offer {
         let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
         if !upcoming.contains(&ticket) {
@@ -68,7 +69,7 @@ impl Backfill<'_> {
         }
     }
 
-    /// Tries to place one request that waits.
+    /// Tries to place one waiting request.
     fn offer(&self, waiting: &mut WaitingList, ticket: Ticket, at: Option<&Arc<Replica>>) -> Offer {
         let Self { picker, fleet, now } = *self;
         let reserved = waiting.reserved_for(ticket).cloned();
@@ -84,7 +85,7 @@ impl Backfill<'_> {
                 Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
             }
             SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
-                // Only replicas that failed to answer it are left. It must not block the other requests.
+                // Only replicas that failed to answer this request are left. It must not block the other requests.
                 waiter.request.tried.clear();
                 Offer::TryAgain
             }
@@ -94,7 +95,7 @@ impl Backfill<'_> {
     }
 
     /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
-    /// reserved one cannot take the request any more.
+    /// reserved one can no longer serve the request.
     fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
         let Self { picker, fleet, now } = *self;
         let Some(waiter) = waiting.waiters.get(&ticket) else { return };

@@ -10,7 +10,7 @@ use crate::replica::Replica;
 
 /// Number of picks in the log.
 const PICKS_MAX: usize = 128;
-/// Number of candidates that the log has of each pick, including the chosen one.
+/// Number of candidates that the log stores for each pick, including the chosen one.
 const CANDIDATES_MAX: usize = 16;
 
 /// The last picks, the oldest first.
@@ -28,7 +28,7 @@ pub struct Pick {
     pub demand: Demand,
     /// The candidates, the chosen one first. The list may be incomplete.
     pub candidates: Vec<ScoredCandidate>,
-    /// The number of candidates that there were.
+    /// The total number of candidates.
     pub candidate_count: usize,
 }
 
@@ -42,7 +42,8 @@ pub struct ScoredCandidate {
 }
 
 impl Pick {
-    /// A pick of the candidate with the index `chosen`. `replicas` and `terms` have one entry for each candidate.
+    /// Creates a pick of the candidate with the index `chosen`. `replicas` and `terms` have one entry for each
+    /// candidate.
     pub(super) fn new(
         fleet: &Arc<Fleet>,
         demand: &Demand,

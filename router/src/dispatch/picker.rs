@@ -1,5 +1,5 @@
 //! Picks a replica for a request and books it there: builds the candidates from ledgers, health and prefixes, lets the
-//! policy choose, and books the choice before anybody else picks. It neither waits nor sends anything.
+//! policy choose, and books the choice before any other thread picks. The module neither waits nor sends anything.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,9 +22,10 @@ use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capac
 use crate::replica::{Replica, Reservation};
 use crate::waiting::{Assignment, PlacementRequest};
 
-/// Number of times that another thread's booking may invalidate a pick. The pick after that is booked in any case.
+/// The number of picks of a request that bookings of other threads may invalidate. The next pick is booked
+/// unconditionally.
 const RACES_MAX: u32 = 3;
-/// Tokens per block of a replica that has not reported the number.
+/// The number of tokens per block that is assumed for a replica that has not reported it.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// A request, and the replicas that are candidates for it.
@@ -32,7 +33,7 @@ const BLOCK_TOKENS_DEFAULT: u32 = 16;
 pub(super) struct Search<'a> {
     pub(super) fleet: &'a Arc<Fleet>,
     pub(super) request: &'a PlacementRequest,
-    /// The only replica to consider, because room has appeared there. Without it all replicas of the model are
+    /// The only replica to consider, because room has appeared there. With `None`, all replicas of the model are
     /// considered.
     pub(super) at: Option<&'a Arc<Replica>>,
     /// The replica that is reserved for this request.
@@ -40,7 +41,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// A search among all replicas of a model.
+    /// Creates a search among all replicas of a model.
     pub(super) fn everywhere(fleet: &'a Arc<Fleet>, request: &'a PlacementRequest) -> Self {
         Self { fleet, request, at: None, reserved: None }
     }
@@ -63,7 +64,7 @@ pub(super) struct Picker {
     metrics: Metrics,
     health: Mutex<Health>,
     rng: Mutex<StdRng>,
-    /// The number of the next pick.
+    /// The sequence number of the next pick.
     picks: AtomicU64,
     log: Arc<Mutex<PickLog>>,
 }
@@ -82,7 +83,7 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// The number of candidates that this thread has examined, which is the work of its searches.
+    /// The number of candidates that this thread has examined, which measures the work of its searches.
     pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -107,7 +108,7 @@ impl Picker {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any replica of a model accepts requests, as far as is known.
+    /// Whether any replica of a model accepts requests, as far as the router knows.
     pub(super) fn is_available(&self, fleet: &Fleet) -> bool {
         let now = Instant::now();
         let settings = self.settings.load();
@@ -123,7 +124,7 @@ impl Picker {
                 || health.is_panicking(identities(&replicas), now))
     }
 
-    /// Picks a replica and books it, if one has room now.
+    /// Picks and books a replica, if any has room now.
     pub(super) fn book(&self, search: Search<'_>, now: Instant) -> SearchResult {
         let demand = &search.request.demand;
         SCRATCH.with_borrow_mut(|scratch| {
@@ -133,7 +134,7 @@ impl Picker {
                 self.collect_candidates(scratch, search, now);
                 match capacity(demand, &scratch.candidates) {
                     Capacity::Later => return SearchResult::Full,
-                    // Other replicas may have room for a request that never fits this one.
+                    // A request that can never fit this replica may fit other replicas.
                     Capacity::Never if search.at.is_some() => return SearchResult::Full,
                     Capacity::Now | Capacity::Never => {}
                 }
@@ -159,8 +160,8 @@ impl Picker {
         })
     }
 
-    /// Books the request at the only replica that can answer it, whether that has room or not: a full replica rejects
-    /// the request itself.
+    /// Books the request at the only replica that can answer it, even if that replica has no room: a full replica
+    /// rejects the request itself.
     pub(super) fn book_only(
         &self,
         fleet: &Arc<Fleet>,
@@ -196,7 +197,7 @@ impl Picker {
         })
     }
 
-    /// Reserves the replica that the policy expects to have room for a request first.
+    /// Reserves the replica that the policy expects to be the first with room for a request.
     pub(super) fn reserve(
         &self,
         fleet: &Arc<Fleet>,
@@ -225,11 +226,11 @@ impl Picker {
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // If all replicas seem to hang, the reports are more likely at fault than the replicas. A single replica is no
-        // evidence for that.
+        // If all replicas seem to hang, the reports are more likely at fault than the replicas. A single hanging
+        // replica is no evidence for that.
         let all_hang = at.is_none() && candidates().all(hangs);
         let health = self.health();
-        // Computed once, and only if a replica is ejected.
+        // This value is computed at most once, and only if a replica is ejected.
         let mut is_panicking = None;
         for replica in candidates() {
             let cached_tokens = if uses_prefixes {

@@ -108,7 +108,7 @@ async fn a_replica_booked_for_a_request_that_left_goes_to_the_next_request() {
     let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     assert!(futures_util::poll!(third.as_mut()).is_pending());
-    // The replica is booked for the second request, which is cancelled before it is polled again.
+    // The replica is booked for the second request, which is canceled before its task is polled again.
     drop(first);
     drop(second);
     drop(third.await.unwrap());
@@ -128,7 +128,7 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
     let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert!(futures_util::poll!(second.as_mut()).is_pending());
-    // The replica that was left for the first request goes away, and the other has room for both requests.
+    // The replica that was reserved for the first request is removed, and the other replica has room for both requests.
     dispatch.replicas.observe(&replicas[0], report(2, 0, 2), Instant::now());
     dispatch.replicas.update(&[replicas[0].discovered.clone()]);
     dispatch.pump_all();
@@ -206,13 +206,13 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
         placements.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
     }
     assert!(placements.iter().all(|placement| !Arc::ptr_eq(&placement.replica, &replicas[drains])));
-    // The sequences that ran there have ended.
+    // The sequences that ran at the replica have ended.
     dispatch.replicas.observe(&replicas[drains], report(2, 0, 100), Instant::now());
     dispatch.pump_at(&replicas[drains]);
     assert!(Arc::ptr_eq(&first.await.unwrap().replica, &replicas[drains]));
     assert_eq!(reserved(), 0);
 
-    // A reservation ends with a request that leaves.
+    // A reservation ends when its request leaves the queue.
     dispatch.replicas.observe(&replicas[drains], nearly_full(3), Instant::now());
     let mut gone = Box::pin(dispatch.place(&fleet, large(), queued()));
     assert!(futures_util::poll!(gone.as_mut()).is_pending());
@@ -253,7 +253,8 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
         let queued = QueuedRequest { tenant, ..queued() };
         Box::pin(dispatch.place(&fleet, of_tenant(tenant, request()), queued))
     };
-    // The replica is full of requests of which this router knows nothing: the first two of each tenant pass.
+    // The replica is full of requests that this router does not know, so the first two requests of each tenant are
+    // placed.
     let mut backlog: Vec<_> = (0..2 * BACKFILL_MAX).map(|_| place(1)).collect();
     let mut placed = Vec::new();
     for request in &mut backlog {
@@ -286,7 +287,7 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     dispatch.pump_at(&replicas[0]);
     let mut newcomer = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(newcomer.as_mut()).is_pending());
-    // The timeout of the waiting room is over, but a replica has appeared.
+    // The timeout of the waiting room has passed, but a replica has appeared.
     tokio::time::advance(Duration::from_secs(11)).await;
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert_eq!(waiting(dispatch), (2, 0));
@@ -430,7 +431,7 @@ async fn every_booking_ends_whatever_replicas_report() {
     }
 }
 
-/// An arbitrary number, often an extreme one.
+/// Returns an arbitrary number, often an extreme one.
 fn arbitrary(rng: &mut StdRng) -> u32 {
     [0, 1, rng.random_range(0..100), rng.random(), u32::MAX][rng.random_range(0..5)]
 }

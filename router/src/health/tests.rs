@@ -20,7 +20,7 @@ fn health(replicas: u64) -> Health {
     health
 }
 
-/// Records a failure of a replica whose fleet consists of all known replicas.
+/// Records a failure of a replica whose model is served by all known replicas.
 fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
     let sent = health.sent(replica, now);
     let fleet: Vec<u64> = health.replicas.keys().copied().collect();
@@ -131,14 +131,14 @@ fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
         let sent = health.sent(replica, now);
         health.failed(replica, sent, fleet, now)
     };
-    // Two replicas of one model fail while ten of another are healthy: one of the two is not ejected.
+    // Two replicas of one model fail while ten of another are healthy: only one of the two is ejected.
     for _ in 0..20 {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
     }
     let standings = [0, 1].map(|replica| health.state(replica, now));
     assert_eq!(standings, [HealthState::Ejected, HealthState::Trusted]);
-    // The ejected replica of that model does not count for the other one.
+    // The ejected replica of that model does not count for the other model.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
     }

@@ -1,8 +1,9 @@
 //! Supervises the connection of one client, so that an inactive client cannot use resources forever.
 //!
 //! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown
-//! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that is not read
-//! is aborted after `--write-timeout`, which frees everything that the request uses in the router and at its replica.
+//! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that the client
+//! does not read is aborted after `--write-timeout`, which frees all resources of the request in the router and at its
+//! replica.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -32,9 +33,9 @@ const CHECK_MAX: Duration = Duration::from_secs(10);
 /// The timeouts for an inactive client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionLimits {
-    /// The time without a request.
+    /// The longest time without a request.
     pub(super) read_timeout: Duration,
-    /// The time without reading an answer that is available.
+    /// The longest time for which the client may leave an available answer unread.
     pub(super) write_timeout: Duration,
 }
 
@@ -52,7 +53,7 @@ impl ConnectionLimits {
 /// The signals that end connections.
 #[derive(Clone, Debug)]
 pub(super) struct ShutdownSignals {
-    /// The router stops: active requests are finished, and no new ones are accepted.
+    /// The router is stopping: active requests are finished, and no new ones are accepted.
     pub(super) stop: CancellationToken,
     /// Other connections wait to be accepted.
     pub(super) pressure: Arc<Notify>,
@@ -67,7 +68,7 @@ pub(super) struct Activity {
     answers: Mutex<Vec<WatchedAnswer>>,
 }
 
-/// An answer, and since when it is known to be unread.
+/// An answer, and the time since which it is known to be unread.
 #[derive(Debug)]
 struct WatchedAnswer {
     answer: Weak<Answer>,
@@ -79,7 +80,7 @@ impl Activity {
         Arc::default()
     }
 
-    /// A request has arrived.
+    /// Records that a request has arrived.
     pub(super) fn begin(self: &Arc<Self>) -> ActiveRequest {
         self.total.fetch_add(1, Ordering::Relaxed);
         self.active.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +147,7 @@ impl Drop for ActiveRequest {
 const WAITING: u8 = 0;
 /// The answer has begun, or a part of it was returned, and the connection has not polled for the next part.
 const UNREAD: u8 = 1;
-/// As [`UNREAD`], and the last check found the answer in this state.
+/// The same as [`UNREAD`], and the last check found the answer in this state already.
 const STILL_UNREAD: u8 = 2;
 
 struct Answer {
@@ -166,7 +167,7 @@ impl Answer {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the connection has not polled since the last call, although a part was available before it.
+    /// Whether the connection has not polled since the last call, although a part of the answer was available then.
     fn is_still_unread(&self) -> bool {
         let previous =
             self.state.compare_exchange(UNREAD, STILL_UNREAD, Ordering::Relaxed, Ordering::Relaxed);
@@ -212,7 +213,7 @@ impl hyper::body::Body for WatchedBody {
     }
 }
 
-/// Drives a connection until it ends by itself, by its timeouts or by `shutdown`.
+/// Drives a connection until the client closes it or it is closed by a timeout or by `shutdown`.
 pub(super) async fn supervise(
     connection: impl GracefulConnection,
     activity: &Activity,
@@ -249,7 +250,7 @@ pub(super) async fn supervise(
     if !is_stopping {
         connection.as_mut().graceful_shutdown();
     }
-    // A request may have arrived at the last moment. It is finished.
+    // A request may have arrived at the last moment. The shutdown lets it finish.
     while tokio::time::timeout(GRACE, connection.as_mut()).await.is_err() && !activity.is_idle() {
         activity.abort_unread(limits.write_timeout, Instant::now());
     }
@@ -276,7 +277,7 @@ mod tests {
             assert!(!activity.is_idle(), "after {seconds} s");
         }
         activity.abort_unread(LIMIT, now + Duration::from_secs(70));
-        // The connection still has the answer, but it counts as idle, so that it can be closed.
+        // The connection still owns the answer, but it counts as idle, so that it can be closed.
         assert!(activity.is_idle());
         assert!(
             matches!(poll(&mut body), Poll::Ready(Some(Err(error))) if error.kind() == io::ErrorKind::TimedOut)

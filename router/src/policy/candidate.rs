@@ -1,16 +1,16 @@
-//! What the policies decide about: the demand of a request, and the replicas that are candidates for it.
+//! Defines the input of the policies: the demand of a request, and the replicas that are candidates for it.
 
 use proto::v1alpha1::State;
 
 use crate::ledger::{Cost, ReportedLoad, TenantLoad, View};
 use crate::queue::NO_TENANT;
 
-/// What a request needs of a replica, as far as the router can know.
+/// The demand that a request puts on a replica, as far as the router can know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// The number of tokens of the prompt, estimated from its bytes where it is text.
+    /// The number of tokens of the prompt, estimated from its bytes if the prompt is text.
     pub prompt_tokens: u32,
-    /// The number of output tokens that is expected of each sequence.
+    /// The expected number of output tokens of each sequence.
     pub output_tokens: u32,
     /// The largest number of output tokens per sequence that the client accepts, if the client has set one.
     pub output_tokens_max: Option<u32>,
@@ -18,24 +18,24 @@ pub struct Demand {
     pub sequences: u32,
     /// A hash of the session of the request, if the client names one.
     pub session: Option<u64>,
-    /// A digest of the tenant whose request it is, or [`NO_TENANT`].
+    /// A digest of the tenant that sent the request, or [`NO_TENANT`].
     pub tenant: u64,
 }
 
-/// The fraction of a replica, as its reciprocal, that a tenant gets although others have filled the replica: the
-/// scheduler of the replica reserves as much of its batch and of its cache for tenants other than the one that uses most.
+/// The reciprocal of the fraction of a replica that a tenant gets even if others have filled the replica: the scheduler
+/// of the replica reserves this fraction of its batch and cache for tenants other than the one that uses most.
 const TENANT_RESERVE: u32 = 8;
 
-/// One replica, as the router knows it when it picks a replica for one request.
+/// The state of one replica, as far as the router knows it, when it picks a replica for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// A number that stays the same when the replica restarts, such as a hash of its address.
+    /// A number that does not change when the replica restarts, such as a hash of its address.
     pub identity: u64,
-    /// The last report of the replica, and what this router has sent to it since.
+    /// The last report of the replica, and the dispatches of this router since then.
     pub view: View,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
-    /// What the dispatches of the request's tenant use of the replica.
+    /// The share of the replica that the dispatches of the request's tenant use.
     pub tenant_load: TenantLoad,
     /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is
     /// probed.
@@ -49,20 +49,20 @@ pub struct Candidate {
 /// Whether a replica has room for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capacity {
-    /// The replica can start the request, as far as is known.
+    /// The replica can start the request, as far as the router knows.
     Now,
-    /// The replica would queue or reject the request until others end. The request should wait in the router, which can
-    /// use whichever replica has room first.
+    /// The replica would queue or reject the request until other requests end. The request should wait in the router,
+    /// which can use whichever replica has room first.
     Later,
-    /// The request does not fit the replica at all, or the replica accepts no requests.
+    /// The request can never fit the replica, or the replica accepts no requests.
     Never,
 }
 
 /// The terms of a candidate's score, in seconds unless stated otherwise. A term that the policy does not use is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// The value that is compared: the candidate with the lowest score is picked. It is infinite for a candidate that
-    /// was not considered.
+    /// The score: the candidate with the lowest score is picked. The score is infinite for a candidate that was not
+    /// considered.
     pub score: f64,
     /// The time to compute the prompt tokens that are ahead of the request.
     pub queued_prefill: f64,
@@ -70,7 +70,7 @@ pub struct Terms {
     pub prefill: f64,
     /// The time by which decoding sequences prolong the steps that compute these prompts.
     pub decode_interference: f64,
-    /// The time until a sequence can start, if the replica runs as many sequences as it can.
+    /// The time until a sequence can start, if the replica already runs as many sequences as it can.
     pub sequence_wait: f64,
     /// The time until enough blocks are free.
     pub block_wait: f64,
@@ -91,9 +91,9 @@ pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
 
 impl Candidate {
     /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet
-    /// whose reports are late continues to serve; a full replica rejects the request itself. A reserved replica has
-    /// room later at best. A replica that other tenants have filled has room for a tenant that uses little of it, because
-    /// the replica serves its tenants in turns.
+    /// whose reports are late continues to serve; a full replica rejects the request itself. For a reserved replica,
+    /// the result is [`Capacity::Later`] at best. A replica that other tenants have filled has room for a tenant that
+    /// uses little of it, because the replica serves its tenants in turn.
     #[must_use]
     pub fn capacity(&self, demand: &Demand) -> Capacity {
         if !self.accepts_requests() {
@@ -122,8 +122,8 @@ impl Candidate {
         }
     }
 
-    /// Whether the request's tenant would use no more of the replica than what is reserved for it if others fill the
-    /// replica.
+    /// Whether, with this request, its tenant would use no more of the replica than the part that is reserved for the
+    /// tenant if others fill the replica.
     fn is_within_tenant_reserve(&self, demand: &Demand, reported: &ReportedLoad) -> bool {
         let cost = self.cost(demand);
         let fits =
@@ -133,7 +133,7 @@ impl Candidate {
             && fits(self.tenant_load.blocks, cost.blocks, reported.blocks_total)
     }
 
-    /// What the request would cost this replica.
+    /// The load that the request would put on this replica.
     #[must_use]
     pub fn cost(&self, demand: &Demand) -> Cost {
         let uncached_tokens = demand.prompt_tokens.saturating_sub(self.cached_tokens).max(1);
@@ -141,12 +141,12 @@ impl Candidate {
         Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1), tenant: demand.tenant }
     }
 
-    /// Whether a request would have to wake the replica. A request in flight wakes it already.
+    /// Whether a request would have to wake the replica. A request in flight is already waking it.
     pub(super) fn is_asleep(&self) -> bool {
         self.view.booked.in_flight == 0 && self.view.reported.is_some_and(|reported| reported.is_asleep)
     }
 
-    /// Whether the replica may get any requests.
+    /// Whether the replica may get requests at all.
     pub(super) fn accepts_requests(&self) -> bool {
         self.weight > 0.0 && self.view.state.is_none_or(|state| state == State::Serving)
     }
@@ -157,14 +157,15 @@ impl Candidate {
         tokens.div_ceil(self.block_tokens()).saturating_mul(demand.sequences.max(1))
     }
 
-    /// The number of blocks of a sequence that is as long as the client permits, or of its prompt if the client has set
-    /// no limit.
+    /// The number of blocks that a sequence needs if it is as long as the client permits, or that its prompt needs if
+    /// the client has set no limit.
     fn sequence_blocks(&self, demand: &Demand) -> u64 {
         let tokens = u64::from(demand.prompt_tokens) + u64::from(demand.output_tokens_max.unwrap_or(1));
         tokens.div_ceil(u64::from(self.block_tokens()))
     }
 
-    /// The number of free blocks that requests will need that wait at the replica or were sent since the report.
+    /// The number of free blocks that will be needed by requests that wait at the replica or were sent since the
+    /// report.
     pub(super) fn blocks_claimed(&self) -> u64 {
         let Some(reported) = &self.view.reported else { return 0 };
         let waiting = if reported.waiting > 0 {
@@ -176,7 +177,7 @@ impl Candidate {
     }
 
     fn block_tokens(&self) -> u32 {
-        /// The number for a replica that has not reported it.
+        /// The number of tokens per block of a replica that has not reported it.
         const DEFAULT: u32 = 16;
         match &self.view.reported {
             Some(reported) if reported.block_tokens > 0 => reported.block_tokens,

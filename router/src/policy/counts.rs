@@ -1,4 +1,5 @@
-//! The policies that use nothing but the number of requests: for fleets that do not report, and for comparison.
+//! The policies that use only the number of requests. They are meant for fleets whose replicas do not report their
+//! load, and for comparison.
 
 use rand::Rng;
 
@@ -12,7 +13,7 @@ pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     }));
 }
 
-/// Scores as [`least_requests`] does, but only two random eligible candidates.
+/// Scores two random eligible candidates as [`least_requests`] does, and no others.
 pub(super) fn power_of_two(
     candidates: &[Candidate],
     is_eligible: impl Fn(&Candidate) -> bool,
@@ -34,7 +35,7 @@ pub(super) fn power_of_two(
     }
 }
 
-/// Scores by the time since the candidate was picked last.
+/// Scores by the time since the last pick of the candidate.
 pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
         let in_flight = candidate.view.booked.in_flight;
@@ -47,7 +48,7 @@ pub(super) fn weighted(candidate: &Candidate) -> f64 {
     (f64::from(candidate.view.booked.in_flight) + 1.0) / f64::from(candidate.weight.max(f32::MIN_POSITIVE))
 }
 
-/// A random number below `count`, which must not be 0. The bias is negligible for numbers of replicas.
+/// A random number below `count`, which must not be 0. The bias is negligible for any realistic number of replicas.
 pub(super) fn below(count: usize, rng: &mut impl Rng) -> usize {
     ((u128::from(rng.next_u64()) * count as u128) >> 64) as usize
 }

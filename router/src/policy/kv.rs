@@ -1,9 +1,9 @@
 //! The default policy: the lowest estimated time to the first token.
 //!
 //! The estimate adds up what delays the request at a replica: the prompt tokens that are ahead of it, reported or sent
-//! since; its own prompt tokens that are not cached there; the wait for a sequence to end if the replica runs as many
-//! as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it and the
-//! measurements are in `docs/decisions/0010-routing.md`.
+//! since; its own prompt tokens that are not cached there; the wait for a sequence to end, if the replica already runs
+//! as many as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it
+//! and the measurements are in `docs/decisions/0010-routing.md`.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct KvConfig {
     /// Whether cached prefixes are compared.
     pub uses_prefixes: bool,
     /// The ratio to the mean number of requests in flight up to which a cached prefix attracts requests to a replica.
-    /// It applies where a report is missing and nothing else keeps a prefix from attracting all requests.
+    /// It applies when a report is missing: nothing else would prevent a prefix from attracting all requests.
     pub bounded_load: f32,
     /// The penalty of a half-full cache, in seconds.
     pub cache_pressure: f32,
@@ -27,7 +27,7 @@ pub struct KvConfig {
     pub step_tokens: f32,
     /// The prefill speed of a replica that has not computed a prompt yet, if no other candidate has either.
     pub prefill_tokens_per_second: f32,
-    /// The decode speed of such a replica.
+    /// The decode speed of a replica that has not generated a token yet, if no other candidate has either.
     pub decode_tokens_per_second: f32,
 }
 
@@ -53,8 +53,9 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     }
     let speeds = TypicalSpeeds::of(config, candidates);
     terms.extend(candidates.iter().map(|candidate| estimate(config, demand, candidate, &speeds)));
-    // A replica without a report is compared by requests in flight: it is assumed to be as slow as the others are on
-    // average with as many requests. So it neither attracts requests because it looks idle nor gets none.
+    // A replica without a report is compared by requests in flight: it is assumed to be as slow as the other replicas
+    // are on average with the same number of requests. So the replica neither attracts all requests because it looks
+    // idle nor gets none at all.
     let reporting = candidates.iter().zip(&*terms).filter(|(candidate, _)| has_report(candidate));
     let each = reporting.map(|(candidate, terms)| terms.score / weighted(candidate));
     let (sum, count) = each.fold((0.0, 0), |(sum, count), each| (sum + each, count + 1));
@@ -68,12 +69,12 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
 /// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with
 /// short prompts, and a chance difference should not attract requests.
 const SPEED_FACTOR: f64 = 3.0;
-/// The age at which a measured speed is ignored: the replica may have been cold then. So a replica that was slow is
-/// tried again at this interval.
+/// The age at which a measured speed is ignored: the replica may have been cold at that time. So a replica that was
+/// slow is tried again at this interval.
 const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The mean speeds of the replicas that have measured them recently, or at all. The other replicas are assumed to have
-/// the same.
+/// The mean of the recently measured speeds of the replicas, or of all measured speeds if none is recent. Replicas
+/// without a measurement are assumed to have these speeds.
 struct TypicalSpeeds {
     prefill: f64,
     decode: f64,
@@ -100,7 +101,7 @@ fn has_recent_speed(candidate: &Candidate) -> bool {
     candidate.view.speed_age.is_some_and(|age| age <= SPEED_AGE_MAX)
 }
 
-/// The speed that a replica is assumed to have: its own only if that differs clearly from the typical speed.
+/// The speed that a replica is assumed to have: the measured speed only if it differs clearly from the typical speed.
 fn assumed(candidate: &Candidate, measured: f32, typical: f64) -> f64 {
     let measured = f64::from(measured);
     let differs = measured * SPEED_FACTOR < typical || measured > typical * SPEED_FACTOR;
@@ -122,7 +123,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let decode_speed = assumed(candidate, reported.decode_tokens_per_second, speeds.decode);
     let cost = candidate.cost(demand);
 
-    // The replica has computed more since it reported.
+    // The replica has computed further tokens since its report.
     let age = candidate.view.report_age.map_or(0.0, |age| age.as_secs_f64());
     let remaining = (reported.uncomputed_tokens as f64 - age * prefill_speed).max(0.0);
     let queued_tokens = remaining + booked.uncached_unreported as f64;
@@ -132,7 +133,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let others = u64::from(reported.running) + booked.sequences_unreported;
     let decode_interference = f64::from(config.decode_interference) * steps * others as f64 / decode_speed;
 
-    // Sequences end at the rate at which their tokens are generated.
+    // The rate at which sequences end follows from the decode speed and the length of their outputs.
     let output = f64::from(demand.output_tokens.max(1));
     let present = u64::from(reported.running) + u64::from(reported.waiting) + booked.sequences_unreported;
     let excess = match reported.sequences_max {
@@ -165,8 +166,8 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     }
 }
 
-/// Scores all candidates by requests in flight; those with the longest cached prefix get the lowest score if their load
-/// permits it.
+/// Scores all candidates by requests in flight; the candidates with the longest cached prefix get the lowest score if
+/// their load permits it.
 fn by_in_flight(config: &KvConfig, candidates: &[Candidate], terms: &mut Vec<Terms>) {
     let in_flight = |candidate: &Candidate| f64::from(candidate.view.booked.in_flight);
     let mean = candidates.iter().map(in_flight).sum::<f64>() / candidates.len().max(1) as f64;

@@ -1,11 +1,12 @@
 //! Sends each session to the same replica without a table (rendezvous hashing): a hash ranks all replicas for each
-//! session, and the first one that is available gets it. When a replica goes away, only its sessions move.
+//! session, and the first one that is available gets it. When a replica is removed, only its sessions move.
 
 use super::candidate::{Candidate, Terms};
 
 pub(super) fn score(session: u64, candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
-        // A float holds 53 bits exactly. Two replicas whose ranks agree in them share the session at random.
+        // An `f64` represents 53 bits exactly. If the ranks of two replicas are equal in these bits, one of the two is
+        // chosen at random.
         let rank = mix(session ^ mix(candidate.identity)) >> 11;
         Terms { score: rank as f64, in_flight: candidate.view.booked.in_flight, ..Terms::default() }
     }));

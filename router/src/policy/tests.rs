@@ -41,7 +41,7 @@ const DEMAND: Demand = Demand {
     tenant: 0,
 };
 
-/// A replica that reported `reported` just now.
+/// A replica that has just reported `reported`.
 fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
     let view = View {
         reported: Some(reported),
@@ -62,7 +62,7 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
     }
 }
 
-/// A replica that reports nothing and has `in_flight` requests in flight.
+/// A replica that does not report its load and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
@@ -138,7 +138,7 @@ fn share_of_first(candidates: &[Candidate]) -> usize {
 #[test]
 fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     let at = |speed: f32| ReportedLoad { prefill_tokens_per_second: speed, ..REPORTED };
-    // The speeds that short prompts measure differ by chance.
+    // Speeds that are measured with short prompts differ by chance.
     let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
     assert!((30..=70).contains(&share), "{share}");
     let (slow, fast) = (reporting(1, at(50.0)), reporting(2, at(500.0)));
@@ -148,7 +148,7 @@ fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     unused.view.speed_age = Some(Duration::from_secs(60));
     let share = share_of_first(&[unused, fast]);
     assert!((30..=70).contains(&share), "{share}");
-    // A replica that was fast once does not attract all requests either, and queued work still counts.
+    // Nor does a replica with one old fast measurement attract all requests, and queued work still counts.
     let mut rested = fast;
     rested.view.speed_age = Some(Duration::from_secs(60));
     rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
@@ -190,7 +190,7 @@ fn capacity_is_now_later_or_never() {
     assert_eq!(capacity(ReportedLoad { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
     assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
     assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
-    // A report without a limit sets none.
+    // A report without a limit on requests means that the replica has none.
     let untold = ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
     assert_eq!(capacity(untold), Capacity::Now);
     assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
@@ -369,7 +369,7 @@ fn one_sleeping_replica_is_woken_when_the_others_are_full() {
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
 }
 
-/// For random figures, the pick is a candidate that can take the request, and it depends only on the
+/// Checks with random figures that the picked candidate can accept the request, and that the pick depends only on the
 /// arguments.
 #[test]
 fn random_picks_are_valid_and_repeatable() {

@@ -28,7 +28,7 @@ fn prompts_with_different_models_tenants_salts_or_tools_share_no_blocks() {
         PromptContext { cache_salt: b"\"b\"", ..context },
         PromptContext { cache_salt: b"", ..context },
         PromptContext { tools: b"", ..context },
-        // These are the same bytes, divided differently.
+        // These contexts contain the same bytes, divided differently among the fields.
         PromptContext { model: "m\"a\"", cache_salt: b"", ..context },
     ];
     let seeds: HashSet<u64> = contexts.iter().map(|context| context.seed(7)).collect();
@@ -90,7 +90,7 @@ fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
     index.trim(4);
     assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 2);
     assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 2);
-    // It is used again, so the other one is evicted.
+    // The first prompt is used again, so the other one is evicted.
     index.record(&chain("aaaabbbb"), 0);
     index.trim(3);
     assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);

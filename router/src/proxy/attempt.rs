@@ -1,4 +1,4 @@
-//! One attempt at one replica, up to the first byte that the client receives.
+//! Makes one attempt to send a request to a replica, up to the first byte that the client receives.
 
 use std::time::Instant;
 
@@ -15,24 +15,24 @@ use super::upstream::{Link, SendError, rejects_router};
 use super::worker::Worker;
 use crate::dispatch::Placement;
 
-/// Size of an answer that the router receives completely before it passes any of it on, so that another replica can
-/// still answer if this one dies. Streams are passed on as they arrive.
+/// Size of an answer that the router receives completely before it forwards any of it, so that another replica can
+/// still answer if this one dies. Streams are forwarded as they arrive.
 ///
-/// Beyond it: the answer is passed on as it arrives, and is cut off if the replica dies.
+/// Beyond it: the answer is forwarded as it arrives, and is cut off if the replica dies.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
 pub(super) enum Answer {
     /// The answer was received completely.
     Whole(Response<Bytes>),
-    /// The rest of the answer is still to come.
+    /// The rest of the answer has not arrived yet.
     Streamed(Box<StreamedAnswer>),
 }
 
 /// Sends a request to a replica.
 ///
 /// # Errors
-/// The replica gave no answer that can be passed on.
+/// The replica gave no answer that can be forwarded.
 pub(super) async fn attempt(
     worker: &Worker,
     placement: &Placement,
@@ -40,7 +40,7 @@ pub(super) async fn attempt(
 ) -> Result<Answer, Failure> {
     let watch = Watch::new(worker, placement, outgoing);
     let (mut link, mut parts) = watch.wait(exchange(worker, placement, outgoing)).await??;
-    // The replica has answered, so it did not close the connection while it was idle.
+    // The replica has answered, so it had not closed the connection while the connection was idle.
     let broken = Failure::Broken { was_reused: false };
     placement.record_first_token();
     parts.headers.insert(headers::REPLICA, placement.replica.name.clone());
@@ -76,10 +76,12 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
 }
 
 /// Sends the request over an idle connection, or over a new one if there is none. It is sent over another connection
-/// only if no byte of it was written to the first, or if sending it twice makes no difference.
+/// only if no byte of the request was written to the first connection, or if sending the request twice makes no
+/// difference.
 ///
-/// A replica may close an idle connection at the moment at which a request is written to it, and then it is unknown
-/// whether it has received the request. So a request that is not safe to retry gets a connection of its own.
+/// If a replica closes an idle connection at the moment when a request is written to it, the router cannot know whether
+/// the replica has received the request. So a request that is not safe to retry gets a new connection, which is used
+/// only once.
 async fn exchange(
     worker: &Worker,
     placement: &Placement,
@@ -130,7 +132,8 @@ async fn receive_whole(link: &mut Link) -> std::io::Result<Bytes> {
     Ok(all.into())
 }
 
-/// Watches a replica until the first byte of its answer: the deadline, and whether the replica still reports its load.
+/// Watches a replica until the first byte of its answer: checks the deadline, and whether the replica still reports its
+/// load.
 struct Watch<'a> {
     worker: &'a Worker,
     placement: &'a Placement,

@@ -1,4 +1,4 @@
-//! The body of an answer: bytes that are in memory, bytes that a replica sends, or a page of the router.
+//! The body of an answer: bytes in memory, bytes that a replica sends, or a page of the router.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ enum Kind {
 }
 
 impl Body {
-    /// A body of bytes that are in memory.
+    /// A body of bytes in memory.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         Self(Kind::Whole((!bytes.is_empty()).then_some(bytes)))
     }

@@ -1,4 +1,5 @@
-//! How an attempt at a replica can fail before its first byte, and what that means for the next attempt.
+//! Classifies the failures of an attempt before the first byte of the answer, and decides whether another attempt may
+//! follow.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -6,23 +7,23 @@ use http::{Response, StatusCode};
 use super::retry_safety::RetrySafety;
 use crate::error::Error;
 
-/// Why a replica gave no answer that can be passed on.
+/// The reason why a replica gave no answer that can be forwarded.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The replica accepted no connection, so nothing was sent.
     Connect,
-    /// The connection broke after the request was sent and before the answer was complete enough to pass on.
+    /// The connection broke after the request was sent and before enough of the answer had arrived to forward it.
     Broken {
-        /// The connection was idle before, so the replica may have closed it without having failed.
+        /// Whether the connection was idle before, so that the replica may have closed it without having failed.
         was_reused: bool,
     },
     /// The replica did not begin to answer in time.
     TimedOut,
     /// The replica stopped reporting its load while the request waited for it.
     Hangs,
-    /// The replica rejected the replica token of this router, or the lack of one, and ignored the request.
+    /// The replica rejected the request because the replica token of this router is invalid or missing.
     Unauthenticated,
-    /// The replica has no room: 429 or 503.
+    /// The replica has no room: it answered 429 or 503.
     Busy(Response<Bytes>),
     /// The replica answered with another 5xx status.
     Status(Response<Bytes>),
@@ -47,7 +48,7 @@ impl Failure {
         !matches!(self, Self::Busy(_) | Self::Broken { was_reused: true })
     }
 
-    /// Whether the request may be sent again after this failure.
+    /// Whether the request may be retried after this failure.
     pub(super) fn permits_retry(&self, retry_safety: RetrySafety) -> bool {
         match self {
             // The replica did not process the request.
@@ -58,7 +59,8 @@ impl Failure {
         }
     }
 
-    /// The client's answer if this was the last of `attempts` attempts: the replica's own answer if it gave one.
+    /// The answer for the client if this was the last of `attempts` attempts: the replica's own answer, if there is
+    /// one.
     pub(super) fn into_answer(
         self,
         attempts: u32,

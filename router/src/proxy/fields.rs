@@ -1,6 +1,6 @@
 //! Reads the fields of a request body that routing needs, in one pass and without building a tree: nested values and
-//! strings are skipped. It copies nothing except strings with escape sequences. The replica validates the body. Here it
-//! only needs to be an object whose members can be separated.
+//! strings are skipped. It copies nothing except strings with escape sequences. The replica validates the body. This
+//! module only requires an object whose members can be separated.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use memchr::memchr2;
 pub struct Fields<'a> {
     /// The value of `model`, if it is a string.
     pub model: Option<Cow<'a, str>>,
-    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that a
-    /// longer conversation begins with the bytes of a shorter one.
+    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that
+    /// the value of a conversation begins with the bytes of its earlier turns.
     pub prompt: &'a [u8],
     /// The raw value of `tools`, which chat templates insert before the messages.
     pub tools: &'a [u8],
@@ -43,19 +43,19 @@ pub struct Fields<'a> {
 /// Beyond it: the name is truncated.
 pub const MODEL_SHOWN_MAX: usize = 256;
 
-/// The body is not a JSON object, or it is truncated.
+/// The error for a body that is not a JSON object, or is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not a JSON object (invalid at byte {0})")]
 pub struct MalformedBody(pub usize);
 
-/// Reads the fields of `body`. If a member occurs twice, the last one counts.
+/// Reads the fields of `body`. If a member occurs more than once, the last value counts.
 ///
 /// # Errors
 /// The top level is not a valid object.
 pub fn read(body: &[u8]) -> Result<Fields<'_>, MalformedBody> {
     let mut fields = Fields::default();
     members(body, |name, value| {
-        // JSON allows a name to be written with escapes, and the replica decodes it.
+        // JSON allows escape sequences in names, and the replica decodes them.
         if memchr::memchr(b'\\', name).is_none() {
             fields.member(name, value);
         } else if let Ok(decoded) = serde_json::from_slice::<String>(&[b"\"", name, b"\""].concat()) {
@@ -109,7 +109,7 @@ impl<'a> Fields<'a> {
             b"max_completion_tokens" | b"max_output_tokens" => {
                 self.output_tokens_max = number(value).or(self.output_tokens_max);
             }
-            // The newer name takes precedence.
+            // The newer name of the parameter takes precedence.
             b"max_tokens" if self.output_tokens_max.is_none() => self.output_tokens_max = number(value),
             b"n" => self.choices = number(value),
             b"best_of" => self.best_of = number(value),
@@ -195,7 +195,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Any raw value, which is never empty.
+    /// Reads any raw value, which is never empty.
     fn value(&mut self) -> Result<&'a [u8], MalformedBody> {
         let start = self.at;
         match self.peek() {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 
-    /// Otherwise a client could hide fields from the router that the replica reads.
+    /// Otherwise, a client could hide fields from the router that the replica still reads.
     #[test]
     fn names_with_escape_sequences_are_read() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(odd, Fields::default());
     }
 
-    /// Random objects are read as `serde_json` reads them, and random bytes cause no panic.
+    /// Random objects give the same fields as with `serde_json`, and random bytes cause no panic.
     #[test]
     fn agrees_with_serde_json_and_never_panics() {
         let seed = 9;

@@ -1,4 +1,4 @@
-//! The headers that the router passes on, removes and adds, in both directions.
+//! Decides which headers the router forwards, removes and adds, in both directions.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 use memchr::memmem;
 use proto::replica_token;
 
-/// Headers that concern only one connection (RFC 9110, 7.6.1), whatever `Connection` lists.
+/// Headers that apply only to one connection (RFC 9110, 7.6.1), whether or not `Connection` lists them.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -29,7 +29,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Removes the hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // In most messages `Connection` lists no other header.
+    // In most messages, `Connection` lists no other headers.
     let listed: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(listed).collect();
     for name in HOP_BY_HOP.iter().chain(&listed) {
         headers.remove(name);
@@ -79,26 +79,26 @@ impl Via {
     }
 }
 
-/// The values that determine the headers for a replica, apart from the headers of the client.
+/// The values that determine the headers for a replica, in addition to the headers of the client.
 #[derive(Clone, Debug)]
 pub(super) struct ForwardingContext<'a> {
     pub(super) client_address: IpAddr,
     pub(super) request_id: &'a HeaderValue,
     pub(super) via: &'a Via,
-    /// Whether the client's API key is removed, because it is meant for the router.
+    /// Whether to remove the client's API key, because it is meant for the router.
     pub(super) hides_key: bool,
-    /// The trace header that replaces the client's.
+    /// The trace header that replaces that of the client.
     pub(super) trace: Option<HeaderValue>,
     pub(super) has_body: bool,
 }
 
-/// The headers of a request to a replica, apart from those that depend on the replica.
+/// The headers of a request to a replica, except those that depend on the replica.
 pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) -> HeaderMap {
     let ForwardingContext { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
     let mut headers = std::mem::take(&mut parts.headers);
     remove_hop_by_hop(&mut headers);
-    // The body has arrived, so `Expect` is obsolete and the length is known. `Host` is that of the replica. Clients
-    // must not send the headers by which the router numbers its requests and authenticates itself.
+    // The body has arrived, so `Expect` is obsolete and the length is known. `Host` must name the replica. Clients must
+    // not send the headers by which the router numbers its requests and authenticates itself.
     for name in [header::EXPECT, header::CONTENT_LENGTH, header::HOST, DISPATCH, REPLICA_TOKEN] {
         headers.remove(name);
     }
@@ -118,7 +118,7 @@ pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) 
     headers
 }
 
-/// The value of `X-Forwarded-For`: the addresses that the request contains, followed by that of the client.
+/// The value of `X-Forwarded-For`: the addresses in the request, followed by the address of the client.
 fn forwarded_for(headers: &HeaderMap, client_address: IpAddr) -> HeaderValue {
     let mut all = Vec::new();
     for value in headers.get_all(FORWARDED_FOR) {

@@ -1,5 +1,5 @@
-//! The usage of streams, for token quotas. A stream reports it only on request, so the router requests it if the client
-//! did not, and removes it from the events before the client receives them.
+//! Obtains the usage of streams for token quotas. A stream reports it only on request, so the router requests it if the
+//! client did not, and removes it from the events before the client receives them.
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value};
@@ -9,11 +9,11 @@ use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
 /// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
-/// options are invalid, which the replica reports with a better message.
+/// options are invalid, for which the replica has a better error message.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {
-        // The body has at least the member `stream`, so a comma is needed.
+        // The body has at least the member `stream`, so a comma must follow the new member.
         let end = memchr::memrchr(b'}', body)?;
         let member = Bytes::from_static(b",\"stream_options\":{\"include_usage\":true}");
         return Some(RequestBody::replaced(body, end..end, member));
@@ -28,14 +28,14 @@ pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<Request
         None | Some(Value::Null | Value::Bool(false)) => {}
         Some(_) => return None,
     }
-    // This option has no effect without `include_usage`. With it every event would contain the usage.
+    // This option has no effect without `include_usage`. Together with it, every event would contain the usage.
     if options.get("continuous_usage_stats").is_some_and(Value::is_boolean) {
         options.remove("continuous_usage_stats");
     }
     Some(RequestBody::replaced(body, range, serde_json::to_vec(&options).ok()?.into()))
 }
 
-/// Whole events without the usage, which the client did not request.
+/// Removes the usage, which the client did not request, from whole events.
 pub(super) fn without_usage(events: Bytes) -> Bytes {
     if !may_have_usage(&events) {
         return events;
@@ -55,14 +55,14 @@ pub(super) fn without_usage(events: Bytes) -> Bytes {
     rest.freeze()
 }
 
-/// Where the data of an event contains the usage.
+/// The position of the usage in the data of an event.
 #[derive(Debug, PartialEq, Eq)]
 enum UsageMember {
     /// The data has no usage.
     Absent,
-    /// The range of bytes of the member, with the comma that separates it.
+    /// The byte range of the member, including the comma that separates it.
     Member(usize, usize),
-    /// The data has the usage and no choices, so the event was sent only for the usage.
+    /// The data has the usage but no choices, so the event was sent only to report the usage.
     OnlyMember,
 }
 
@@ -79,7 +79,7 @@ fn usage_of(json: &[u8]) -> UsageMember {
         return UsageMember::OnlyMember;
     }
     let position = |part: &[u8]| part.as_ptr().addr() - json.as_ptr().addr();
-    // The name is preceded by a quotation mark.
+    // `name` begins after its quotation mark.
     let (mut start, mut end) = (position(name) - 1, position(value) + value.len());
     let blanks_before = json[..start].iter().rev().take_while(|byte| byte.is_ascii_whitespace()).count();
     let blanks_after = json[end..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn the_usage_is_removed_from_events_and_nothing_else_is() {
         let cases = [
-            // vLLM and this server send a null in each event, and a separate event with the usage.
+            // vLLM and ovfleet's server send `null` as the usage in each event, and a separate event with the usage.
             ("data: {\"choices\":[{}],\"usage\":null}\n\n", "data: {\"choices\":[{}]}\n\n"),
             ("data: {\"usage\":null , \"choices\":[{}]}\n\n", "data: { \"choices\":[{}]}\n\n"),
             ("data: {\"usage\":{\"prompt_tokens\":1},\"choices\":[{}]}\n\n", "data: {\"choices\":[{}]}\n\n"),

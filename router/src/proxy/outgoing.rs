@@ -1,4 +1,4 @@
-//! A client's request as the router sends it to replicas.
+//! Builds the request that the router sends to replicas for a client's request.
 
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 
@@ -23,7 +23,7 @@ pub(super) struct OutgoingRequest {
     /// Whether the router requested the usage for itself, so that the client must not receive it.
     pub(super) hides_usage: bool,
     pub(super) prompt_bytes: usize,
-    /// The number of sequences that the answer has.
+    /// The number of sequences in the answer.
     pub(super) choices: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Receives the body of a client's request, within the limits for its size, its time and the memory of all bodies.
+//! Receives the body of a client's request, within the limits on its size, its duration and the memory for all bodies.
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -11,7 +11,7 @@ use crate::error::Error;
 /// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
 /// the answer, and closing the connection early would discard the answer with the unread data.
 ///
-/// Beyond it: the router answers without reading the rest and closes the connection.
+/// Beyond it: the router answers without reading the rest, and closes the connection.
 const DISCARDED_BYTES_MAX: usize = 64 << 20;
 
 /// Receives the whole body.
@@ -35,7 +35,7 @@ pub(super) async fn receive(app: &App, mut body: Incoming) -> Result<Bytes, Erro
     let received =
         received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
     if received.is_err() {
-        // The request is rejected whether the rest arrives or not.
+        // The request is rejected whether or not the rest arrives.
         let _ = tokio::time::timeout_at(deadline, discard(&mut body)).await;
     }
     received

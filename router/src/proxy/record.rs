@@ -1,5 +1,5 @@
-//! The times, tokens and outcome of one request, from its arrival to the end of its answer: for metrics, quotas, the
-//! access log and the trace.
+//! Records the times, tokens and outcome of one request, from its arrival to the end of its answer, for metrics,
+//! quotas, the access log and the trace.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::policy::Demand;
 use crate::trace::Span;
 
-/// The record of a request. If it is dropped before the outcome was recorded, the client has left.
+/// The record of a request. If it is dropped before the outcome is recorded, the request counts as canceled by the
+/// client.
 pub(super) struct RequestRecord(Option<Inner>);
 
 struct Inner {
@@ -31,7 +32,7 @@ struct Inner {
     client: Option<Client>,
     /// The tokens that were charged to the client's quota.
     charged_tokens: u32,
-    /// The part of them that was charged for the prompt.
+    /// The number of charged tokens that are for the prompt.
     prompt_tokens: u32,
     replica: Option<HeaderValue>,
     model: Option<String>,
@@ -40,17 +41,17 @@ struct Inner {
     ended: Option<Instant>,
 }
 
-/// What is known about the tokens that a request used.
+/// The tokens that a request used, as far as they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokensUsed {
-    /// No replica computed anything that counts.
+    /// No replica computed any tokens that are charged.
     None,
     /// The replica reported the usage.
     Reported(Usage),
     /// The replica reported no usage. The tokens of the answer were estimated from its events, and those of the prompt
     /// from its bytes.
     Estimated(u32),
-    /// Only the estimate that was charged when the request arrived is known.
+    /// The usage is unknown. Only the estimate that was charged on arrival is available.
     Unknown,
 }
 
@@ -74,7 +75,7 @@ impl RequestRecord {
         }))
     }
 
-    /// Moves the record to the part that passes the answer on.
+    /// Moves the record to the relay of the answer.
     pub(super) fn detach(&mut self) -> Self {
         Self(self.0.take())
     }
@@ -91,7 +92,7 @@ impl RequestRecord {
         }
     }
 
-    /// `tokens` were charged to the client's quota for this demand.
+    /// Records that `tokens` tokens were charged to the client's quota for this demand.
     pub(super) fn charged(&mut self, tokens: u32, demand: &Demand) {
         if let Some(inner) = &mut self.0 {
             inner.charged_tokens = tokens;
@@ -109,7 +110,7 @@ impl RequestRecord {
         }
     }
 
-    /// The answer has begun.
+    /// Records that the answer has begun.
     pub(super) fn first_byte(&mut self) {
         if let Some(inner) = &mut self.0 {
             let now = Instant::now();
@@ -119,7 +120,8 @@ impl RequestRecord {
         }
     }
 
-    /// The answer was received completely. The usage that it reports improves the estimates for the next requests.
+    /// Records that the answer was received completely. The usage that it reports improves the estimates for the next
+    /// requests.
     pub(super) fn answered(
         &mut self,
         placement: &Placement,
@@ -147,8 +149,7 @@ impl RequestRecord {
         });
     }
 
-    /// The record of a request that has ended. It makes room for another request now, and its outcome is recorded
-    /// later.
+    /// Ends the request: releases its permit immediately, and defers the recording of its outcome.
     pub(super) fn finished(&mut self) -> Self {
         if let Some(inner) = &mut self.0 {
             inner.ended = Some(Instant::now());
@@ -157,12 +158,12 @@ impl RequestRecord {
         self.detach()
     }
 
-    /// The router rejected the request.
+    /// Records that the router rejected the request.
     pub(super) fn rejected(&mut self, error: &Error) {
         self.close(error.label(), error.status(), TokensUsed::None);
     }
 
-    /// The answer is complete.
+    /// Records that the answer is complete.
     pub(super) fn completed(&mut self, status: StatusCode, used: TokensUsed) {
         if self.0.as_ref().is_some_and(|inner| inner.first_byte.is_none()) {
             self.first_byte();
@@ -171,12 +172,12 @@ impl RequestRecord {
         self.close(if is_error { "replica_error" } else { "ok" }, status, used);
     }
 
-    /// The replica failed after the answer had begun.
+    /// Records that the replica failed after the answer had begun.
     pub(super) fn broken(&mut self, status: StatusCode, used: TokensUsed) {
         self.close("broken", status, used);
     }
 
-    /// The client left after the answer had begun.
+    /// Records that the client left after the answer had begun.
     pub(super) fn cancelled(&mut self, status: StatusCode, used: TokensUsed) {
         self.close("cancelled", status, used);
     }

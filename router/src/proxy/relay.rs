@@ -1,4 +1,4 @@
-//! Passes an answer to the client as it arrives, and ends it properly if the replica fails.
+//! Forwards an answer to the client as it arrives, and ends it properly if the replica fails.
 
 use std::io;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
 use crate::fleet::Fleet;
 
-/// How often a silent stream checks whether its replica still reports.
+/// The interval at which a silent stream checks whether its replica still reports.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An answer that has begun.
@@ -34,7 +34,7 @@ pub(super) struct StreamedAnswer {
 }
 
 impl StreamedAnswer {
-    /// The answer for the client, whose connection drives it from now on.
+    /// Creates the answer for the client. From now on, the client's connection drives it.
     pub(super) fn into_response(
         self,
         worker: &Arc<Worker>,
@@ -65,7 +65,7 @@ impl StreamedAnswer {
     }
 }
 
-/// The body of an answer that is passed on. Dropping it closes the connection to the replica.
+/// The body of a forwarded answer. Dropping it closes the connection to the replica.
 pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,
@@ -79,13 +79,14 @@ pub(super) struct Relay {
     first: Option<Bytes>,
     events: Option<Events>,
     silence: Option<Silence>,
-    /// The error that ends the body, once everything before it is on its way.
+    /// The error that ends the body after all earlier data has been sent.
     failure: Option<io::Error>,
 }
 
-/// A time in which the client waits for data and the replica sends none.
+/// A period in which the client waits for data and the replica sends none.
 struct Silence {
-    /// `None` from the moment data arrives until the client asks for more, which may be late if the client is slow.
+    /// The beginning of the period. `None` from the arrival of data until the client polls for more, which may take
+    /// long if the client is slow.
     since: Option<Instant>,
     /// Wakes the relay for the next check.
     timer: Pin<Box<Sleep>>,
@@ -139,7 +140,7 @@ impl Relay {
         }
     }
 
-    /// What is known so far about the tokens that the request used.
+    /// The tokens that the request has used so far, as far as they are known.
     fn tokens_used(&self) -> TokensUsed {
         match &self.events {
             _ if !self.status.is_success() => TokensUsed::None,
@@ -156,7 +157,7 @@ impl Relay {
         self.placement.as_ref().map_or("", |placement| &placement.replica.discovered.name)
     }
 
-    /// The answer is complete.
+    /// Completes the answer.
     fn end(&mut self) -> Bytes {
         let used = self.tokens_used();
         if let (Some(link), Some(placement)) = (self.upstream.take(), &mut self.placement) {
@@ -185,8 +186,8 @@ impl Relay {
         self.events.as_mut().map(Events::rest).unwrap_or_default()
     }
 
-    /// Ends an answer whose replica has failed: a stream of events with an error event, any other answer by closing the
-    /// connection.
+    /// Ends an answer whose replica has failed: a stream of events ends with an error event, and any other answer by
+    /// closing the connection.
     fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.upstream = None;
         if let Some(mut placement) = self.placement.take() {
@@ -196,13 +197,14 @@ impl Relay {
         if let Some(events) = &self.events {
             return Poll::Ready(Some(Ok(events.error_events(message))));
         }
-        // An error drops the connection with the data that is not written yet, so that data is written first.
+        // Returning an error drops the connection together with unwritten data, so write that data first.
         self.failure = Some(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned()));
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Whether the replica has been silent for too long. Called when no data is there; arranges to be called again.
+    /// Whether the replica has been silent for too long. Called when no data is available; sets a timer for the next
+    /// check.
     fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
         let now = Instant::now();
         let silence = self.silence.get_or_insert_with(|| Silence {
@@ -232,7 +234,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // This has no effect if the answer has ended.
+        // This call has no effect if the outcome was already recorded.
         self.record.cancelled(self.status, self.tokens_used());
     }
 }

@@ -22,7 +22,7 @@ impl RequestBody {
         Self { parts: [body, Bytes::new(), Bytes::new()] }
     }
 
-    /// The client's body with `new` in place of the bytes in `range`.
+    /// The body of the client, in which `new` replaces the bytes in `range`.
     pub(super) fn replaced(body: &Bytes, range: Range<usize>, new: Bytes) -> Self {
         Self { parts: [body.slice(..range.start), new, body.slice(range.end..)] }
     }
@@ -31,7 +31,7 @@ impl RequestBody {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// The whole body in one piece.
+    /// The whole body in one buffer.
     #[cfg(test)]
     pub(super) fn concat(&self) -> Vec<u8> {
         self.parts.concat()

@@ -25,7 +25,7 @@ impl RequestIds {
         Self { prefix: RandomState::new().hash_one("request"), next: AtomicU64::new(1) }
     }
 
-    /// The ID that the client has chosen if it is valid in a log line, and otherwise a new one.
+    /// The ID that the client has chosen, if it is safe to log, and otherwise a new one.
     pub(super) fn of(&self, headers: &HeaderMap) -> HeaderValue {
         match headers.get(REQUEST_ID) {
             Some(id) if is_valid(id.as_bytes()) => id.clone(),

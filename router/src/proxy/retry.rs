@@ -1,4 +1,4 @@
-//! Attempts to send a request, one after the other, until a replica answers or no further attempt is permitted.
+//! Sends a request to one replica after another until one answers or no further attempt is permitted.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,13 +18,13 @@ use crate::queue::QueuedRequest;
 use crate::replica::Replica;
 use crate::waiting::PlacementRequest;
 
-/// Number of broken connections to replicas after which the router gives up a request. The request itself may be what
-/// ends them, and it must not end one after the other.
+/// Number of broken connections to replicas after which the router gives up on a request. The request itself may crash
+/// the replicas, and must not crash one after another.
 ///
 /// Beyond it: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
 
-/// The model that a request is for, what it needs of a replica, and how it may wait.
+/// The model that a request is for, its demand on a replica, and its waiting parameters.
 pub(super) struct Destination {
     pub(super) fleet: Arc<Fleet>,
     pub(super) request: PlacementRequest,
@@ -49,7 +49,7 @@ pub(super) async fn send_until_answered(
     dispatch.earn_retry();
     let mut attempts = 0;
     let mut broken = 0;
-    // When a replica first accepted no connection.
+    // The time when a replica first accepted no connection.
     let mut unreached: Option<Instant> = None;
     loop {
         let mut placement = dispatch.place(&fleet, request.clone(), queued).await?;
@@ -86,7 +86,8 @@ pub(super) async fn send_until_answered(
         }
         let is_retried = failure.permits_retry(outgoing.retry_safety)
             && match &failure {
-                // This does not count as an attempt. It is retried for as long as a request may wait for a replica.
+                // A failed connection does not count as an attempt. The request is retried for as long as a request may
+                // wait for a replica.
                 Failure::Connect => {
                     attempts -= 1;
                     let since = *unreached.get_or_insert_with(Instant::now);

@@ -1,4 +1,4 @@
-//! Whether a request is safe to retry after a replica may have received it:
+//! Determines whether a request is safe to retry after a replica may have received it. See
 //! `docs/decisions/0069-retries.md`.
 
 use http::Method;
@@ -43,7 +43,7 @@ impl RetrySafety {
             | "audio/speech"
             | "images/generations"
             | "responses/input_tokens" => Self::Computation,
-            // A response is stored unless the client disables that.
+            // Responses are stored unless the client disables it.
             "responses" if fields.store == Some(false) => Self::Computation,
             _ => Self::Unsafe,
         }

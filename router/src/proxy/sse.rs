@@ -1,8 +1,8 @@
-//! Passes on server-sent events, and adds an error event if the replica dies during a stream.
+//! Forwards server-sent events, and adds an error event if the replica dies during a stream.
 //!
-//! An incomplete event is held back, so that a client has received only whole events at any time and the last one can
-//! be an error. Only the usage in events is parsed, and it is removed if only the router requested it. Nothing else is
-//! changed.
+//! An incomplete event is held back, so that the client has received only whole events at any time, and an error event
+//! can follow. Only the usage in events is parsed, and it is removed if only the router requested it. Everything else
+//! is forwarded unchanged.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ use crate::error::ErrorObject;
 
 /// Size of a server-sent event that is held back until it is complete.
 ///
-/// Beyond it: the event is passed on in parts.
+/// Beyond it: the event is forwarded in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
 /// The prefix of the data in an event.
@@ -29,13 +29,13 @@ pub(super) struct Events {
     endpoint: Endpoint,
     /// The beginning of an event that is not complete.
     held: BytesMut,
-    /// The number of events that were passed on.
+    /// The number of forwarded events.
     pub(super) count: u64,
     /// The last usage that the replica reported.
     pub(super) usage: Option<Usage>,
-    /// Whether the usage is removed, because the client did not request it.
+    /// Whether to remove the usage, because the client did not request it.
     hides_usage: bool,
-    /// The last `sequence_number` that was passed on.
+    /// The last forwarded `sequence_number`.
     sequence_number: Option<u64>,
 }
 
@@ -51,14 +51,15 @@ impl Events {
         }
     }
 
-    /// A stream whose usage only the router requested.
+    /// Creates the state of a stream whose usage only the router requested.
     pub(super) fn hiding_usage(endpoint: Endpoint) -> Self {
         Self { hides_usage: true, ..Self::new(endpoint) }
     }
 
-    /// The whole events in `bytes` and the bytes that were held back before. It is empty if there is none.
+    /// Returns the whole events in the bytes that were held back followed by `bytes`. The result is empty if no event
+    /// is complete.
     pub(super) fn pass(&mut self, bytes: Bytes) -> Bytes {
-        // Most pieces are one whole event.
+        // Fast path: most pieces are exactly one whole event.
         let passed = if self.held.is_empty() && ends_event(&bytes) {
             bytes
         } else {
@@ -79,7 +80,7 @@ impl Events {
         if self.hides_usage { without_usage(passed) } else { passed }
     }
 
-    /// The number of events with tokens: all except those that begin and end an answer.
+    /// The number of events with tokens: all events except the first and last ones of an answer.
     pub(super) fn token_events(&self) -> u32 {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
@@ -125,7 +126,7 @@ struct ChatError<'a> {
     error: ErrorObject<'a>,
 }
 
-/// OpenAI's error event, with the additional error object for which its clients raise an exception.
+/// OpenAI's error event, with the additional error object that makes OpenAI's clients raise an exception.
 #[derive(Serialize)]
 struct ResponsesError<'a> {
     r#type: &'a str,
@@ -172,7 +173,8 @@ mod tests {
         }
     }
 
-    /// With random bytes, all bytes are passed on, each piece ends an event, and an error event can follow.
+    /// All bytes of random input are forwarded, each forwarded piece ends with a whole event, and an error event can
+    /// follow.
     #[test]
     fn random_bytes_are_passed_on_unchanged_and_an_error_event_can_follow() {
         let seed = 14;
@@ -211,7 +213,7 @@ mod tests {
         }
     }
 
-    /// However a stream is split, a client that did not request the usage receives the same stream as without it.
+    /// However a stream is split, a client that did not request the usage receives the stream without it.
     #[test]
     fn a_random_stream_without_its_usage_equals_the_stream_that_the_client_requested() {
         let seed = 68;

@@ -1,6 +1,6 @@
-//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object contains
-//! the number of the store that has it (`resp_` and 48 hexadecimal digits, of which the first 16 are the store), and
-//! replicas report the numbers of their stores. So routers store nothing, and any router finds any object.
+//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object (`resp_`
+//! and 48 hexadecimal digits) contains the number of its store in the first 16 digits, and replicas report the numbers
+//! of their stores. So routers keep no state about objects, and any router can find any object.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ pub(super) struct ObjectReference<'a> {
     code: &'static str,
 }
 
-/// The object that a request refers to in its path or its body. If there are several, it is the first: the same replica
-/// must have all of them.
+/// The object that a request refers to in its path or its body. If a request refers to several objects, this is the
+/// first: the same replica must have all of them.
 pub(super) fn referenced<'a>(path: &'a str, fields: &Fields<'a>) -> Option<ObjectReference<'a>> {
     let (_, rest) = path.strip_prefix('/')?.split_once('/')?;
     let (collection, rest) = rest.split_once('/').unwrap_or((rest, ""));
@@ -96,7 +96,7 @@ fn store_id(id: &str) -> Option<u64> {
     u64::from_str_radix(&digits[..STORE_DIGITS], 16).ok()
 }
 
-/// Finds the replica that stores an object, among those of the model if the request names one.
+/// Finds the replica that stores an object, among the replicas of the model if the request names one.
 ///
 /// # Errors
 /// No replica stores the object, or not every replica has reported its store in time.

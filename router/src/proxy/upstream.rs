@@ -1,8 +1,8 @@
 //! Connections to replicas: opens them, sends requests over them, and pools idle ones for later requests.
 //!
 //! A connection has no task of its own. hyper's client connection is polled by the task that waits for the answer, so
-//! that a token passes from one socket to the other without waking another task, and dropping the answer closes the
-//! connection immediately, which is how a replica notices that its client has left:
+//! that a token passes from one socket to the other without waking another task. Dropping the answer closes the
+//! connection immediately, which is how a replica notices that its client has left. See
 //! `docs/decisions/0068-hyper-client.md`.
 
 use std::collections::HashMap;
@@ -30,7 +30,8 @@ use super::request_body::RequestBody;
 ///
 /// Beyond it: further idle connections are closed.
 const IDLE_MAX: usize = 256;
-/// Age of an idle connection to a replica. A replica closes its side after 30 s, and a request must not meet that.
+/// Age of an idle connection to a replica. A replica closes its side after 30 s, and a request must not be sent at that
+/// moment.
 ///
 /// Beyond it: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
@@ -42,11 +43,11 @@ const JOINED_BYTES_MAX: usize = 16 * 1024;
 const PROBE_AFTER: Duration = Duration::from_secs(15);
 /// The interval between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of probes without a reply after which a connection is closed. Without probes an answer that takes minutes
-/// would wait for a machine that has failed.
+/// Number of probes without a reply after which a connection is closed. Without probes, the router would wait minutes
+/// for an answer from a machine that has failed.
 const PROBES_MAX: u32 = 3;
 
-/// Why a request got no answer.
+/// The reason why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
     /// The connection was closed before a byte of the request was written.
@@ -62,12 +63,12 @@ pub(crate) struct Link {
     sender: SendRequest<RequestBody>,
     /// `None` after the connection has ended.
     connection: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
-    /// The rest of the answer, or `None` after all of it was returned.
+    /// The rest of the answer, or `None` after the whole answer was returned.
     body: Option<Incoming>,
-    /// An error that is returned after the data that arrived before it.
+    /// An error that will be returned after the data that arrived before it.
     failure: Option<io::Error>,
-    /// Whether the connection was used before, so that a failure may only mean that the replica closed it while it was
-    /// idle.
+    /// Whether the connection was used before, so that a failure may only mean that the replica has closed the
+    /// connection while it was idle.
     pub(crate) is_reused: bool,
     /// Whether the connection is closed after one request.
     pub(crate) is_single_use: bool,
@@ -101,7 +102,7 @@ impl Link {
     /// The connection broke, or the answer is not valid HTTP/1.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a link whose `send` was dropped cannot be used again.
+    /// This method is not cancel safe: a link whose `send` was dropped cannot be used again.
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Parts, SendError> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let connection = &mut self.connection;
@@ -119,7 +120,7 @@ impl Link {
         }
         let (head, body) = response.into_parts();
         self.body = (!body.is_end_stream()).then_some(body);
-        // Drop hyper's extensions, such as the reason phrase.
+        // Do not forward hyper's extensions, such as the reason phrase.
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = head.headers;
@@ -127,7 +128,7 @@ impl Link {
         Ok(parts)
     }
 
-    /// The number of bytes of the rest of the body, if it is known.
+    /// The number of remaining bytes of the body, if it is known.
     pub(crate) fn body_bytes(&self) -> Option<u64> {
         self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
     }
@@ -176,7 +177,7 @@ impl Link {
             match Pin::new(body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => return Poll::Ready(Some(Ok(data))),
-                    // Trailers are not passed on.
+                    // Trailers are not forwarded.
                     _ => {}
                 },
                 Poll::Ready(Some(Err(error))) => {
@@ -196,13 +197,13 @@ impl Link {
     }
 
     /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has
-    /// neither closed the connection, as far as is known, nor sent unrequested data.
+    /// neither closed the connection, as far as is known, nor sent data that was not requested.
     fn is_idle(&self) -> bool {
         self.connection.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
 }
 
-/// Whether a replica rejected the router itself. Any other 401 is about the client's own key and is passed on.
+/// Whether a replica rejected the router itself. Any other 401 concerns the client's own key and is forwarded.
 pub(crate) fn rejects_router(answer: &Parts) -> bool {
     let mut schemes = answer.headers.get_all(header::WWW_AUTHENTICATE).iter();
     answer.status == StatusCode::UNAUTHORIZED && schemes.any(|scheme| scheme == SCHEME)
@@ -212,7 +213,7 @@ async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "timed out"))??;
-    // A request is written immediately and must not wait for an acknowledgement.
+    // Disable Nagle's algorithm: a request must not wait for the acknowledgement of earlier data.
     stream.set_nodelay(true)?;
     let probes = socket2::TcpKeepalive::new()
         .with_time(PROBE_AFTER)
@@ -230,7 +231,7 @@ fn drive(connection: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, c
         if let Err(error) = ended {
             tracing::trace!(%error, "a connection to a replica ended");
         }
-        // A request that hyper did not begin to write is returned when the connection is dropped.
+        // If hyper has not begun to write the request, it returns the request when the connection is dropped.
         *connection = None;
     }
 }
@@ -251,7 +252,7 @@ impl Pool {
         loop {
             let (mut link, since) = self.lock().get_mut(&address)?.pop()?;
             if since.elapsed() > IDLE_AGE_MAX {
-                // The other connections are older.
+                // If this connection is too old, so are the others.
                 self.lock().remove(&address);
                 return None;
             }
@@ -267,7 +268,7 @@ impl Pool {
         }
     }
 
-    /// Adds `link` to the pool, if it can be used for another request.
+    /// Adds `link` to the pool if it can be used for another request.
     pub(crate) fn put(&self, address: SocketAddr, mut link: Link) {
         if link.is_single_use {
             return;
@@ -287,7 +288,7 @@ impl Pool {
         }
     }
 
-    /// Closes the connections that are too old.
+    /// Closes connections that are too old.
     pub(crate) fn sweep(&self) {
         self.lock().retain(|_, idle| {
             idle.retain(|(_, since)| since.elapsed() <= IDLE_AGE_MAX);

@@ -1,5 +1,5 @@
-//! The token usage that an answer reports. Only members of the answer itself count. Its text and the parts of the
-//! request that it repeats are controlled by the client, whose quota depends on the numbers.
+//! Reads the token usage that an answer reports. Only members of the answer itself count: the client, whose quota
+//! depends on the numbers, controls the text of the answer and the parts of the request that it repeats.
 
 use std::sync::LazyLock;
 
@@ -23,7 +23,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// The number of all tokens.
+    /// The total number of tokens.
     pub(super) fn total(self) -> u32 {
         self.prompt.saturating_add(self.completion.unwrap_or(0))
     }
@@ -58,7 +58,7 @@ pub(super) fn usage(json: &[u8]) -> Option<Usage> {
     usage
 }
 
-/// The number at the beginning of `bytes`.
+/// Parses the number at the beginning of `bytes`.
 pub(super) fn number(bytes: &[u8]) -> Option<u64> {
     let bytes = bytes.trim_ascii_start();
     let end = bytes.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(bytes.len());

@@ -21,7 +21,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// A thread without connections to replicas.
+    /// Creates the state of a thread that has no connections to replicas yet.
     pub(crate) fn new(app: App) -> Self {
         Self {
             admin: Admin::new(app.clone()),

@@ -1,10 +1,10 @@
 //! The order in which the waiting requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng,
 //! 1996), with the tokens of the prompts as the cost.
 //!
-//! Each tenant with waiting requests has a virtual clock that advances by the tokens of its requests that are served. The
-//! tenant whose clock is behind is served next, so a tenant with a backlog does not delay the requests of another one.
-//! A tenant that has just begun to wait starts at the clock of the tenant that was served last: time in which it had no
-//! requests gives it no credit. The requests of one tenant have an order of their own, which the caller determines.
+//! Each tenant with waiting requests has a virtual clock that advances by the tokens of its requests that are served.
+//! The tenant with the earliest clock is served next, so a tenant with a backlog does not delay the requests of
+//! another. A tenant whose first request begins to wait starts at the clock of the tenant that was served last: a
+//! tenant earns no credit while it has no requests. The caller determines the order of the requests of one tenant.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -15,14 +15,14 @@ use super::ticket::Ticket;
 /// Number of tenants below which the clocks of tenants without waiting requests are not removed.
 const IDLE_CLOCKS_MAX: usize = 64;
 
-/// The position of a request among those of its tenant.
+/// The position of a request among the requests of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) rank: Instant,
     pub(super) ticket: Ticket,
 }
 
-/// When a tenant is served: by its clock, and with equal clocks by its first request.
+/// The position of a tenant in the order of service: by its clock, or by its first request if the clocks are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Turn {
     clock: u64,
@@ -83,7 +83,7 @@ impl FairOrder {
         });
     }
 
-    /// Removes a request. Its tenant is charged only for a request that was [served](Self::charge).
+    /// Removes a request. A tenant is charged only for requests that are [served](Self::charge).
     pub(super) fn remove(&mut self, tenant: u64, position: Position) {
         self.update(tenant, |queue| {
             let tokens = queue.requests.remove(&position).unwrap_or(0);
@@ -102,7 +102,7 @@ impl FairOrder {
         self.now = self.now.max(served_at);
     }
 
-    /// The waiting requests of a tenant, or `None` if it has had none for some time.
+    /// The waiting requests of a tenant, or `None` if the tenant has none and its clock was removed.
     pub(super) fn of_tenant(&self, tenant: u64) -> Option<&TenantQueue> {
         self.tenants.get(&tenant)
     }
@@ -124,7 +124,7 @@ impl FairOrder {
         upcoming
     }
 
-    /// Changes the queue of a tenant, and its turn with it.
+    /// Changes the queue of a tenant, and updates the tenant's turn.
     fn update(&mut self, tenant: u64, change: impl FnOnce(&mut TenantQueue)) {
         let queue = self.tenants.entry(tenant).or_default();
         if let Some(turn) = queue.turn(tenant) {
@@ -134,8 +134,8 @@ impl FairOrder {
         self.turns.extend(queue.turn(tenant));
     }
 
-    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead is needed: its
-    /// tenant might return.
+    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of the others
+    /// must be kept, because its tenant might return.
     fn remove_idle_clocks(&mut self) {
         if self.turns.is_empty() {
             *self = Self::default();

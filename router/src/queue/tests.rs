@@ -56,7 +56,7 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
 }
 
-/// The requests of this tenant, of 100 tokens each.
+/// Requests of this tenant, each with 100 tokens.
 fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
     QueuedRequest { tenant, ..request(Class::Standard, now) }
 }
@@ -92,7 +92,7 @@ fn a_tenant_leaves_a_part_of_the_queue_to_others() {
     assert!(queue.push(of_tenant(2, now), now).is_err(), "the queue is full");
 }
 
-/// Two tenants whose requests are always waiting are served the same number of tokens.
+/// Two tenants whose requests are always waiting get the same number of tokens served.
 #[test]
 fn tenants_get_equal_parts_at_random() {
     for seed in 0..50 {

@@ -21,7 +21,7 @@ fn ask(router: &Router, key: &str) -> Answer {
     router.request("POST", CHAT, &format!("authorization: Bearer {key}\r\n"), &chat("m", false))
 }
 
-/// As [`Router::start`], for a router that requires a key.
+/// Like [`Router::start`], for a router that requires a key.
 fn start(upstream: &Upstream, arguments: &[&str]) -> Router {
     let replica = upstream.argument();
     let all: Vec<&str> = [replica.as_str()].into_iter().chain(arguments.iter().copied()).collect();

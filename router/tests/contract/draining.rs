@@ -1,4 +1,4 @@
-//! Replicas that leave while they still answer: they stop reporting, but their requests are not aborted.
+//! Tests replicas that leave while they still answer: they stop reporting, but their requests are not aborted.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::harness::*;
 
-/// What a replica reports: a state, or nothing while it is `None`.
+/// The state that a replica reports. While it is `None`, the replica sends no reports.
 type StateSender = watch::Sender<Option<State>>;
 
 /// The gRPC service of a replica that reports every 20 ms.
@@ -81,7 +81,7 @@ fn report() -> (SocketAddr, StateSender) {
     (address, reported)
 }
 
-/// A replica that reports its load, and answers when the test releases it.
+/// A replica that reports its load, and answers when the test releases the answer.
 struct GatedReplica {
     upstream: Upstream,
     argument: String,
@@ -99,7 +99,7 @@ impl GatedReplica {
                 send(stream, STREAM);
                 send(stream, &event("begun"));
             }
-            // This waits until the test drops the other end.
+            // Wait until the test drops the other end of the channel.
             let _ = gate.lock().unwrap().recv();
             if is_stream {
                 send(stream, &event(name)) && send(stream, END)
@@ -121,7 +121,7 @@ impl GatedReplica {
 /// The way in which a replica leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// Discovery no longer lists the replica, which ends its reports.
+    /// Discovery no longer lists the replica, so the router stops receiving its reports.
     Removed,
     /// The replica reports that it drains, and then stops reporting.
     Draining,
@@ -152,7 +152,7 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) 
         std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", replicas.join(", "))).unwrap();
     };
     write(&[&leaving.argument, &frozen.argument]);
-    // Only the timeout for replicas that stop reporting can end a request.
+    // Only the hang timeout can end a request.
     let times =
         ["--hang-timeout=300ms", "--idle-timeout=1h", "--answer-timeout=1h", "--first-token-timeout=1h"];
     let arguments: Vec<&str> = ["--config", path.to_str().unwrap()].into_iter().chain(times).collect();
@@ -182,7 +182,8 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) 
             }
         }
         router.await_served(staying.address);
-        // The other replica stops reporting only now. When it counts as hung, the first one has been silent for longer.
+        // The other replica stops reporting only now. When that replica counts as hung, the first one has been silent
+        // for even longer.
         frozen.reported.send(None).unwrap();
         let stuck = stuck.join().unwrap();
         // Now the first replica answers.

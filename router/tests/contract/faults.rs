@@ -20,9 +20,9 @@ fn good() -> Upstream {
     })
 }
 
-/// Both replicas get the same number of requests, so that half of them reach the failing one.
+/// Both replicas get the same number of requests, so that half of them reach the failing replica.
 const IN_TURN: &str = "--policy=round-robin";
-/// Few enough requests that every retry is permitted.
+/// The number of requests, which is small enough that every retry is permitted.
 const REQUESTS: usize = 10;
 
 /// Checks that the healthy replica answers every request, and that the failing one was tried.
@@ -88,7 +88,7 @@ fn a_replica_that_does_not_begin_in_time_is_replaced() {
     let bad = || {
         Upstream::start("m", |_, stream| {
             use std::io::Read as _;
-            // This waits until the router gives up.
+            // Wait until the router closes the connection.
             let _ = stream.read(&mut [0; 1]);
             false
         })
@@ -181,7 +181,7 @@ fn dies_within() -> Upstream {
         send(stream, STREAM);
         send(stream, &event("{\"sequence_number\":1}"));
         send(stream, &event("{\"sequence_number\":2}"));
-        // This event is never completed.
+        // The rest of this event is never sent.
         send(stream, "5\r\ndata:\r\n");
         false
     })
@@ -199,7 +199,7 @@ fn a_stream_whose_replica_dies_ends_with_an_error_event() {
             assert!(metrics.contains(&line), "{line}{metrics}");
         }
     };
-    // The series exists from the start, because Prometheus sees no increase in a series that begins at 1.
+    // The series must exist from the start, because Prometheus sees no increase in a series that begins at 1.
     broken(0);
     for path in [CHAT, "/v1/completions"] {
         let answer = router.post(path, &chat("m", true));
@@ -248,7 +248,7 @@ fn an_answer_that_is_not_a_stream_of_events_is_cut_off() {
 #[test]
 fn while_no_replica_listens_requests_wait_for_one() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("1")));
-    // Nothing listens on this address yet.
+    // No process listens on this address yet.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = listener.local_addr().unwrap();
     drop(listener);

@@ -1,4 +1,5 @@
-//! Malformed requests and answers: the router does not panic, frees everything, and sends nothing twice.
+//! Sends malformed requests and answers. The router must not panic, must free all resources, and must not send any
+//! request twice.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -95,7 +96,7 @@ fn each_request_reaches_at_most_one_replica_and_is_answered() {
         request.extend_from_slice(format!("content-length: {length}\r\n\r\n").as_bytes());
         request.extend_from_slice(&body);
         let mut stream = router.connect();
-        // The router may have closed the connection before everything was sent.
+        // The router may have closed the connection before the whole request was sent.
         let _ = stream.write_all(&request);
         let answer = Answer::read(&mut stream);
         answered += usize::from(answer.status == 200);
@@ -104,7 +105,7 @@ fn each_request_reaches_at_most_one_replica_and_is_answered() {
     }
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for request in upstreams.iter().flat_map(Upstream::seen) {
-        // A request whose `Connection` header lists the number has none.
+        // The router removes the number if the random `Connection` header lists it.
         if let Some(number) = request.header("x-number") {
             *times.entry(number.to_owned()).or_default() += 1;
         }
@@ -114,7 +115,7 @@ fn each_request_reaches_at_most_one_replica_and_is_answered() {
     assert!(times.values().all(|&count| count == 1), "{times:?}");
     assert!(times.len() > REQUESTS / 10 && answered > REQUESTS / 10, "{} of {answered}", times.len());
     idle(&router);
-    // The router still works.
+    // The router can still serve requests.
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
 }
 
@@ -142,7 +143,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
             send(stream, &format!("{:x}\r\n{piece}\r\n", piece.len()));
         }
         match rng.random_range(0..4) {
-            // The end of the stream, a truncated event, or random bytes.
+            // A stream may end properly, with a truncated event, or with random bytes.
             0 | 1 => send(stream, END),
             2 => false,
             _ => send_and_close(stream, "zz\r\n"),
@@ -153,7 +154,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
     for _ in 0..REQUESTS / 2 {
         let answer = router.post(CHAT, &chat("m", true));
         if answer.status != 200 {
-            // No attempt returned a byte.
+            // In this case, no attempt has returned a byte.
             assert!(answer.body.contains("replicas_failed"), "{answer:?}");
             continue;
         }

@@ -1,4 +1,4 @@
-//! A router process, replicas that are closures, and a client that knows only the framing of HTTP.
+//! A router process, replicas that are implemented by closures, and a client that understands only the framing of HTTP.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -32,8 +32,8 @@ pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// A replica whose requests are answered by a closure. It answers `/v3/models` itself, so that the router knows its
-/// model.
+/// A replica whose requests are answered by a closure. The replica answers `/v3/models` without the closure, so that
+/// the router knows its model.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
@@ -41,8 +41,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts a replica. The closure gets the connection: it may answer, answer partly, or not at all. It returns
-    /// whether the connection stays open.
+    /// Starts a replica. The closure gets the connection: it may answer completely, partly, or not at all. It returns
+    /// whether the connection remains open.
     pub(crate) fn start(
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,
@@ -50,7 +50,7 @@ impl Upstream {
         Self::on(TcpListener::bind("127.0.0.1:0").unwrap(), model, answer)
     }
 
-    /// As [`Upstream::start`], with a given listener.
+    /// Like [`Upstream::start`], with a given listener.
     pub(crate) fn on(
         listener: TcpListener,
         model: &str,
@@ -59,7 +59,7 @@ impl Upstream {
         Self::with_store(listener, model, 0, answer)
     }
 
-    /// As [`Upstream::on`], with the number of a store.
+    /// Like [`Upstream::on`], for a replica that has a store with this number.
     pub(crate) fn with_store(
         listener: TcpListener,
         model: &str,
@@ -94,7 +94,7 @@ impl Upstream {
         });
     }
 
-    /// The argument of the router for this replica.
+    /// The argument with which the router is told about this replica.
     pub(crate) fn argument(&self) -> String {
         format!("--replica={}", self.address)
     }
@@ -105,7 +105,7 @@ impl Upstream {
     }
 }
 
-/// Who closed a connection of a replica.
+/// The side that closed a connection between the router and a replica.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Closer {
     /// The router closed the connection.
@@ -186,7 +186,7 @@ pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
 
 /// Sends `text` and closes the connection, as the result of a closure.
 pub(crate) fn send_and_close(stream: &mut TcpStream, text: &str) -> bool {
-    // It makes no difference if the other side has closed the connection already.
+    // The other side may have closed the connection already.
     let _ = stream.write_all(text.as_bytes());
     false
 }
@@ -276,7 +276,7 @@ impl Router {
         stream
     }
 
-    /// Sends a request and reads its answer, over a connection of its own.
+    /// Sends a request over a new connection, and reads its answer.
     pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = self.connect();
         stream.write_all(raw(method, path, headers, body).as_bytes()).unwrap();
@@ -305,7 +305,7 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let log = self.log();
@@ -383,7 +383,7 @@ fn unchunked(mut rest: &str) -> (String, bool) {
     }
 }
 
-/// Reads until `wanted` has arrived.
+/// Reads until the text `wanted` has arrived.
 pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];

@@ -1,4 +1,4 @@
-//! Clients that occupy connections, memory and answers: other clients and probes are served anyway.
+//! Clients that occupy connections, memory and answers do not prevent the router from serving other clients and probes.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -61,7 +61,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
 fn a_connection_without_a_complete_request_is_closed() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--read-timeout=200ms"]);
-    // The third prefix may still become HTTP/2, and the fourth is HTTP/2.
+    // The third prefix may still become the HTTP/2 preface, and the fourth is the complete preface.
     for beginning in ["", "G", "PRI * HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = router.connect();
         stream.write_all(beginning.as_bytes()).unwrap();
@@ -97,7 +97,7 @@ fn probes_and_metrics_have_their_own_port() {
     for path in [CHAT, "/v3/models", "/debug/replicas", "/console"] {
         assert_eq!(get(&admin, path).status, 404, "{path}");
     }
-    // While the router finishes active requests, it is alive and not ready.
+    // While the router finishes active requests, it is alive but not ready.
     router.signal("TERM");
     router.await_log("waiting for active requests");
     assert_eq!(get(&admin, "/v2/health/live").status, 200);
@@ -133,11 +133,11 @@ fn an_answer_that_is_not_read_is_given_up_over_http2_as_well() {
         let (router, upstream) = (&router, &upstream);
         assert_eq!(upstream.seen().len(), 1);
         let mut body = answer.into_body();
-        // The connection answers pings in the meantime, and its windows stay closed.
+        // In the meantime, the client answers pings, but its flow-control windows remain closed.
         while metric(&router.get("/metrics").body, "ovfleet_router_requests_in_work") > 0.0 {
             tokio::task::yield_now().await;
         }
-        // The data that was sent before arrives; then the stream ends with an error.
+        // Data that was sent earlier arrives first; then the stream ends with an error.
         while let Some(frame) = body.frame().await {
             if frame.is_err() {
                 return;

@@ -1,4 +1,4 @@
-//! The start and the end of the process.
+//! Tests how the process starts and stops.
 
 use std::io::Write as _;
 use std::process::Output;

@@ -1,5 +1,5 @@
-//! The behavior of the router as clients and replicas see it: the real process between raw connections, so that the
-//! tests control every byte and every end of a connection.
+//! Tests the behavior of the router that clients and replicas see. The tests run the real process between raw
+//! connections, so that they control every byte and when a connection is closed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Requests and answers are passed on unchanged.
+//! Tests that requests and answers are forwarded unchanged.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -45,7 +45,7 @@ fn events_come_one_by_one_as_they_are_sent() {
     let mut stream = router.connect();
     stream.write_all(raw("POST", CHAT, "", &chat("m", true)).as_bytes()).unwrap();
     for number in 0..5 {
-        // The next event is not sent before this one has arrived.
+        // Send the next event only after the client has received this one.
         let read = read_until(&mut stream, &format!("data: {number}\n\n"));
         assert!(!read.contains(&format!("data: {}\n\n", number + 1)));
         go.send(()).unwrap();
@@ -214,7 +214,7 @@ fn other_paths_of_the_api_and_bodies_that_are_no_json_pass_too() {
     assert_eq!(upstream.seen()[0].body, binary.as_bytes());
     assert_eq!(router.request("DELETE", "/v1/models/m", "", "").status, 404);
     assert_eq!(upstream.seen().len(), 2);
-    // The paths of vLLM have no prefix.
+    // vLLM serves these paths without a prefix.
     for path in ["/v3/tokenize", "/tokenize", "/detokenize"] {
         assert_eq!(router.request("POST", path, "", "{\"model\":\"m\"}").body, "{\"mine\":1}", "{path}");
     }

@@ -1,4 +1,4 @@
-//! The headers that the proxy adds: the address of the client, the path of the request, and the request ID.
+//! Tests the headers that the proxy adds: the address of the client, the path of the request, and the request ID.
 
 use crate::harness::*;
 
@@ -32,7 +32,7 @@ fn a_request_id_is_chosen_or_generated_and_is_the_same_everywhere() {
     made.sort();
     made.dedup();
     assert_eq!(made.len(), 4, "each is another");
-    // Rejected requests have one too.
+    // Answers to rejected requests have a request ID too.
     let refused = router.request("POST", CHAT, "x-request-id: mine-2\r\n", "nonsense");
     assert_eq!((refused.status, refused.header("x-request-id")), (400, Some("mine-2")));
 }

@@ -1,5 +1,5 @@
-//! Token quotas on streams: the usage of a stream is charged, whether or not its client requested the usage, and
-//! however the stream ends.
+//! Token quotas: the usage of a stream is charged whether or not its client requested the usage, and however the stream
+//! ends.
 
 use std::io::Write as _;
 use std::net::Shutdown;
@@ -7,11 +7,11 @@ use std::net::Shutdown;
 use crate::access::file;
 use crate::harness::*;
 
-/// The tokens of each prompt, as the replica counts them. The estimate of the router is about a tenth.
+/// The tokens of each prompt, as the replica counts them. The router estimates about a tenth of that.
 const PROMPT_TOKENS: u32 = 300;
 
-/// A stream as vLLM and this server send it: with `include_usage` each chunk has the member `usage`, which only an
-/// additional last chunk sets.
+/// A stream like those of vLLM and ovfleet's server: with `include_usage`, each chunk has the member `usage`, which is
+/// `null` except in an additional last chunk.
 fn streaming(events: usize) -> Upstream {
     Upstream::start("m", move |request, stream| {
         let body = String::from_utf8_lossy(&request.body).into_owned();
@@ -63,7 +63,7 @@ fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usag
     for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
         let answer = ask(&router, more);
         if answer.status == 429 {
-            // Each stream was charged about 300 tokens of 600.
+            // Each stream was charged about 300 of the 600 permitted tokens.
             assert!(upstream.seen().len() == 2, "{answer:?}");
             return;
         }

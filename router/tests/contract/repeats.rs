@@ -1,5 +1,5 @@
-//! Retries: reads are always retried, computations until the client has received a byte, and requests that may have
-//! stored something only if no replica can have received them.
+//! Tests retries: reads are always retried, computations are retried until the client has received a byte, and requests
+//! that may have stored something only if no replica can have received them.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ fn a_query_of_death_meets_two_replicas_and_no_more() {
     let all: Vec<&Upstream> = upstreams.iter().collect();
     let router =
         Router::start(&all, &["--policy=round-robin", "--attempts=16", "--retry-budget-percent=100"]);
-    // Each replica has a connection that was used before.
+    // Give each replica a connection that was used before.
     for _ in 0..upstreams.len() {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
     }
@@ -41,7 +41,7 @@ fn a_query_of_death_meets_two_replicas_and_no_more() {
     assert_eq!((answer.status, answer.header("x-should-retry")), (502, None), "{answer:?}");
 }
 
-/// A replica with store 1 that receives the first request that it must drop, and closes the connection.
+/// A replica with store 1 that closes the connection when it receives the first request that it must drop.
 fn dropping_once() -> Upstream {
     let dropped = AtomicUsize::new(0);
     Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, move |request, stream| {
@@ -96,7 +96,7 @@ fn a_stored_write_runs_once_and_a_read_is_repeated() {
 
 #[test]
 fn a_stored_write_does_not_fail_because_the_replica_closes_idle_connections() {
-    // Each connection serves one request and is closed after the answer.
+    // Each connection serves one request, and the replica closes it after the answer.
     let replica = Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, |_, stream| {
         send(stream, &whole("{}"));
         false

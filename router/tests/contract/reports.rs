@@ -1,4 +1,4 @@
-//! Malformed load reports, down to the bytes, do not affect answers.
+//! Malformed load reports, including invalid bytes, do not affect answers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,20 +27,20 @@ use crate::harness::*;
 const SEED: u64 = 21;
 /// Number of replicas with malformed reports.
 const BABBLING: usize = 6;
-/// Number of reports that these replicas must have sent at the end.
+/// Number of reports that these replicas must have sent before the test ends.
 const STREAMS: usize = 3 * BABBLING;
 const REPORTS: usize = 1000;
-/// The smallest number of requests in the meantime.
+/// The smallest number of requests that the test sends in the meantime.
 const REQUESTS: usize = 300;
 
-/// The numbers of reports that were sent.
+/// Counts the reports that were sent.
 #[derive(Debug, Default)]
 struct SentReports {
     streams: AtomicUsize,
     reports: AtomicUsize,
 }
 
-/// A random number that is small, large or arbitrary.
+/// Returns a random number that is small, large or arbitrary.
 fn figure(rng: &mut StdRng) -> u32 {
     match rng.random_range(0..4) {
         0 => 0,
@@ -114,7 +114,7 @@ fn framed(rng: &mut StdRng, report: &Load) -> Bytes {
 
 type Reports = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-/// Answers a call with random reports until they end, properly or not.
+/// Answers a call with random reports, and ends the stream properly or with an error.
 async fn answer(
     request: Request<Incoming>,
     seed: u64,
@@ -141,7 +141,7 @@ async fn answer(
     Ok(response.body(StreamBody::new(Box::pin(reports) as _)).unwrap())
 }
 
-/// Serves random reports in a thread of its own until the process ends.
+/// Serves random reports in a separate thread until the process exits.
 fn babble(seed: u64, sent: &Arc<SentReports>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -172,7 +172,7 @@ fn each_request_is_answered_by_one_replica_whatever_replicas_report() {
     println!("seed {SEED}");
     let sent = Arc::new(SentReports::default());
     let answering = || Upstream::start("m", |_, stream| send(stream, &whole("{}")));
-    // One replica does not report, so that a replica is always available.
+    // One replica does not report its load, so that at least one replica is always available.
     let silent = answering();
     let babbling: Vec<Upstream> = (0..BABBLING).map(|_| answering()).collect();
     let replicas = babbling.iter().enumerate().map(|(number, upstream)| {

@@ -18,7 +18,7 @@ fn requests_go_to_the_model_that_they_name() {
     for model in ["a", "org/b", "a"] {
         assert_eq!(router.post(CHAT, &chat(model, false)).body, format!("\"{model}\""));
     }
-    // JSON permits escape sequences.
+    // JSON permits escape sequences in names and strings.
     assert_eq!(router.post(CHAT, r#"{"model":"org\/\u0062"}"#).body, "\"org/b\"");
     let unknown = router.post(CHAT, &chat("c", false));
     assert_eq!(unknown.status, 404);
@@ -48,7 +48,7 @@ fn the_models_are_those_of_all_replicas() {
 
 #[test]
 fn the_least_length_that_replicas_of_a_model_take_is_passed_on() {
-    // The rest of the list comes from the replica.
+    // The replica provides the rest of the list.
     let replica = |more: &str| Upstream::start(&format!("m\",{more},\"object\":\"model"), |_, _| false);
     let (long, short, silent) =
         (replica("\"max_model_len\":4096"), replica("\"max_model_len\":2048"), replica("\"x\":1"));

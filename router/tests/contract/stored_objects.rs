@@ -1,4 +1,5 @@
-//! Stored objects: a request that refers to one goes to the replica that stores it, by the ID alone.
+//! Stored objects: a request that refers to one goes to the replica that stores it, which the router determines from
+//! the ID alone.
 
 use std::net::TcpListener;
 
@@ -17,7 +18,7 @@ fn name(prefix: &str, store_id: u64) -> String {
     format!("{prefix}_{store_id:016x}{:032x}", 0x100)
 }
 
-/// As many routers as replicas. No router has seen an answer of another one.
+/// Each router has seen only the answers that it forwarded itself.
 fn routers(replicas: &[&Upstream]) -> Vec<Router> {
     replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
 }
@@ -48,7 +49,7 @@ fn a_reference_to_a_stored_object_reaches_its_replica_through_any_router() {
             let replica = if number == 1 { &one } else { &two };
             assert_eq!(answer.header("x-ovfleet-replica"), Some(replica.address.to_string().as_str()));
         }
-        // A request without a reference goes to any replica, in turn here.
+        // A request without a reference can go to any replica. With this policy, the replicas take turns.
         let mut answers: Vec<String> =
             (0..2).map(|_| router.post(PATH, r#"{"model":"m","input":"x"}"#).body).collect();
         answers.sort();

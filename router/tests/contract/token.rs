@@ -1,4 +1,4 @@
-//! The replica token: the router sends it with everything to replicas, and clients cannot send one.
+//! The replica token: the router sends the token with every request and call to a replica, and clients cannot send one.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,16 +27,16 @@ fn token_file(text: &str) -> (tempfile::TempDir, String) {
     (folder, flag)
 }
 
-/// A request that a replica received.
+/// A request as the replica received it.
 #[derive(Clone)]
 struct SeenRequest {
-    /// The method and the path.
+    /// The method and the path of the request.
     line: String,
     /// The token in the header.
     token: Option<String>,
 }
 
-/// A replica that serves the model `m` to clients with one of its tokens, as the server does.
+/// A replica that serves the model `m` only to clients that send one of its tokens, like the server.
 #[derive(Clone)]
 struct GuardedReplica {
     address: SocketAddr,
@@ -100,7 +100,7 @@ impl GuardedReplica {
         tonic::transport::Server::builder().add_service(service).serve_with_incoming(listener).await.unwrap();
     }
 
-    /// The argument of the router for this replica, with or without the port of its load reports.
+    /// The argument with which the router is told about this replica, with or without the port of its load reports.
     fn argument(&self, reports: bool) -> String {
         let grpc = if reports { format!("/{}", self.grpc.port()) } else { String::new() };
         format!("--replica={}{grpc}", self.address)
@@ -151,7 +151,7 @@ fn the_token_is_sent_with_every_request_and_replaces_that_of_a_client() {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log("ready");
         router.await_served(replica.address);
-        // The list of models is requested in addition to the reports.
+        // The router requests the list of models in addition to the reports.
         await_condition("the list of models to be requested", || {
             replica.seen.lock().unwrap().iter().any(|request| request.line == "GET /v3/models").then_some(())
         });
@@ -197,7 +197,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     let write = |text: &str| std::fs::write(folder.path().join("token"), text).unwrap();
     let accept = |text: &str| *replica.tokens.lock().unwrap() = ReplicaTokens::parse(text).unwrap();
     let both = format!("{NEW}\n{OLD}\n");
-    // The processes can read the files in any order.
+    // The router and the replica can reload their files in any order.
     accept(&both);
     ask();
     write(&both);
@@ -210,9 +210,9 @@ fn a_token_is_replaced_without_losing_a_request() {
         ask();
         (replica.seen.lock().unwrap().last().unwrap().token.as_deref() == Some(NEW)).then_some(())
     });
-    // A malformed file changes nothing.
+    // A malformed file does not change the token.
     write("too short\n");
-    router.await_log("the previous one stays in effect");
+    router.await_log("the previous one remains in effect");
     ask();
 }
 

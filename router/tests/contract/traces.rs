@@ -1,4 +1,4 @@
-//! Traces that a client has started continue through the router, and spans are sent if that is configured.
+//! Traces that a client has started continue through the router, which sends spans if it is configured to do so.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ fn upstream() -> Upstream {
     Upstream::start("m", |_, stream| send(stream, &whole("{}")))
 }
 
-/// Receives spans as a collector does, and stores the bytes.
+/// Receives spans like a collector, and stores their bytes.
 fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
     let taken = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&taken);

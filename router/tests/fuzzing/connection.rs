@@ -1,5 +1,5 @@
-//! Sends arbitrary bytes on a client's connection: the router answers or closes it, frees everything, and serves other
-//! clients. `server/fuzz` feeds `check` for hours, `main.rs` for seconds.
+//! Sends arbitrary bytes on a client's connection. The router must answer or close the connection, free all its
+//! resources, and continue to serve other clients. `server/fuzz` runs `check` for hours, and `main.rs` for seconds.
 
 use std::cell::OnceCell;
 use std::mem::ManuallyDrop;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The longest time to wait for any condition.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Bytes between client and router that neither has read.
+/// Size of the buffer between client and router in each direction, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Number of turns of the runtime without an answer after which the client closes its side.
 const SILENCE: usize = 100;
@@ -37,18 +37,19 @@ struct FuzzTarget {
     runtime: Runtime,
     app: App,
     server: Arc<ConnectionServer>,
-    /// The tasks of the replica, and those that discover it and receive its reports.
+    /// The tasks of the replica, and the tasks that discover it and receive its reports.
     _tasks: JoinSet<()>,
     /// Keeps the replica known until it is dropped.
     _found: watch::Sender<Vec<DiscoveredReplica>>,
 }
 
 thread_local! {
-    /// This is never dropped, because thread-local state of the router may be destroyed before it when the thread ends.
+    /// The target is never dropped, because thread-local state of the router may be destroyed before it when the thread
+    /// ends.
     static TARGET: OnceCell<ManuallyDrop<FuzzTarget>> = const { OnceCell::new() };
 }
 
-/// Runs one input. It panics if the router breaks a promise.
+/// Runs one input. Panics if the router violates one of the guarantees above.
 pub(crate) fn check(input: &[u8]) {
     TARGET.with(|target| target.get_or_init(|| ManuallyDrop::new(FuzzTarget::new())).check(input));
 }
@@ -103,8 +104,8 @@ impl FuzzTarget {
         done.expect("the router answers or closes");
     }
 
-    /// Sends `input` over a new connection, and closes it after some turns without an answer. Returns the bytes that
-    /// came back until the router closed it.
+    /// Sends `input` over a new connection, and closes this side after some turns of the runtime without an answer.
+    /// Returns the bytes that the router sent before it closed the connection.
     async fn exchange(&self, input: &[u8], silence_max: usize) -> Vec<u8> {
         let (client, connection) = tokio::io::duplex(BUFFER_BYTES);
         let mut served = JoinSet::new();
@@ -112,7 +113,7 @@ impl FuzzTarget {
         let answer = talk(client, input, silence_max).await;
         served.join_next().await.expect("one is served").expect("the router does not panic");
         assert_sound(&answer, input);
-        // The resources of an aborted request are freed by the tasks that notice the abort.
+        // The resources of an aborted request are freed only when its tasks notice the abort.
         let end = Instant::now() + LIMIT;
         while let Some(held) = self.held() {
             assert!(Instant::now() < end, "the connection is closed, and the router still holds {held}");
@@ -136,10 +137,10 @@ impl FuzzTarget {
     }
 }
 
-/// Sends `input`, reads until nothing has arrived for some turns of the runtime, closes this side, and reads to the
+/// Sends `input`, reads until no data has arrived for some turns of the runtime, closes this side, and reads to the
 /// end.
 async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec<u8> {
-    // The buffer has room for the whole input. The router may have closed its side before.
+    // The buffer has room for the whole input. Writing fails if the router has already closed its side.
     let _ = client.write_all(input).await;
     let (mut answer, mut silence) = (Vec::new(), 0);
     while silence < silence_max {
@@ -157,7 +158,7 @@ async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec
     answer
 }
 
-/// Checks that the answer is HTTP, and not an internal error of the router.
+/// Checks that the answer is valid HTTP and not an internal error of the router.
 fn assert_sound(answer: &[u8], input: &[u8]) {
     // The preface alone selects HTTP/2.
     if answer.is_empty() || input.starts_with(b"PRI * HTTP/2.0") {

@@ -1,5 +1,5 @@
-//! Concurrency tests of the ledger: loom runs them through every interleaving. The source of the ledger is compiled a
-//! second time here, with the lock of loom.
+//! Concurrency tests of the ledger, which loom runs with every interleaving of threads. This module compiles the source
+//! of the ledger a second time, with loom's lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -27,7 +27,7 @@ struct World {
     last: Option<(u64, u64)>,
 }
 
-/// What the router has learned about a booking.
+/// The router's information about a booking.
 #[derive(Clone, Copy, Default)]
 struct ReplicaKnowledge {
     reported: bool,
@@ -46,7 +46,7 @@ impl World {
             5..8 if !self.in_transit.is_empty() => {
                 let at = self.below(self.in_transit.len());
                 let number = self.in_transit.swap_remove(at);
-                // One in eight requests never arrives. Its booking ends at some time, like the others.
+                // One in eight requests never arrives. Its booking ends eventually, like the others.
                 if self.below(8) > 0 {
                     self.arrived.insert(number);
                 }
@@ -62,7 +62,8 @@ impl World {
                 self.bookings.remove(&number);
             }
             15 if self.below(40) == 0 => {
-                // The process is replaced. Requests on their way may still reach the new process.
+                // Another process takes the place of the replica. Requests on their way may still reach the new
+                // process.
                 self.epoch += 1;
                 self.reports = 0;
                 self.arrived.clear();

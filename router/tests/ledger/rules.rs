@@ -1,4 +1,4 @@
-//! Single rules of the ledger.
+//! Tests individual rules of the ledger.
 
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,7 @@ fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
 fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let [first, second, later] = [(); 3].map(|()| ledger.book(COST, now));
-    // This is slightly less than the estimate of the two requests.
+    // The report has slightly fewer tokens than the estimate of the two requests.
     let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
     ledger.observe(&report, now);
     let ahead = || {
@@ -92,7 +92,7 @@ fn a_new_process_starts_without_the_state_of_the_previous_one() {
     let _on_its_way = ledger.book(COST, now);
     ledger.observe(&load(1, 90, &[(1, 1)]), now);
     assert_eq!(ledger.observe(&load(2, 1, &[]), now), ReportOutcome::NewEpoch);
-    // The first request died with the process. The second one may reach the new process.
+    // The first request was lost with the old process. The second may still reach the new one.
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported), (2, 1));
     assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), ReportOutcome::Accepted);

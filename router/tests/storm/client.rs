@@ -1,4 +1,5 @@
-//! A client that checks that each answer is its own, and that it is complete or ends with an error event.
+//! A client that checks that each answer belongs to its request, and that the answer is complete or ends with an error
+//! event.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 
 use crate::replica::EVENTS;
 
-/// How an answer ended.
+/// The way in which an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
     Whole,

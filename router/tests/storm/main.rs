@@ -1,6 +1,6 @@
-//! Ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams, stop
-//! reporting, reject requests and are replaced, at random. Whatever they do, a request without a first byte is
-//! answered, the other requests end properly, and no booking remains at the end.
+//! Sends ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams,
+//! stop reporting, reject requests and are replaced at random. Whatever the replicas do, each request that fails before
+//! its first byte is answered by another replica, the other requests end properly, and no booking remains at the end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ const SEED: u64 = 16;
 const REPLICAS: usize = 16;
 const REQUESTS: usize = 10_000;
 const CLIENTS: usize = 48;
-/// Number of simultaneous faults, so that a replica is always available.
+/// Number of simultaneous faults, which is low enough that a replica is always available.
 const FAULTY_MAX: usize = 6;
 /// Number of requests after which the faults change.
 const REQUESTS_PER_FAULT: usize = 60;
@@ -36,7 +36,7 @@ struct Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -120,7 +120,8 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
             },
             () = tokio::time::sleep(Duration::from_millis(5)) => {}
         }
-        // The faults change by requests and not by time, so that a slow machine has as many of them.
+        // The faults change after a number of requests instead of a time, so that a slow machine gets the same number
+        // of faults.
         if tally.begun.load(Ordering::Relaxed) < next {
             continue;
         }

@@ -1,4 +1,4 @@
-//! A simulated replica that streams and reports as a real one does, and fails on demand.
+//! A simulated replica that streams answers and reports its load as a real one does, and fails on demand.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -40,11 +40,11 @@ pub(crate) enum Fault {
     Reset,
     /// The replica stops reporting but answers requests.
     Stale,
-    /// The replica answers 503 and reports that it drains.
+    /// The replica answers 503 and reports that it is draining.
     Drain,
     /// The replica answers 500.
     Broken,
-    /// Another process takes the place of the replica, without its state.
+    /// Another process, without the state of the replica, takes its place.
     Replaced,
 }
 
@@ -168,7 +168,7 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
         _ => tokio::time::sleep(Duration::from_millis(1)).await,
     }
     replica.answered.fetch_add(1, Ordering::Relaxed);
-    // The answer repeats the text of the client, so that the client recognizes its own answer.
+    // The answer repeats the text of the request, so that the client recognizes its own answer.
     let text = String::from_utf8(body.to_vec()).unwrap();
     let id = text.split("\"user\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     if !text.contains("\"stream\":true") {

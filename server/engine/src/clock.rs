@@ -1,10 +1,10 @@
-//! The clock that the engine reads and that a simulated model advances.
+//! The clock of the engine, which is either real or advanced by a simulated model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A clock that shows the time since its creation. Clones show the same time.
+/// A clock that measures the time since its creation. Clones show the same time.
 #[derive(Clone, Debug)]
 pub struct Clock(ClockKind);
 
@@ -33,7 +33,8 @@ impl Clock {
         }
     }
 
-    /// Advances by `duration`: immediately on a simulated clock, by sleeping on a real one.
+    /// Advances the clock by `duration`. A simulated clock advances immediately, and with a real clock, the thread
+    /// sleeps.
     pub fn spend(&self, duration: Duration) {
         match &self.0 {
             ClockKind::Real(_) => std::thread::sleep(duration),

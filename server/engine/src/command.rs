@@ -15,7 +15,7 @@ use crate::search::BeamSearch;
 use crate::sleep::{SleepError, SleepLevel};
 use crate::stream::Aborts;
 
-/// Number of commands that can be in the channel besides submissions: one each to drain, to stop, to change the sleep level
+/// Maximum number of commands in the channel besides submissions: one each to drain, to stop, to change the sleep level
 /// and to wake the thread.
 pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
 
@@ -23,13 +23,13 @@ pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
 pub(crate) enum Command {
     /// Start a request.
     Submit(Box<Submission>),
-    /// Finish the accepted requests, then end.
+    /// Finish the accepted requests, then end the thread.
     Drain,
     /// Sleep or wake, if the engine is idle.
     Sleep(SleepCommand),
-    /// End after the current step.
+    /// End the thread after the current step.
     Stop,
-    /// Check the results of other threads: blocks that were read, and guides that are ready.
+    /// Check the results of other threads: blocks that have been read, and guides that are ready.
     Wake,
 }
 

@@ -1,4 +1,4 @@
-//! The loop of the engine's thread: commands, then schedule, run, sample, commit and publish.
+//! The loop of the engine's thread: process commands, schedule, run, sample, commit and publish.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ mod outputs;
 
 /// The state of the engine's thread.
 pub(crate) struct Core {
-    /// Declared before the runner, so that streams end even if it takes long to drop the runner.
+    /// Declared before the runner, so that streams end even if dropping the runner takes long.
     requests: Requests,
     commands: mpsc::Receiver<Command>,
     waker: Waker,
@@ -39,19 +39,19 @@ pub(crate) struct Core {
     speculator: Speculator,
     observer: Observer,
     state: EngineState,
-    /// What the engine has released, if it is asleep.
+    /// The sleep level of the engine, if it is asleep.
     sleep_level: Option<SleepLevel>,
     prefill_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
-    /// Whether nothing can be computed until blocks are restored or guides are ready.
+    /// Whether the engine cannot compute a step until blocks are restored or guides are ready.
     is_stalled: bool,
-    // Reused from step to step for their memory.
+    // These buffers are reused in every step.
     batch: Batch,
     outputs: StepOutputs,
     sampled: Vec<SampledToken>,
     events: Vec<Event>,
-    /// The sequences that end in this step although the scheduler does not know it.
+    /// The sequences that end in this step for a reason that the scheduler does not know.
     ended: Vec<SequenceId>,
     report: StepReport,
 }
@@ -106,7 +106,7 @@ impl Core {
     /// Serves requests until the engine is stopped or has drained.
     ///
     /// # Errors
-    /// The error of the runner if it cannot be used any more.
+    /// The error of the runner if it can no longer be used.
     pub(crate) fn run(&mut self, shared: &SharedState) -> Result<(), RunError> {
         self.state = EngineState::Serving;
         while self.process_commands(shared)? {
@@ -137,7 +137,7 @@ impl Core {
                 match self.commands.try_recv() {
                     Ok(command) => command,
                     Err(_) => {
-                        // The cached blocks are stored for the next process.
+                        // Store the cached blocks for the next process.
                         self.clear_cache();
                         return Ok(false);
                     }
@@ -206,7 +206,7 @@ impl Core {
         Ok(())
     }
 
-    /// Handles an empty batch: the scheduler is idle, or waits for restored blocks or for guides.
+    /// Handles an empty batch: the scheduler is idle, or it waits for restored blocks or guides.
     fn stall(&mut self) {
         let waits = self.scheduler.is_restoring() || self.scheduler.has_suspended();
         assert!(waits || self.scheduler.is_idle(), "invariant: a scheduler that waits for nothing schedules");
@@ -222,7 +222,8 @@ impl Core {
         if self.requests.suspended.is_empty() {
             return;
         }
-        // A thread with a pending guide wakes the engine, which tries again. Otherwise nothing would.
+        // A thread with a pending guide wakes the engine, which then tries again. Without such a thread, no event would
+        // wake the engine.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
         let Self { requests, sampler, speculator, outputs, .. } = self;
         outputs.clear();
@@ -268,7 +269,7 @@ impl Core {
         self.deliver();
     }
 
-    /// Fails the requests that could not be sampled.
+    /// Fails the requests for which no token could be sampled.
     fn fail_unsampled(&mut self) {
         for (number, failure) in self.outputs.failures.drain(..) {
             let is_failed = self.requests.fail(number, failure, &mut self.scheduler);
@@ -276,7 +277,7 @@ impl Core {
         }
     }
 
-    /// Sends the outputs to the clients, and removes the sequences that end with them.
+    /// Sends the outputs to the clients, and removes the sequences that have ended.
     fn deliver(&mut self) {
         let Self { requests, scheduler, speculator, outputs, events, ended, report, .. } = self;
         ended.clear();
@@ -312,7 +313,7 @@ impl Core {
                 requests.finish(sequence, reason, speculator.counts(sequence));
             }
         }
-        // A sequence that is complete has not reached its limit, even if it has the maximum number of tokens.
+        // A complete sequence has stopped, even if it also has the maximum number of tokens.
         for &sequence in &*ended {
             scheduler.abort(sequence);
             requests.finish(sequence, FinishReason::Stop, speculator.counts(sequence));
@@ -389,8 +390,8 @@ impl Core {
         spill.start_restores(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits for what the next step needs: restored blocks or ready guides. Returns `None` when there are results or a
-    /// restore is overdue, or a command if one arrives before.
+    /// Waits for the restored blocks or ready guides that the next step needs. Returns `None` when results are
+    /// available or a restore is overdue. If a command arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
         let restores = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.num_restores());
         let restores_before = restores(self);
@@ -425,7 +426,7 @@ impl Core {
         None
     }
 
-    /// Evicts all cached blocks that no sequence holds, and stores them if evicted blocks are stored.
+    /// Evicts all cached blocks that no sequence holds, and stores them if spilling is enabled.
     fn clear_cache(&mut self) {
         let Self { spill, scheduler, runner, .. } = self;
         match spill {
@@ -437,7 +438,7 @@ impl Core {
     /// Puts the engine to sleep or wakes it, and replies to the caller.
     ///
     /// # Errors
-    /// The error of the runner if it cannot be used any more.
+    /// The error of the runner if it can no longer be used.
     fn change_sleep_level(&mut self, command: SleepCommand, shared: &SharedState) -> Result<(), RunError> {
         let SleepCommand { level, reply, _permit } = command;
         // Disconnected clients do not prevent sleep.
@@ -445,7 +446,7 @@ impl Core {
         let result = match level {
             None => self.wake(shared)?.map_err(SleepError::Wake),
             Some(_) if !self.scheduler.is_idle() => Err(SleepError::Busy),
-            // The engine has released at least as much already.
+            // The engine has already released at least as much.
             Some(level) if self.sleep_level >= Some(level) => Ok(()),
             Some(level) => {
                 self.clear_cache();
@@ -456,22 +457,23 @@ impl Core {
                 Ok(())
             }
         };
-        // Published before the reply, so that the caller sees the new level.
+        // Publish the load before the reply, so that the caller sees the new level.
         self.publish(shared);
-        // The caller may be gone.
+        // The caller may no longer wait for the reply.
         let _ = reply.send(result);
         Ok(())
     }
 
-    /// Wakes the runner if it is asleep. Returns false if that fails. Then all requests fail, and the next one tries again.
+    /// Wakes the runner if it is asleep. If that fails, returns false and fails all requests. The next request tries
+    /// again.
     ///
     /// # Errors
-    /// As for [`Self::change_sleep_level`].
+    /// The same as for [`Self::change_sleep_level`].
     fn ensure_awake(&mut self, shared: &SharedState) -> Result<bool, RunError> {
         if self.sleep_level.is_none() {
             return Ok(true);
         }
-        // The load shows the requests that wait for the model.
+        // Publish the load, which includes the requests that wait for the model.
         self.publish(shared);
         match self.wake(shared)? {
             Ok(()) => Ok(true),

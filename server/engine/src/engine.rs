@@ -1,4 +1,4 @@
-//! Starts and stops the thread of the engine. `core` has its loop.
+//! Starts and stops the thread of the engine. The module `core` contains its loop.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,10 +30,10 @@ pub struct EngineConfig {
 /// The largest value of [`SchedulerConfig::max_queue`] that an engine accepts. The queue is allocated at the start.
 pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 
-/// Why an engine could not be started.
+/// The reason why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A size is zero or too small.
+    /// A setting or a size of the cache is zero or too small.
     #[error("{name} must be at least {min}")]
     TooSmall {
         /// The name of the field of [`SchedulerConfig`] or [`CacheLayout`].
@@ -55,10 +55,11 @@ pub enum StartError {
         /// The cache layout of the draft model.
         draft: CacheLayout,
     },
-    /// The operating system could not start a thread.
+    /// The operating system failed to start a thread.
     #[error("failed to start the engine's thread")]
     Thread(#[source] std::io::Error),
-    /// The identity of stored blocks does not include every adapter, so blocks of different adapters could be confused.
+    /// The identity of stored blocks does not include every adapter, so a block of one adapter could be used for
+    /// another.
     #[error("the identity of evicted blocks has {known} adapters, but the model has {adapters}")]
     UnknownAdapters {
         /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).
@@ -125,7 +126,7 @@ impl Engine {
     /// Starts an engine with optional parts.
     ///
     /// # Errors
-    /// As for [`Self::start`]. Errors of the directory in [`EngineOptions::spill`] are only logged.
+    /// The same as for [`Self::start`]. Errors of the directory in [`EngineOptions::spill`] are only logged.
     pub fn start_with_options(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
@@ -165,7 +166,7 @@ impl Engine {
         let handle = EngineHandle { shared: Arc::clone(&shared) };
         let links =
             Links { commands: receiver, waker: waker.clone(), clock: shared.clock.clone(), spill: started };
-        // The handle checks max_queue. Preempted sequences wait as well, and must not cause rejections.
+        // The handle checks max_queue. Preempted sequences return to the queue, and must not cause rejections.
         let max_queue = config.max_queue.saturating_add(config.max_num_seqs);
         let core = Core::new(SchedulerConfig { max_queue, ..config }, runners, observer, links);
         let thread = std::thread::Builder::new()
@@ -201,7 +202,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            // The channel has room for it. Sending fails only if the thread has ended.
+            // The channel has room for the command. Sending fails only if the thread has ended.
             let _ = self.handle.shared.commands.try_send(Command::Stop);
             self.join();
         }
@@ -235,7 +236,7 @@ fn fit(mut config: SchedulerConfig, layout: CacheLayout) -> Result<SchedulerConf
 
 /// The engine's thread.
 fn run(mut core: Core, shared: &SharedState) {
-    // After a panic, the state is only dropped.
+    // Unwind safety: after a panic, the state is only dropped.
     let result = catch_unwind(AssertUnwindSafe(|| core.run(shared)));
     let failure = match result {
         Ok(Ok(())) => None,
@@ -246,7 +247,7 @@ fn run(mut core: Core, shared: &SharedState) {
     if let Some(reason) = failure {
         shared.failure.get_or_init(|| reason);
     }
-    // Published before the streams end, so that their clients find the reason.
+    // Publish the state before the streams end, so that their clients can read the reason.
     shared.load.send_replace(EngineLoad { state, ..EngineLoad::default() });
     drop(core);
 }

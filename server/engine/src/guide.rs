@@ -1,7 +1,7 @@
 //! The interface of guides: automata over tokens that restrict a sequence to a form.
 //!
-//! While the model computes, the guide computes the allowed next tokens. The sampler samples one of them, and the guide advances
-//! by it. The implementations of [`Guide`] define the form and how tokens spell it.
+//! While the model computes, the guide computes the allowed next tokens. The sampler samples one of these tokens, and
+//! the guide advances by it. The implementations of [`Guide`] define the form and how tokens spell it.
 
 use std::any::Any;
 use std::fmt;
@@ -12,16 +12,17 @@ pub use thread_lock::{ThreadGuard, ThreadLock};
 
 mod thread_lock;
 
-/// Returns the number of threads that compute allowed tokens: a quarter of the processors, because the model uses the others and
-/// does not wait for these.
+/// Returns the number of threads that compute allowed tokens: a quarter of the processors, because the model needs the
+/// others and does not wait for these threads.
 pub fn guide_threads() -> usize {
     const MAX: usize = 8;
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)
 }
 
-/// A form to which sequences can be restricted. The sequences of a request share it, and so can several requests.
+/// A form to which sequences can be restricted. The sequences of a request share one guide, and several requests can
+/// share one as well.
 pub trait Guide: fmt::Debug + Send + Sync {
-    /// Returns the state of a sequence without generated tokens. It is called on one of the threads that compute
+    /// Returns the state of a sequence without generated tokens. This method is called on one of the threads that call
     /// [`GuideState::allow`].
     ///
     /// # Errors
@@ -29,27 +30,28 @@ pub trait Guide: fmt::Debug + Send + Sync {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError>;
 }
 
-/// Prevents other threads from using shared state until it is dropped.
+/// A lock that prevents other threads from using shared state until it is dropped.
 pub type CommitLock = Box<dyn Any>;
 
 /// The position of a sequence in its form.
 pub trait GuideState: fmt::Debug + Send {
-    /// Adds the allowed next tokens to `allowed`, which is empty. Stop tokens are not included. It is called while the model runs, on
-    /// a thread other than the engine's, and may take as long as a step.
+    /// Adds the allowed next tokens to `allowed`, which is empty. Stop tokens are not included. This method is called
+    /// while the model runs, on a thread other than the engine's, and may take as long as a step.
     ///
     /// # Errors
     /// [`GuideError`], which fails the request.
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError>;
 
-    /// Advances by a sampled token, which is one of the allowed ones. It is called between steps on the engine's thread, and must be
-    /// quick. It is not called for stop tokens.
+    /// Advances by a sampled token, which is one of the allowed ones. This method is called between steps on the
+    /// engine's thread, and must be quick. It is not called for stop tokens.
     ///
     /// # Errors
     /// [`GuideError`], which fails the request.
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError>;
 
-    /// Locks what this state shares with other states for the calling thread, without waiting, so that commits do not wait
-    /// either. `None` while another thread uses it. A thread that holds the lock can lock it again.
+    /// Locks the data that this state shares with other states, without waiting, so that commits of the calling thread
+    /// do not wait either. `None` while another thread uses the data. A thread that holds the lock can acquire it
+    /// again.
     fn try_lock_commit(&self) -> Option<CommitLock> {
         Some(Box::new(()))
     }
@@ -65,22 +67,22 @@ pub enum Progress {
     Open,
     /// The form is complete, and more tokens may follow.
     MayEnd,
-    /// The form is complete, and nothing can follow.
+    /// The form is complete, and no token can follow.
     Ended,
 }
 
-/// Why a guide cannot continue. Only its request fails.
+/// The reason why a guide cannot continue. Only its request fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuideError {
-    /// Following the form takes more time or memory than a limit allows, because of the request.
+    /// Because of the request, the guide needs more time or memory than a limit allows.
     #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
-    /// The guide failed for a reason other than the request.
+    /// The guide failed for a reason that does not depend on the request.
     #[error("failed to follow the form of the answer: {0}")]
     Failed(String),
 }
 
-/// A set of tokens, stored as a bit for each.
+/// A set of tokens, stored as one bit for each token of the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
     words: Vec<u32>,
@@ -98,7 +100,7 @@ impl TokenSet {
         self.words.fill(0);
     }
 
-    /// Adds a token. Tokens outside of the vocabulary are ignored.
+    /// Adds a token. Tokens outside the vocabulary are ignored.
     pub fn insert(&mut self, token: TokenId) {
         if token < self.vocabulary {
             self.words[(token / u32::BITS) as usize] |= 1 << (token % u32::BITS);
@@ -118,8 +120,8 @@ impl TokenSet {
         word >> (token % u32::BITS) & 1 == 1
     }
 
-    /// Adds the tokens whose bits are set in `words`. Token 0 is the lowest bit of the first word. Tokens outside of the vocabulary
-    /// are ignored.
+    /// Adds the tokens whose bits are set in `words`. Token 0 is the lowest bit of the first word. Tokens outside the
+    /// vocabulary are ignored.
     pub fn insert_words(&mut self, words: &[u32]) {
         for (word, more) in self.words.iter_mut().zip(words) {
             *word |= more;
@@ -160,7 +162,7 @@ impl TokenSet {
     }
 }
 
-/// The indices of the bits of a word that are set, in ascending order.
+/// The indices of the set bits of a word, in ascending order.
 pub(crate) struct SetBits(pub(crate) u32);
 
 impl Iterator for SetBits {

@@ -1,8 +1,9 @@
 //! The guides of the sequences: threads compute the allowed next tokens while the model runs.
 //!
-//! The state of a guide is either in its slot or with a thread. The threads are started by the first request with a guide.
-//! After the model has run, the engine waits only a moment for guides. A sequence whose guide is not ready is suspended with
-//! its logits, and sampled when the guide is ready. So a slow guide slows only its own sequence, and changes no token.
+//! The state of a guide is either in its slot or in a job of a thread. The threads are started by the first request
+//! with a guide. After the model has run, the engine waits only a few milliseconds for guides. A sequence whose guide
+//! is not ready is suspended with its logits, and sampled when the guide is ready. So a slow guide delays only its own
+//! sequence, and changes no token.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use threads::{GuideThreads, Job, JobResult, Work};
 pub(crate) mod slot;
 mod threads;
 
-/// The longest time that a step waits for guides after the model has run. It waits only for guides that usually take no
-/// longer.
+/// The longest time that a step waits for guides after the model has run. A step waits only for guides that usually
+/// need less time than that.
 const WAIT_MAX: Duration = Duration::from_millis(5);
 
 /// Time that a request may spend on determining the allowed next tokens of a structured output before its first
@@ -39,9 +40,9 @@ pub(crate) struct GuideDispatcher {
     vocabulary: u32,
     threads: GuideThreads,
     results: mpsc::Receiver<JobResult>,
-    /// Number of jobs whose results were not received.
+    /// Number of jobs whose results have not been received.
     pending: usize,
-    /// Number of those that the current step waits for.
+    /// Number of pending jobs for which the current step waits.
     awaited: usize,
     step: u64,
 }
@@ -52,12 +53,13 @@ impl GuideDispatcher {
         Self { vocabulary, threads, results, pending: 0, awaited: 0, step: 0 }
     }
 
-    /// Whether a thread computes the allowed tokens of any sequence.
+    /// Whether any thread is computing the allowed tokens of a sequence.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending > 0
     }
 
-    /// Starts to compute the allowed next tokens of the sequences that `batch` samples. Returns their number.
+    /// Starts computing the allowed next tokens of the sequences that `batch` samples. Returns the number of these
+    /// sequences.
     pub(crate) fn dispatch(&mut self, batch: &Batch, requests: &mut Requests) -> u32 {
         self.step += 1;
         self.awaited = 0;
@@ -90,7 +92,7 @@ impl GuideDispatcher {
                 return 0;
             }
         };
-        // A stop token is not part of the form, so the drafts from it on are not checked.
+        // A stop token is not part of the form, so the guide does not check the drafts from the first stop token on.
         let is_text = |token: &TokenId| !active.stop.stop_token_ids.contains(token);
         let drafts = drafts.iter().copied().take_while(is_text).collect();
         let GuideTime { spent, average } = &active.guide_time;
@@ -110,7 +112,7 @@ impl GuideDispatcher {
         1
     }
 
-    /// Receives the available results. Returns whether there were any.
+    /// Receives the available results. Returns whether any results were available.
     pub(crate) fn collect(&mut self, requests: &mut Requests) -> bool {
         let before = self.pending;
         while let Ok(result) = self.results.try_recv() {
@@ -119,7 +121,7 @@ impl GuideDispatcher {
         self.pending < before
     }
 
-    /// As [`Self::collect`], and waits a moment for jobs of this step that are usually quick.
+    /// Like [`Self::collect`], but first waits up to [`WAIT_MAX`] for jobs of this step that are usually quick.
     pub(crate) fn collect_awaited(&mut self, requests: &mut Requests) {
         self.collect(requests);
         let deadline = Instant::now() + WAIT_MAX;
@@ -134,7 +136,7 @@ impl GuideDispatcher {
         let JobResult { sequence, outcome, time, awaited_by } = result;
         self.pending -= 1;
         self.awaited -= usize::from(awaited_by == Some(self.step));
-        // The request may have ended meanwhile.
+        // The request may have ended in the meantime.
         let Some(active) = requests.active.get_mut(&sequence.request) else { return };
         active.guide_time.average = (active.guide_time.average + time) / 2;
         let Some(slot) = active.guides.get_mut(sequence.index as usize) else { return };

@@ -1,5 +1,5 @@
-//! The handle through which other threads use the engine. It checks requests on the caller's thread, so that rejections are
-//! immediate and do not burden the engine's thread.
+//! The handle through which other threads use the engine. It checks requests on the caller's thread, so that rejections
+//! are immediate and cost the engine's thread no time.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -33,9 +33,9 @@ pub(crate) struct SharedState {
     pub(crate) has_draft_model: bool,
     /// `None` if evicted blocks are not stored.
     pub(crate) spill_stats: Option<Arc<SpillStats>>,
-    /// Number of sequences that were submitted and have not started.
+    /// Number of submitted sequences that have not started.
     pub(crate) waiting: Arc<AtomicU32>,
-    /// Number of requests that were sent to the engine or are about to be.
+    /// Number of requests that were sent to the engine or are being sent.
     pub(crate) submissions: AtomicU64,
     pub(crate) draining: AtomicBool,
     /// Allows one sleep command in the channel.
@@ -51,11 +51,11 @@ pub struct EngineLimits {
     pub requests: RequestLimits,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// Number of adapters, which are numbered from 1.
+    /// Number of adapters. Their numbers begin with 1.
     pub adapters: u32,
 }
 
-/// Why a request was rejected. The engine has no state of it.
+/// The reason why a request was rejected. The engine stores no state for a rejected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The request exceeds a limit of the engine.
@@ -120,7 +120,8 @@ impl EngineHandle {
         let permit = WaitingPermit::acquire(waiting, num_sequences, limits.requests.max_queue)
             .map_err(SubmitError::Rejected)?;
 
-        // The start, the scores, the tokens and the end of each result, and a failure.
+        // A request has one event each for its start, its scores and a failure. Each result has one event per token,
+        // and one for its end.
         let events_max = 3 + num_results as usize * (stop.max_tokens.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let aborts = Aborts::new(num_results);
@@ -143,7 +144,8 @@ impl EngineHandle {
             permit,
             submitted: self.shared.clock.now(),
         };
-        // Counted before it is sent, so that requests are counted in the order in which the engine receives them.
+        // Count the request before sending it, so that requests are counted in the order in which the engine receives
+        // them.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
         if sent.is_err() {
@@ -157,8 +159,8 @@ impl EngineHandle {
         }
     }
 
-    /// Number of requests sent so far. If it is read right after a submission, a load with at least as many
-    /// [`EngineLoad::submissions`] includes that request.
+    /// Number of requests sent so far. If a caller reads this number right after a submission, a load with at least as
+    /// many [`EngineLoad::submissions`] includes that request.
     pub fn submissions(&self) -> u64 {
         self.shared.submissions.load(Ordering::Acquire)
     }
@@ -168,8 +170,8 @@ impl EngineHandle {
         self.shared.limits
     }
 
-    /// The load, published before each step and whenever the engine becomes idle. A change of the rates alone notifies no
-    /// receiver.
+    /// The load, published before each step and whenever the engine becomes idle. If only the rates change, receivers
+    /// are not notified.
     pub fn load(&self) -> watch::Receiver<EngineLoad> {
         self.shared.load.subscribe()
     }
@@ -179,7 +181,7 @@ impl EngineHandle {
         self.shared.spill_stats.as_deref()
     }
 
-    /// Number of sequences that were submitted and have not started.
+    /// Number of submitted sequences that have not started.
     pub fn waiting_sequences(&self) -> u32 {
         self.shared.waiting.load(Ordering::Acquire)
     }
@@ -189,60 +191,60 @@ impl EngineHandle {
         !matches!(self.state(), EngineState::Stopped | EngineState::Dead)
     }
 
-    /// Waits until the engine fails: forever if it ends normally.
+    /// Waits until the engine fails. If the engine ends normally, waits forever.
     ///
     /// # Cancel safety
-    /// Waiting changes nothing.
+    /// Dropping the future has no effect.
     pub async fn wait_for_failure(&self) -> EngineError {
         self.wait_for(|state| state == EngineState::Dead).await;
         self.error()
     }
 
-    /// Puts the engine to sleep, and waits until it has released what `level` says. A sleeping engine releases what it still
-    /// has of that.
+    /// Puts the engine to sleep, and waits until it has released the memory that `level` names. An engine that already
+    /// sleeps releases the rest of this memory.
     ///
     /// # Errors
-    /// [`SleepError`] if the engine is not idle, or is draining or has ended.
+    /// [`SleepError`] if the engine is not idle, is draining or has ended.
     ///
     /// # Cancel safety
-    /// Once the future was polled, the change may happen.
+    /// Once the future has been polled, the change may happen even if the future is dropped.
     pub async fn sleep(&self, level: SleepLevel) -> Result<(), SleepError> {
         self.change_sleep_level(Some(level)).await
     }
 
-    /// Wakes the engine and waits until it can compute. Requests wake it as well.
+    /// Wakes the engine, and waits until it can compute. Requests wake it as well.
     ///
     /// # Errors
     /// [`SleepError`] if the engine cannot be woken, or is draining or has ended.
     ///
     /// # Cancel safety
-    /// As for [`Self::sleep`].
+    /// The same as for [`Self::sleep`].
     pub async fn wake(&self) -> Result<(), SleepError> {
         self.change_sleep_level(None).await
     }
 
-    /// What the engine has released, if it is asleep.
+    /// The sleep level of the engine, if it is asleep.
     pub fn sleep_level(&self) -> Option<SleepLevel> {
         self.shared.load.borrow().sleep_level
     }
 
-    /// Stops accepting requests, and waits until the engine has finished those it has and ended.
+    /// Stops accepting requests, and waits until the engine has finished the accepted ones and has ended.
     ///
     /// # Errors
-    /// [`EngineError`] if the engine fails before.
+    /// [`EngineError`] if the engine fails before it has finished.
     ///
     /// # Cancel safety
-    /// The engine continues to drain if the future is dropped after it was polled.
+    /// If the future is dropped after it has been polled, the engine continues to drain.
     pub async fn drain(&self) -> Result<(), EngineError> {
         self.begin_drain();
         self.wait_for(|state| matches!(state, EngineState::Stopped | EngineState::Dead)).await;
         self.result()
     }
 
-    /// Stops accepting requests, as [`Self::drain`] does, without waiting for the end.
+    /// Stops accepting requests, like [`Self::drain`], but does not wait for the end.
     pub fn begin_drain(&self) {
         if !self.shared.draining.swap(true, Ordering::AcqRel) {
-            // The channel has room for it. Sending fails only if the engine has ended.
+            // The channel has room for this command, so sending fails only if the engine has ended.
             let _ = self.shared.commands.try_send(Command::Drain);
         }
     }
@@ -285,7 +287,7 @@ impl EngineHandle {
         let command = Command::Sleep(SleepCommand { level, reply, _permit: permit });
         match self.shared.commands.try_send(command) {
             Ok(()) => receiver.await.unwrap_or(Err(SleepError::Stopped)),
-            // The channel has room for the holder of the permit.
+            // The channel has room for the command of the permit's holder.
             Err(TrySendError::Disconnected(_) | TrySendError::Full(_)) => Err(SleepError::Stopped),
         }
     }

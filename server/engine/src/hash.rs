@@ -1,4 +1,4 @@
-//! A hash of integers, for numbers that must look random and be reproducible.
+//! A hash of integers that generates reproducible pseudorandom numbers.
 
 /// Returns one step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 #[must_use]

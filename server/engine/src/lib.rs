@@ -6,7 +6,7 @@
 //! TokenStream::next    ◄─ bounded channel ◄─ events ◄──────────────────────────────────────────┘
 //! ```
 //!
-//! The engine processes tokens. It has no notion of text, JSON, HTTP or Kubernetes.
+//! The engine processes tokens. It does not process text, JSON, HTTP requests or Kubernetes objects.
 
 mod clock;
 mod command;

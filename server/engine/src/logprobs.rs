@@ -7,7 +7,7 @@ use server_scheduler::TokenId;
 pub struct TokenLogprobs {
     /// The log probability of the generated token.
     pub chosen: TokenLogprob,
-    /// The most probable tokens, most probable first, as many as requested.
+    /// The requested number of most probable tokens, most probable first.
     pub top: Vec<TokenLogprob>,
 }
 

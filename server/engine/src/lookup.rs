@@ -1,5 +1,6 @@
-//! Prompt lookup decoding (Saxena, 2023): proposes the tokens that followed the last tokens earlier, in the prompt, in the output
-//! or in the text that the client predicts. Many answers repeat parts of their question.
+//! Prompt lookup decoding (Saxena, 2023): finds an earlier occurrence of the last tokens in the prompt, in the output
+//! or in the text that the client predicts, and proposes the tokens that followed there. Many answers repeat parts of
+//! their question.
 //!
 //! The module is pure. The speculator decides how many of the proposed drafts are worth their cost.
 
@@ -7,7 +8,7 @@ use server_scheduler::TokenId;
 
 use crate::hash::mix;
 
-/// The longest match. Longer ones do not predict better.
+/// The longest match in tokens. Longer matches do not predict better.
 pub(crate) const MATCH_MAX: usize = 8;
 
 /// The parameters of prompt lookup for a request.
@@ -21,14 +22,14 @@ pub struct PromptLookup {
     pub prediction: Vec<TokenId>,
 }
 
-/// Separates the prediction from the prompt. It is in no vocabulary, so no match crosses it.
+/// The token that separates the prediction from the prompt. It is in no vocabulary, so no match crosses it.
 const SEPARATOR: TokenId = TokenId::MAX;
 
-/// Number of prompt tokens that are indexed in a step, over all requests, so that a long prompt delays no step.
+/// Maximum number of prompt tokens that are indexed in a step, over all requests, so that a long prompt delays no step.
 pub(crate) const INDEXED_TOKENS_MAX: usize = 4096;
 
-/// The index of the prediction and the prompt, which the sequences of a request share: the last occurrence of each n-gram. It is
-/// built in parts, and what is not indexed yet is not matched.
+/// The index of the prediction and the prompt, which the sequences of a request share: the last occurrence of each
+/// n-gram. The index is built in parts, and tokens that are not indexed yet are not matched.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptIndex {
     text: Vec<TokenId>,
@@ -74,8 +75,9 @@ impl LookupOutput {
         tokens.push(token);
     }
 
-    /// Fills `drafts` with at most `drafts_max` tokens that followed the last occurrence of the longest matching n-gram. At the
-    /// end of the text they continue with the drafts themselves. Returns the length of the n-gram, or 0 if none matches.
+    /// Fills `drafts` with at most `drafts_max` tokens that followed the last occurrence of the longest matching
+    /// n-gram. If these tokens reach the end of the text, they continue with the drafts themselves. Returns the length
+    /// of the n-gram, or 0 if none matches.
     pub(crate) fn propose(
         &self,
         prompt: &PromptIndex,
@@ -88,7 +90,7 @@ impl LookupOutput {
         let (mut matched, mut start) = (0, 0);
         for (length, hash) in hashes(end, self.ngrams.by_length.len(), &token) {
             let ngram = Ngram { length, end, hash };
-            // An occurrence in the output is later than one in the prompt.
+            // An occurrence in the output is later than any in the prompt, so the output is searched first.
             let occurrence = self.ngrams.find(ngram, &token).or_else(|| prompt.ngrams.find(ngram, &token));
             let Some(position) = occurrence else { break };
             (matched, start) = (length, position);
@@ -118,14 +120,15 @@ struct Ngram {
     hash: u64,
 }
 
-/// The last occurrence of each n-gram. A table holds only positions of four bytes, because the text has the n-grams before them.
+/// The last occurrence of each n-gram. A table stores only positions of four bytes, because the n-grams can be read
+/// from the text before these positions.
 #[derive(Clone, Debug)]
 struct NgramIndex {
     /// The tables by the length of the n-gram minus one.
     by_length: Vec<Table>,
 }
 
-/// A hash table with linear probing: positions by the hashes of the n-grams before them.
+/// A hash table with linear probing, which maps the hash of an n-gram to the position after it.
 #[derive(Clone, Debug, Default)]
 struct Table {
     /// The positions. The number of slots is a power of two or zero.
@@ -155,7 +158,7 @@ impl NgramIndex {
 }
 
 impl Table {
-    /// The slot of an n-gram, or a vacant slot for it. `None` if the table has no slots.
+    /// The slot of an n-gram, or an empty slot for it. `None` if the table has no slots.
     fn slot(&self, ngram: Ngram, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let mut slot = ngram.hash as usize & mask;
@@ -220,7 +223,8 @@ mod tests {
         PromptIndex::new(&config, &tokens(text))
     }
 
-    /// Proposes drafts after a text, and checks that they do not depend on where the prompt ends.
+    /// Proposes drafts after a text, and checks that the drafts do not depend on the boundary between prompt and
+    /// output.
     fn lookup(prediction: &str, text: &str, most: usize) -> (usize, String) {
         let proposals: Vec<_> = (0..=text.len())
             .map(|end| {

@@ -1,4 +1,4 @@
-//! The reports of the engine: what each step did, and the load.
+//! The reports of the engine: statistics of each step, and the load.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use server_scheduler::Load;
 
 use crate::sleep::SleepLevel;
 
-/// What one step did, for metrics. All counts are of this step alone. A report without sequences is not about a step: the engine
-/// woke, or sampled suspended sequences of earlier steps.
+/// A report about one step, for metrics. All counts refer to this step alone. A report without sequences does not
+/// describe a step: the engine woke, or sampled suspended sequences of earlier steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Number of sequences in the batch.
@@ -18,7 +18,7 @@ pub struct StepReport {
     pub prefill_tokens: u32,
     /// Number of prompt tokens of the requests that started, including cached ones.
     pub prompt_tokens: u32,
-    /// Number of those tokens that were in the prefix cache.
+    /// Number of these prompt tokens that were in the prefix cache.
     pub cached_tokens: u32,
     /// Number of generated tokens.
     pub generated_tokens: u32,
@@ -36,15 +36,15 @@ pub struct StepReport {
     pub draft_time: Duration,
     /// The time that the model took.
     pub run_time: Duration,
-    /// Number of sequences whose guides compute the allowed tokens.
+    /// Number of sequences whose allowed tokens are computed by guides.
     pub guided_sequences: u32,
     /// Number of sequences that were suspended because their guides were not ready.
     pub suspended_sequences: u32,
-    /// The time that sampling waited for guides after the model had run.
+    /// The time for which sampling waited for guides after the model had run.
     pub guide_time: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.
     pub step_time: Duration,
-    /// The time that the engine took to wake, if this report is about waking.
+    /// The time that the engine took to wake, if this report describes a wake-up.
     pub wake_time: Option<Duration>,
 }
 
@@ -57,7 +57,8 @@ impl StepReport {
     }
 }
 
-/// Called on the engine's thread after each step and each wake-up. It must be quick and must not panic.
+/// A function that is called on the engine's thread after each step and each wake-up. It must be quick and must not
+/// panic.
 pub type Observer = Box<dyn FnMut(&StepReport) + Send>;
 
 /// The state of an engine.
@@ -81,24 +82,24 @@ pub enum EngineState {
 pub struct EngineLoad {
     /// The state of the engine.
     pub state: EngineState,
-    /// What the engine has released, from the time it falls asleep until it is awake.
+    /// The sleep level, from the time at which the engine falls asleep until it is awake.
     pub sleep_level: Option<SleepLevel>,
     /// The load of the scheduler and of the cache.
     pub load: Load,
-    /// Prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
+    /// Number of prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
-    /// Tokens generated per second in steps that generate: a moving average over [`RATE_WINDOW`].
+    /// Number of tokens generated per second in steps that generate tokens: a moving average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
-    /// Number of requests that the engine has received so far and that `load` includes: see
+    /// Number of requests that the engine has received so far and that are included in `load`: see
     /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
     pub submissions: u64,
 }
 
-/// The time constant of the moving averages in [`EngineLoad`]. Only the time in steps counts.
+/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps counts.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// A moving average of tokens per second. Tokens and time decay alike and their ratio is the rate, so that a slow first step
-/// counts only for its own time.
+/// A moving average of tokens per second. The rate is the ratio of the tokens and the time, which decay alike, so that
+/// a slow first step counts only for its own time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     tokens: f64,
@@ -106,7 +107,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Adds `tokens` that took `time`. Does nothing if either is zero.
+    /// Adds `tokens` tokens that were computed in `time`. Does nothing if either number is zero.
     pub(crate) fn add(&mut self, tokens: u32, time: Duration) {
         if tokens == 0 || time.is_zero() {
             return;
@@ -116,7 +117,7 @@ impl Rate {
         self.seconds = self.seconds * decay + time.as_secs_f64();
     }
 
-    /// The rate, or zero before anything was added.
+    /// The rate, or zero if nothing has been added yet.
     pub(crate) fn per_second(self) -> f32 {
         if self.seconds > 0.0 { (self.tokens / self.seconds) as f32 } else { 0.0 }
     }
@@ -145,7 +146,7 @@ mod tests {
     fn a_slow_first_step_has_little_weight_soon() {
         let mut rate = Rate::default();
         rate.add(25, Duration::from_secs(1));
-        // Twenty short prompts, at 500 tokens a second.
+        // Add twenty short prompts, computed at 500 tokens per second.
         for _ in 0..20 {
             rate.add(25, Duration::from_millis(50));
         }

@@ -1,4 +1,4 @@
-//! Requests to the engine, and the events with which it answers them.
+//! Requests to the engine, and the events of its answers.
 
 use std::sync::Arc;
 
@@ -16,18 +16,20 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// The number of sequences that continue the prompt, at least 1. Events have the index of their sequence.
     pub num_sequences: u32,
-    /// The parameters of a beam search, in which the sequences search for the most probable texts together. Then events belong
-    /// to the results, and come at the end. Of `sampling`, only the bias, penalties, bans and log probabilities apply.
+    /// The parameters of a beam search, in which the sequences search for the most probable texts together. Then the
+    /// events refer to the results, and are sent at the end. Only the bias, penalties, bans and log probabilities of
+    /// `sampling` apply.
     pub beam_search: Option<BeamSearch>,
-    /// The parameters of prompt lookup, which proposes draft tokens. Drafts change the time of a request and nothing else. Beam
-    /// search uses no drafts.
+    /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
+    /// Beam search uses no drafts.
     pub lookup: Option<PromptLookup>,
-    /// The parameters of the engine's draft model, if it has one. The model proposes drafts unless lookup has better ones.
+    /// The parameters of the engine's draft model, if it has one. The draft model proposes drafts unless prompt lookup
+    /// has better ones.
     pub draft: Option<DraftModelParams>,
     /// The parameters of sampling.
     pub sampling: Sampling,
-    /// The criteria by which sequences end. With a guide, sequences also end when nothing can follow, and stop tokens end them
-    /// only where the guide allows it.
+    /// The criteria by which sequences end. With a guide, sequences also end when no token can follow, and stop tokens
+    /// end them only where the guide allows it.
     pub stop: StopCriteria,
     /// The form that each sequence must follow.
     pub guide: Option<Arc<dyn Guide>>,
@@ -35,8 +37,8 @@ pub struct Request {
     pub cache_salt: u64,
     /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached blocks.
     pub adapter: u32,
-    /// The tenant to which the request belongs, so that waiting requests of several tenants take turns. The number has no
-    /// meaning otherwise.
+    /// The tenant to which the request belongs, so that waiting requests of several tenants take turns. The number has
+    /// no other meaning.
     pub tenant: u128,
 }
 
@@ -47,36 +49,39 @@ impl Request {
     }
 }
 
-/// How tokens are sampled from logits. The steps are, in order: `logit_bias`, the penalties, bans (stop tokens before
-/// `min_tokens`, and tokens that a guide does not allow), `temperature`, `top_k`, `top_p`, `min_p`, and the draw.
+/// The parameters of sampling tokens from logits. The steps are, in order: `logit_bias`, the penalties, bans (stop
+/// tokens before `min_tokens`, and tokens that a guide does not allow), `temperature`, `top_k`, `top_p`, `min_p`, and
+/// the draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// The number by which logits are divided. 0 is greedy: the most probable token, the lowest id among equals.
+    /// The number by which logits are divided. 0 selects greedy sampling: the most probable token, or the one with the
+    /// lowest id among equals.
     pub temperature: f32,
-    /// Keeps the most probable tokens whose probabilities add up to this; 1 keeps all.
+    /// Keeps the most probable tokens whose probabilities add up to this value; 1 keeps all.
     pub top_p: f32,
-    /// Keeps this many of the most probable tokens; 0 keeps all.
+    /// The number of most probable tokens to keep; 0 keeps all.
     pub top_k: u32,
-    /// Keeps tokens that are at least this times as probable as the most probable one; 0 keeps all.
+    /// Keeps tokens whose probability is at least this fraction of the highest probability; 0 keeps all.
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens in the prompt or the output; 1 has no effect.
     pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time it was generated; 0 has no effect.
+    /// The value subtracted from a token's logit for each time that the token was generated; 0 has no effect.
     pub frequency_penalty: f32,
-    /// Subtracted from the logit of every generated token; 0 has no effect.
+    /// The value subtracted from the logit of every generated token; 0 has no effect.
     pub presence_penalty: f32,
     /// Values that are added to the logits of tokens. Negative infinity bans a token.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// The tokens that are not banned, in ascending order. `None` bans no token.
     pub allowed_token_ids: Option<Arc<[TokenId]>>,
-    /// Sequences of tokens that must not be generated, none empty. The last token is banned if the output ends with the others.
+    /// Sequences of tokens that must not be generated, none of them empty. The last token of a sequence is banned if
+    /// the output ends with its other tokens.
     pub bad_words: Arc<[Vec<TokenId>]>,
     /// The seed: the draw of the i-th token of the k-th sequence depends only on `(seed, k, i)` and the logits.
     pub seed: u64,
     /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's own
     /// distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
-    /// The same for the prompt's tokens from the second on: [`Event::Scored`].
+    /// Reports the same for the prompt's tokens from the second on, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
 }
 
@@ -126,7 +131,7 @@ impl Sampling {
 /// sequence. `Failed` can come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The request was in a step for the first time.
+    /// A step has computed tokens of the request for the first time.
     Started {
         /// Number of prompt tokens that were in the prefix cache.
         cached_tokens: u32,
@@ -136,7 +141,7 @@ pub enum Event {
         /// The scores of the tokens from the second on.
         tokens: Vec<ScoredToken>,
     },
-    /// A sequence has a new token. A stop token is reported too, before `Finished`.
+    /// A sequence has a new token. A stop token is also reported, before `Finished`.
     Token {
         /// The index of the sequence, from 0.
         index: u32,
@@ -151,7 +156,7 @@ pub enum Event {
         index: u32,
         /// The reason why it ended.
         reason: FinishReason,
-        /// The number of draft tokens that were computed for it.
+        /// The number of draft tokens that were computed for the sequence.
         drafts: DraftCounts,
     },
     /// The request ended without a result.
@@ -176,16 +181,16 @@ pub struct DraftCounts {
     pub rejected: u32,
 }
 
-/// Why an accepted request could not be finished.
+/// The reason why an accepted request could not be finished.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The step that computed the request failed. The engine continues.
     #[error("failed to compute a step: {0}")]
     Step(String),
-    /// The parameters of the request leave no token that may come next.
+    /// The parameters of the request exclude every next token.
     #[error("no token is allowed next: {0}")]
     NoToken(String),
-    /// The form of the answer takes more time or memory to follow than a limit allows.
+    /// The guide of the request needs more time or memory than a limit allows.
     #[error("{0}")]
     TooComplex(String),
     /// The engine was asleep and could not be woken. The next request tries again.

@@ -1,4 +1,4 @@
-//! The requests that the scheduler has: their sampling state, and the channels to their clients.
+//! The requests in the scheduler: their sampling state, and the channels to their clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::stream::Aborts;
 pub(crate) struct Requests {
     /// The requests by their numbers, which is the order in which they arrived.
     pub(crate) active: BTreeMap<u64, ActiveRequest>,
-    /// The numbers of requests with suspended sequences, and some of requests that have ended since.
+    /// The numbers of requests with suspended sequences, including some requests that have ended since then.
     pub(crate) suspended: BTreeSet<u64>,
     /// Number of submissions so far.
     pub(crate) submissions: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Requests {
     pub(crate) have_guides: bool,
 }
 
-/// A request that the scheduler has.
+/// A request that was submitted to the scheduler.
 pub(crate) struct ActiveRequest {
     pub(crate) sampling: Sampling,
     pub(crate) stop: StopCriteria,
@@ -39,8 +39,9 @@ pub(crate) struct ActiveRequest {
     /// The guide of each sequence. Empty if the request has no guide.
     pub(crate) guides: Vec<GuideSlot>,
     pub(crate) guide_time: GuideTime,
-    /// The logits of suspended sequences, which are sampled when their guides are ready. If a search is suspended only because
-    /// another thread uses shared guide state, its beams have no logits here: the search has their candidates.
+    /// The logits of suspended sequences, which are sampled when their guides are ready. If a search is suspended only
+    /// because another thread uses shared guide state, the map has no logits of its beams, because the search already
+    /// has their candidates.
     pub(crate) suspended_logits: BTreeMap<u32, Arc<[f32]>>,
     pub(crate) search: Option<Box<Search>>,
     /// Whether each sequence has ended.
@@ -51,21 +52,22 @@ pub(crate) struct ActiveRequest {
     pub(crate) submitted: Duration,
     events: mpsc::Sender<Event>,
     aborts: Arc<Aborts>,
-    /// Released when the request starts.
+    /// The permit that is released when the request starts.
     permit: Option<WaitingPermit>,
 }
 
 /// The log probabilities of a prompt that is being computed.
 pub(crate) struct PromptScores {
     pub(crate) prompt: Vec<TokenId>,
-    /// The scores of the tokens from the second on, as far as they are computed.
+    /// The scores of the tokens from the second on that have been computed so far.
     pub(crate) tokens: Vec<ScoredToken>,
 }
 
 impl Requests {
     /// Submits a request to the scheduler, unless its client has disconnected. Returns its number.
     pub(crate) fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) -> Option<u64> {
-        // The handle counts all submissions, and compares the numbers.
+        // Dropped submissions are counted as well, because the handle compares this number with that of all
+        // submissions.
         let number = self.submissions;
         self.submissions += 1;
         let Submission { prompt, sampling, stop, histories, events, .. } = submission;
@@ -140,7 +142,7 @@ impl Requests {
         });
     }
 
-    /// Ends a request with a failure. Returns false if it has ended already.
+    /// Ends a request with a failure. Returns false if it has already ended.
     pub(crate) fn fail(&mut self, number: u64, failure: Failure, scheduler: &mut Scheduler) -> bool {
         let Some(active) = self.active.remove(&number) else { return false };
         abort_all(number, &active, scheduler);
@@ -210,7 +212,7 @@ impl Requests {
 }
 
 impl ActiveRequest {
-    /// Marks a sequence as ended. Returns false if it had ended already.
+    /// Marks a sequence as ended. Returns false if it had already ended.
     fn end(&mut self, index: u32) -> bool {
         let ends = !std::mem::replace(&mut self.ended[index as usize], true);
         self.open -= usize::from(ends);
@@ -224,7 +226,7 @@ impl ActiveRequest {
         self.guides.get(index as usize).map_or_else(unlocked, GuideSlot::try_lock_commit)
     }
 
-    /// As [`Self::try_lock_commit`] for all sequences.
+    /// Calls [`Self::try_lock_commit`] for all sequences.
     pub(crate) fn try_lock_all(&self) -> Option<Vec<CommitLock>> {
         self.guides.iter().map(GuideSlot::try_lock_commit).collect()
     }
@@ -236,7 +238,8 @@ fn abort_all(number: u64, active: &ActiveRequest, scheduler: &mut Scheduler) {
     }
 }
 
-/// Sends an event. The channel has room for all events of a request. A disconnected client is noticed before the next step.
+/// Sends an event. The channel has room for all events of a request. Disconnected clients are detected before the next
+/// step.
 fn send(events: &mpsc::Sender<Event>, event: Event) {
     if let Err(mpsc::error::TrySendError::Full(event)) = events.try_send(event) {
         debug_assert!(false, "invariant: a stream has room for all its events, including {event:?}");

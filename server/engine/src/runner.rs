@@ -11,10 +11,10 @@ pub const ADAPTERS_MAX: usize = 32;
 
 /// Runs a model with a paged KV cache. The methods block, and only the engine's thread calls them.
 pub trait ModelRunner: Send {
-    /// The layout of the allocated cache, and the width of the logits.
+    /// Returns the layout of the allocated cache, and the width of the logits.
     fn layout(&self) -> CacheLayout;
 
-    /// Number of adapters. Sequences refer to them by numbers from 1.
+    /// Returns the number of adapters. Sequences refer to them by numbers from 1.
     fn adapters(&self) -> u32 {
         0
     }
@@ -23,17 +23,17 @@ pub trait ModelRunner: Send {
     /// [`Batch::logits_indices`], in their order.
     ///
     /// # Errors
-    /// [`RunError`] if the step failed. Then the content of the blocks that the batch writes is undefined, and all other blocks
-    /// are intact. The runner can run the next batch, unless the error is [fatal](RunError::fatal).
+    /// [`RunError`] if the step failed. In this case, the content of the blocks that the batch writes is undefined, and
+    /// all other blocks are intact. The runner can run the next batch, unless the error is [fatal](RunError::fatal).
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
 
-    /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all layers. Only the
-    /// scores of sequences with one token have a meaning. Empty if the runner has no scores.
+    /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all
+    /// layers. Only the scores of sequences with one token are meaningful. Empty if the runner has no scores.
     fn block_scores(&self) -> &[f32] {
         &[]
     }
 
-    /// Copies the content of a block, [`CacheLayout::block_bytes`] bytes in a format of the runner.
+    /// Copies the content of a block into `_bytes`: [`CacheLayout::block_bytes`] bytes in a format of the runner.
     ///
     /// # Errors
     /// [`RunError`] if the runner cannot copy blocks, which is the default.
@@ -41,29 +41,30 @@ pub trait ModelRunner: Send {
         Err(RunError { message: "the runner cannot read blocks".to_owned(), fatal: false })
     }
 
-    /// Writes the content of a block, which [`Self::read_block`] returned for the same or another block.
+    /// Writes the content of a block, which [`Self::read_block`] copied from the same or another block.
     ///
     /// # Errors
-    /// As for [`Self::read_block`]. Then the content of the block is undefined.
+    /// The same as for [`Self::read_block`]. After an error, the content of the block is undefined.
     fn write_block(&mut self, _block: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
         Err(RunError { message: "the runner cannot write blocks".to_owned(), fatal: false })
     }
 
-    /// Releases the memory that `level` names, or the rest of it if the runner is asleep already. The content of the cache is
-    /// lost. The runner is not used until [`Self::wake`] has succeeded. The default releases nothing.
+    /// Releases the memory that `level` names, or the rest of it if the runner is already asleep. The content of the
+    /// cache is lost. The runner is not used until [`Self::wake`] has succeeded. The default implementation releases no
+    /// memory.
     fn sleep(&mut self, _level: SleepLevel) {}
 
     /// Prepares the runner to run again, with the same layout and an empty cache.
     ///
     /// # Errors
-    /// [`RunError`] if there is not enough memory, or the model cannot be read. The runner stays asleep and can be woken later,
-    /// unless the error is [fatal](RunError::fatal).
+    /// [`RunError`] if the memory does not suffice, or the model cannot be read. The runner remains asleep and can be
+    /// woken later, unless the error is [fatal](RunError::fatal).
     fn wake(&mut self) -> Result<(), RunError> {
         Ok(())
     }
 }
 
-/// A model that proposes draft tokens for another one.
+/// A model that proposes draft tokens for another model.
 pub struct DraftRunner {
     /// The runner. Its cache has blocks of the same size as that of the target model, and at least as many.
     pub runner: Box<dyn ModelRunner>,
@@ -91,7 +92,7 @@ pub struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// The size of the cache, for the scheduler.
+    /// The size of the cache, as the scheduler needs it.
     pub fn size(&self) -> CacheSize {
         CacheSize { block_tokens: self.block_tokens, blocks_total: self.blocks_total }
     }
@@ -108,7 +109,7 @@ impl<'a> Logits<'a> {
     /// Splits `values` into rows of `vocabulary` each.
     ///
     /// # Panics
-    /// If `values` are not whole rows.
+    /// If `values` does not consist of whole rows.
     pub fn new(values: &'a [f32], vocabulary: u32) -> Self {
         let vocabulary = vocabulary as usize;
         assert!(
@@ -130,6 +131,6 @@ impl<'a> Logits<'a> {
 pub struct RunError {
     /// The error message of the runtime.
     pub message: String,
-    /// Whether the runner cannot be used any more.
+    /// Whether the runner can no longer be used.
     pub fatal: bool,
 }

@@ -6,10 +6,11 @@
 //!        ─► kept tokens in the order of their ids ─► inverse of their cumulative distribution at u
 //! ```
 //!
-//! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. So each filter is a
-//! [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the vocabulary whatever the parameters.
-//! `u` is a hash of `(seed, sequence, position)`. The draw walks the kept tokens in the order of their ids, so that rounding
-//! differences between batches and kernels change the result as rarely as possible.
+//! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. So each
+//! filter is a [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the size of
+//! the vocabulary, whatever the parameters. `u` is a hash of `(seed, sequence, position)`. The draw accumulates the
+//! probabilities of the kept tokens in the order of their ids, so that rounding differences between batches and kernels
+//! change the result as rarely as possible.
 
 mod allowed;
 mod candidates;
@@ -29,7 +30,7 @@ use crate::request::{Failure, Sampling};
 use scan::Peak;
 use select::{Candidate, Cutoff};
 
-/// What determines the sampled token besides the logits.
+/// The inputs that determine the sampled token besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingContext<'a> {
     /// The sampling parameters of the request.
@@ -41,17 +42,17 @@ pub struct SamplingContext<'a> {
     pub history: &'a History,
     /// The index of the sequence in its request, from 0.
     pub index: u32,
-    /// The tokens that a guide allows. All others are banned.
+    /// The tokens that a guide allows. All other tokens are banned.
     pub allowed: Option<&'a TokenSet>,
 }
 
-/// Why no token could be sampled. Only the request fails.
+/// The reason why no token could be sampled. Only the request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// The logits, or those of the allowed tokens, contain NaN or positive infinity.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
-    /// Every token has the logit negative infinity, because of the bias and the bans.
+    /// The bias and the bans set the logit of every token to negative infinity.
     #[error("the bias, the bans and the form of the answer exclude all tokens")]
     NoTokenLeft,
 }
@@ -65,7 +66,7 @@ impl From<SampleError> for Failure {
     }
 }
 
-/// Samples tokens. It reuses its memory, and allocates nothing once it has sampled for a request of each kind.
+/// Samples tokens. The sampler reuses its memory: once it has sampled for a request of each kind, it allocates no more.
 #[derive(Debug, Default)]
 pub struct Sampler {
     adjusted: Vec<f32>,
@@ -90,7 +91,7 @@ impl Sampler {
         if !adjusts(context) {
             return self.sample_adjusted(logits, context);
         }
-        // The adjustment could turn a NaN into a number.
+        // Check the logits first, because the adjustment could turn a NaN into a number.
         if context.allowed.is_none() {
             scan::peak(logits).ok_or(SampleError::NotFinite)?;
         }
@@ -136,8 +137,8 @@ impl Sampler {
         chosen
     }
 
-    /// Returns the log probability of `chosen` and those of the `count` most probable tokens, or fewer if fewer have any probability,
-    /// in the model's own distribution.
+    /// Returns the log probability of `chosen` and those of the `count` most probable tokens, in the model's own
+    /// distribution. There are fewer of these if fewer tokens have a probability above zero.
     ///
     /// # Panics
     /// If `chosen` is not in the vocabulary.
@@ -194,8 +195,8 @@ impl Sampler {
         }
     }
 
-    /// Fills `candidates` with the tokens that top_k, top_p and min_p keep, in the order of their ids. Returns false if none of the
-    /// filters is active.
+    /// Fills `candidates` with the tokens that `top_k`, `top_p` and `min_p` keep, in the order of their ids. Returns
+    /// false if none of the filters is active.
     fn filter(&mut self, logits: &[f32], max: f32, scale: f32, sampling: &Sampling) -> bool {
         let top_k = sampling.top_k as usize;
         let top_k = (top_k > 0 && top_k < logits.len()).then_some(top_k);
@@ -212,7 +213,8 @@ impl Sampler {
         } else if let Some(top_p) = top_p {
             self.sums.clear();
             total = scan::sum_exp(logits, max, scale, &mut self.sums);
-            // Even all tokens below this together have less than `1 - top_p`, so none of them is in the nucleus.
+            // All tokens below this logit together have a probability of less than `1 - top_p`, so none of them is in
+            // the nucleus.
             let tail = ((1.0 - top_p) * total / logits.len() as f64).ln() - NUCLEUS_MARGIN;
             let cut = Cutoff::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
             select::gather(logits, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);
@@ -238,7 +240,7 @@ impl Sampler {
         true
     }
 
-    /// Draws from the whole vocabulary: finds the block by the sums of the blocks, then the token in it.
+    /// Draws from the whole vocabulary: finds the block by the sums of the blocks, and then the token in that block.
     fn draw_all(&mut self, logits: &[f32], max: f32, scale: f32, u: f64) -> TokenId {
         self.sums.clear();
         let mut rest = u * scan::sum_exp(logits, max, scale, &mut self.sums);
@@ -261,7 +263,7 @@ impl Sampler {
     }
 }
 
-/// The natural logarithm by which the bound of the nucleus is lowered. It is far above the rounding error of `exp`.
+/// The value by which the logit bound of the nucleus is lowered. It is far above the rounding error of `exp`.
 const NUCLEUS_MARGIN: f64 = 1e-3;
 
 fn is_greedy(sampling: &Sampling) -> bool {
@@ -283,7 +285,8 @@ fn bans_stop_tokens(context: &SamplingContext<'_>) -> bool {
     early && context.allowed.is_none() && !context.stop.stop_token_ids.is_empty()
 }
 
-/// Applies bias, penalties and bans. Tokens outside of the vocabulary are ignored. No logit becomes NaN or positive infinity.
+/// Applies bias, penalties and bans. Tokens outside the vocabulary are ignored. No logit becomes NaN or positive
+/// infinity.
 fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) {
     let mut change = |token: TokenId, change: &dyn Fn(f32) -> f32| {
         if let Some(logit) = logits.get_mut(token as usize) {
@@ -325,8 +328,8 @@ fn draw(candidates: &[Candidate], u: f64) -> TokenId {
     walk(candidates, u * total)
 }
 
-/// The first token at which the weights add up to more than `rest`. If there is none because of rounding, the last token with any
-/// weight.
+/// Returns the first token at which the weights add up to more than `rest`. If rounding prevents that, returns the last
+/// token with a weight above zero.
 fn walk(candidates: &[Candidate], mut rest: f64) -> TokenId {
     let mut chosen = candidates.first().map_or(0, |first| first.token);
     for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {

@@ -1,21 +1,21 @@
-//! Beam search: decides which continuations of a prompt are pursued together, and which of them are results. It receives the
+//! Beam search: decides which continuations of a prompt are continued, and which of them are results. It receives the
 //! candidates of each beam, and has no access to logits or blocks.
 //!
-//! The search is that of openvino_genai (which is the one of `transformers`, Wolf et al. 2020, over the groups of Diverse
-//! Beam Search, Vijayakumar et al. 2016), so that the same model gives the same results:
+//! The search is that of openvino_genai, so that the same model gives the same results. It is the search of
+//! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):
 //!
-//! - A beam's score is the sum of its tokens' log probabilities. Of the `2B` best continuations of a group's `B` beams, those that
-//!   end are results if they are among the first `B`. The first `B` others continue.
+//! - A beam's score is the sum of its tokens' log probabilities. Among the `2B` best continuations of a group's `B`
+//!   beams, those that end become results if they are among the first `B`. The first `B` others continue.
 //! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B` results.
-//! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the maximum number
-//!   of tokens, and beams that have not ended are results then.
+//! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the
+//!   maximum number of tokens, and beams that have not ended then become results.
 //!
 //! ```text
 //! add_candidates(slot, …) for each beam ─► advance ─► moves: slot 2 continues slot 0 with token 17, … ─► finish_step
 //! ```
 //!
-//! A beam occupies one of the request's sequences, its *slot*. A slot without a beam computes the same as the best beam, so that it
-//! has the same length when it is needed.
+//! A beam occupies one of the request's sequences, its *slot*. A slot without a beam computes the same tokens as the
+//! best beam, so that it has the same length when it is needed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,17 +38,18 @@ pub struct BeamSearch {
     pub num_results: u32,
     /// The number of groups of beams that should differ from each other. It must divide the width.
     pub num_groups: u32,
-    /// The power of a result's length by which its score is divided.
+    /// The exponent of a result's length, by which the result's score is divided.
     pub length_penalty: f32,
-    /// The value subtracted from the log probability of a token for each beam of an earlier group that has it in the same step.
+    /// The value subtracted from the log probability of a token for each beam of an earlier group that has the same
+    /// token in the same step.
     pub diversity_penalty: f32,
-    /// When a group with as many results as beams ends.
+    /// The condition under which a group with as many results as beams ends.
     pub early_stopping: EarlyStopping,
     /// The stop strings, which end a beam by its text.
     pub stop_strings: Option<Arc<dyn TextStop>>,
 }
 
-/// When a group with as many results as beams ends.
+/// The condition under which a group with as many results as beams ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
     /// The group ends immediately.
@@ -59,7 +60,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// Ends beams by their text, which the engine does not know.
+/// Decides from the text of beams whether they end, because the engine does not know texts.
 pub trait TextStop: fmt::Debug + Send + Sync {
     /// The number of last tokens that [`Self::ends`] needs.
     fn num_tokens(&self) -> usize;
@@ -83,11 +84,11 @@ impl BeamSearch {
 /// The candidates for the next token of a beam.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Candidates {
-    /// The candidates, most probable first: [`Search::num_candidates`] of them if there are as many.
+    /// The candidates, most probable first: at most [`Search::num_candidates`].
     pub(crate) tokens: Vec<Candidate>,
     /// The most probable tokens in the model's own distribution, if they were requested.
     pub(crate) top: Option<Vec<TokenLogprob>>,
-    /// Whether the beam is complete because nothing can follow.
+    /// Whether the beam is complete because no token can follow.
     pub(crate) is_complete: bool,
 }
 
@@ -105,7 +106,7 @@ pub(crate) struct Candidate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
     pub(crate) slot: u32,
-    /// The slot whose tokens it continues: itself, or one that continues its own tokens.
+    /// The slot whose tokens this one continues: itself, or a slot that continues its own tokens.
     pub(crate) parent: u32,
     pub(crate) token: TokenId,
     /// Whether the slot has a beam.
@@ -125,7 +126,7 @@ pub(crate) struct Search {
     params: BeamSearch,
     stop: StopCriteria,
     groups: Vec<Group>,
-    /// The tokens of all beams so far: at most the width for each step.
+    /// The tokens of all beams so far: at most `width` nodes for each step.
     nodes: Vec<Node>,
     generated: u32,
     /// The candidates of each slot for this step.
@@ -178,7 +179,7 @@ struct ContinuationToken {
     logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// The continuations of beams, best first. The candidates of each beam are sorted already, so they are merged lazily.
+/// The continuations of beams, best first. The candidates of each beam are already sorted, so they are merged lazily.
 fn merge_continuations(candidates: &[(Beam, Candidates)]) -> impl Iterator<Item = Continuation> {
     let scores = candidates.iter().map(|(parent, candidates)| {
         let complete = candidates.is_complete.then_some(parent.score);
@@ -224,7 +225,8 @@ impl Search {
         groups.flat_map(|group| &group.ongoing).any(|beam| beam.slot == slot)
     }
 
-    /// The number of candidates of a beam that [`Self::advance`] needs. The diversity penalty can move further ones to the front.
+    /// The number of candidates of a beam that [`Self::advance`] needs. The diversity penalty can move later candidates
+    /// to the front.
     pub(crate) fn num_candidates(&self) -> u32 {
         let (width, size) = (self.candidates.len() as u32, self.group_size());
         2 * size + if self.params.diversity_penalty == 0.0 { 0 } else { width - size }
@@ -250,7 +252,8 @@ impl Search {
         &self.moves
     }
 
-    /// Finishes a step. `complete` are the slots whose beams nothing can follow. Returns whether the search has ended.
+    /// Finishes a step. `complete` contains the slots whose beams no token can follow. Returns whether the search has
+    /// ended.
     pub(crate) fn finish_step(&mut self, complete: &[u32]) -> bool {
         if self.generated >= self.stop.max_tokens {
             for index in 0..self.groups.len() {
@@ -265,10 +268,10 @@ impl Search {
         self.params.num_results
     }
 
-    /// The results, best first. There can be fewer than requested if guides and bans allow no more.
+    /// The results, best first. There can be fewer than requested if guides and bans exclude further ones.
     pub(crate) fn results(&self) -> Vec<SearchResult> {
         let mut ended: Vec<&EndedBeam> = self.groups.iter().flat_map(|group| &group.results).collect();
-        // A stable sort, so that earlier results precede equal ones.
+        // The sort is stable, so that earlier results precede later ones with equal scores.
         ended.sort_by(|a, b| b.score.total_cmp(&a.score));
         let results = ended.into_iter().take(self.params.num_results as usize).map(|ended| {
             let mut tokens: Vec<_> =
@@ -402,7 +405,7 @@ impl Search {
         worst >= self.normalized_score(best.score, length)
     }
 
-    /// Ends a group with the maximum number of tokens. Its beams are results.
+    /// Ends a group that has reached the maximum number of tokens. Its beams are results.
     fn end_group(&mut self, index: usize, complete: &[u32]) {
         if std::mem::replace(&mut self.groups[index].has_ended, true) {
             return;

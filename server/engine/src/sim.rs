@@ -1,8 +1,9 @@
-//! A simulated model: no weights, but a real paged cache, costs in real or simulated time, and faults.
+//! A simulated model: it has no weights, but a real paged cache, costs in real or simulated time, and faults.
 //!
-//! Each slot of the cache has a hash of its token, of its position and of all slots before it, *as read through the block table*.
-//! The logits are a function of all slots of the sequence. So a block that two sequences write, a missing copy or a wrong prefix
-//! changes the output. [`expected_tokens`], which has no cache, returns the correct output.
+//! Each slot of the cache contains a hash of its token, of its position and of all slots before it, *as read through
+//! the block table*. The logits are a function of all slots of the sequence. So a defect such as a block written by two
+//! sequences, a missing copy or a wrong prefix changes the output. [`expected_tokens`], which has no cache, returns the
+//! correct output.
 
 mod script;
 
@@ -35,11 +36,11 @@ pub struct SimConfig {
 /// The time of a step, which is the sum of these parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCosts {
-    /// The time of a step, whatever it computes.
+    /// The time of a step, regardless of its work.
     pub step: Duration,
-    /// The time of a token of a sequence with several.
+    /// The time of each token of a sequence with several tokens in the step.
     pub prefill_token: Duration,
-    /// The time of a sequence with one token.
+    /// The time of a sequence with one token in the step.
     pub decode_token: Duration,
 }
 
@@ -57,11 +58,11 @@ pub struct SimFault {
 pub enum SimFaultKind {
     /// The step fails, and the content of the blocks that it writes is undefined.
     Step,
-    /// The step fails, and the runner cannot be used any more.
+    /// The step fails, and the runner can no longer be used.
     Fatal,
     /// The runner panics in the step.
     Panic,
-    /// The row of the returned logits with this index is NaN.
+    /// All returned logits of the row with this index are NaN.
     NotANumber(u32),
 }
 
@@ -72,7 +73,7 @@ pub struct SimRunner {
     clock: Clock,
     /// The hash in each slot of each block.
     slots: Vec<u64>,
-    /// The answers of the model, instead of random tokens.
+    /// The answers that the model gives instead of random tokens.
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,
@@ -116,7 +117,7 @@ impl SimRunner {
         }
     }
 
-    /// Sets the number of adapters, each of which changes the output of the model. They do not change a script.
+    /// Sets the number of adapters. Each adapter changes the output of the model, but not that of a script.
     #[must_use]
     pub fn with_adapters(self, adapters: u32) -> Self {
         Self { adapters, ..self }
@@ -151,7 +152,8 @@ impl SimRunner {
         }
     }
 
-    /// Reads the cached tokens of all sequences before anything is written: the step may only use what was cached before.
+    /// Reads the cached tokens of all sequences before anything is written, because the step may only use tokens that
+    /// were cached before.
     fn read(&mut self, batch: &Batch) {
         self.digests.clear();
         for sequence in &batch.sequences {
@@ -163,7 +165,8 @@ impl SimRunner {
         }
     }
 
-    /// Writes the tokens of a sequence, and appends the needed logits. `digest` is that of the tokens before.
+    /// Writes the tokens of a sequence, and appends the needed logits. `digest` is the digest of the tokens before
+    /// them.
     fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, mut digest: u64) {
         let blocks = batch.block_table_of(sequence);
         // Only a script needs the earlier tokens.
@@ -305,7 +308,7 @@ pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<T
     expected_tokens_with(0, prompt, count, vocabulary)
 }
 
-/// Returns the tokens of [`expected_tokens`] with an adapter.
+/// Like [`expected_tokens`], but with an adapter.
 pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     let mut digest = empty_digest(adapter);
@@ -344,7 +347,7 @@ fn absorb(digest: u64, slot: u64) -> u64 {
     mix(digest.rotate_left(17) ^ slot)
 }
 
-/// The logit of the next token of a script. All others are 0.
+/// The logit of the next token of a script. The logits of all other tokens are 0.
 const CERTAIN: f32 = 100.0;
 
 /// Logits between 0 and 16 that depend on the digest.

@@ -3,7 +3,7 @@
 //! A sleeping engine still accepts requests, and the first one wakes it. The runner decides how memory is released
 //! ([`ModelRunner::sleep`](crate::ModelRunner::sleep)). The engine clears the scheduler's prefix cache.
 
-/// What an engine releases while it sleeps.
+/// The memory that an engine releases while it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SleepLevel {
     /// The memory of the KV cache, including cached prefixes.
@@ -12,7 +12,7 @@ pub enum SleepLevel {
     Model,
 }
 
-/// Why an engine could not be put to sleep or woken.
+/// The reason why an engine could not be put to sleep or woken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SleepError {
     /// The engine has requests to compute.

@@ -1,12 +1,12 @@
-//! Speculative decoding: which draft tokens are computed beside the known token of a sequence, and where they come from:
-//! from prompt lookup or from a draft model.
+//! Speculative decoding: decides which draft tokens are computed together with the latest token of a sequence, and
+//! whether they come from prompt lookup or from a draft model.
 //!
-//! A correct draft saves its sequence a step. It costs what another token costs in a step, and a draft of the model also
-//! costs a run of that model. The speculator measures continuously how often drafts are accepted, and what tokens, steps and
-//! runs cost with the current number of sequences. It proposes no draft that is likely to cost more than it saves, and stops
-//! for a while if drafts lose more than a small fraction of the time.
+//! A correct draft saves its sequence a step. Each draft costs as much as another token in a step, and a draft of the
+//! draft model also costs a run of that model. The speculator measures continuously how often drafts are accepted, and
+//! what tokens, steps and runs cost with the current number of sequences. It proposes no draft that is likely to cost
+//! more than it saves, and stops for a while if drafts lose more than a small fraction of the time.
 //!
-//! Drafts change nothing but the time: each token is sampled as it would be without them.
+//! Drafts affect only the time: each token is sampled as it would be without them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,35 +36,35 @@ pub(crate) struct Speculator {
     costs: Costs,
     rates: AcceptanceRates,
     model: Option<DraftModel>,
-    /// The drafters of requests by their numbers, and some of requests that have ended since the last step.
+    /// The drafters of requests by request number, including some of requests that have ended since the last step.
     requests: BTreeMap<u64, RequestDrafter>,
     /// Whether any request ever had a drafter.
     is_used: bool,
-    /// Reused from step to step for its memory.
+    /// This buffer is reused in every step.
     plan: Vec<ModelDraft>,
 }
 
-/// A sequence that the draft model may propose for.
+/// A sequence for which the draft model may propose drafts.
 struct ModelDraft {
     sequence: SequenceId,
-    /// The probability that a draft is accepted if those before it are.
+    /// The probability that a draft is accepted if all drafts before it are accepted.
     acceptance: f32,
     max_drafts: usize,
-    /// Whether the model is used to measure its acceptance.
+    /// Whether the drafts serve to measure the acceptance of the draft model.
     is_probe: bool,
-    /// Number of drafts that are worth their cost so far.
+    /// Number of drafts found to be worth their cost so far.
     num_drafts: usize,
-    /// The probability that all of them and the next one are accepted.
+    /// The probability that all of these drafts and the next one are accepted.
     probability: f32,
-    /// Number of lookup drafts that are worth their cost instead.
+    /// Number of lookup drafts that are worth their cost if the draft model proposes none.
     num_lookup_drafts: usize,
 }
 
 /// Number of steps of a sequence without the draft model after which the model is probed again, if that is cheap.
 const PROBE_INTERVAL: u32 = 64;
 const PROBE_DRAFTS: usize = 2;
-/// The highest cost of reading a text, as a fraction of what drafts are expected to save until the maximum number of tokens.
-/// The sequence may end before.
+/// The highest cost of reading a text, as a fraction of the time that drafts are expected to save up to the maximum
+/// number of tokens. The sequence may end earlier.
 const READING_COST_MAX: f64 = 0.5;
 /// The highest cost of a probe, as a fraction of the time of the remaining tokens.
 const PROBE_COST_MAX: f64 = 0.02;
@@ -111,7 +111,8 @@ impl Speculator {
         drafter.map_or(DraftCounts::default(), |drafter| drafter.counts)
     }
 
-    /// Decides for all generating sequences how many drafts are worth their cost, and asks the scheduler for room.
+    /// Decides how many drafts are worth their cost for each generating sequence, and requests room for them from the
+    /// scheduler.
     pub(crate) fn propose(&mut self, requests: &Requests, scheduler: &mut Scheduler) {
         self.requests.retain(|number, _| requests.active.contains_key(number));
         if self.requests.is_empty() {
@@ -173,8 +174,8 @@ impl Speculator {
         }
     }
 
-    /// Writes the drafts into the room that a batch has for them, and removes unused room. Returns the time that the draft
-    /// model took.
+    /// Writes the drafts into the room that the batch reserves for them, and removes unused room. Returns the time that
+    /// the draft model took.
     pub(crate) fn write_drafts(&mut self, batch: &mut Batch, requests: &Requests, clock: &Clock) -> Duration {
         if batch.sequences.iter().all(|scheduled| scheduled.num_draft_tokens == 0) {
             return Duration::ZERO;
@@ -208,7 +209,7 @@ impl Speculator {
         }
     }
 
-    /// Records that the drafts of a sequence were computed and not verified.
+    /// Records that the drafts of a sequence were computed but not verified.
     pub(crate) fn record_unused(&mut self, scheduled: &ScheduledSequence) {
         if let Some(drafter) = sequence_drafter(&mut self.requests, scheduled.id) {
             drafter.counts.rejected += scheduled.num_draft_tokens;
@@ -242,7 +243,7 @@ fn sequence_drafter(
     requests.get_mut(&sequence.request)?.sequences.get_mut(sequence.index as usize)
 }
 
-/// Asks the scheduler for room for lookup drafts, if any are worth their cost.
+/// Requests room for lookup drafts from the scheduler, if any are worth their cost.
 fn use_lookup(
     sequence: SequenceId,
     num_drafts: usize,
@@ -255,8 +256,8 @@ fn use_lookup(
     scheduler.set_num_draft_tokens(sequence, num_drafts as u32);
 }
 
-/// Plans drafts of the draft model for a sequence of which at most `remaining` tokens will be generated, beside `planned` other
-/// sequences. `None` if the drafts are not expected to be worth their cost.
+/// Plans drafts of the draft model for a sequence that generates at most `remaining` further tokens, in addition to
+/// `planned` other sequences. `None` if the drafts are not expected to be worth their cost.
 fn plan_model_draft(
     sequence: SequenceId,
     proposer: &ModelProposer,
@@ -284,8 +285,9 @@ fn plan_model_draft(
     })
 }
 
-/// Decides how many drafts each sequence gets from the draft model: adds one more for all sequences for which it is worth the
-/// cost, until there is none. The fewer sequences share a run of the model, the more the run costs for each.
+/// Decides how many drafts each sequence gets from the draft model: repeatedly adds one draft to each sequence for
+/// which another draft is worth its cost, until there is no such sequence. The fewer sequences share a run of the
+/// model, the more the run costs each of them.
 fn extend_drafts(plan: &mut [ModelDraft], prices: Prices, costs: &Costs) {
     for depth in 1.. {
         let mut sharing = plan.len() as u32;
@@ -341,7 +343,8 @@ mod tests {
         let mut costs = Costs::default();
         let prices = Prices { sequence: 1.0, draft: 0.1 };
         (1..=3).for_each(|sequences| (0..3).for_each(|_| costs.record_run(sequences, sequences, 0.3)));
-        // A run for one sequence costs 0.3, and with the draft 0.4. That is worth it down to a probability of 0.46.
+        // A run for one sequence costs 0.3, and 0.4 together with the draft in the step. A draft is worth this cost
+        // down to a probability of 0.46.
         assert_eq!(num_drafts(&mut [draft(0.8, 9, false)], prices, &costs), [3]);
         assert_eq!(num_drafts(&mut [draft(0.8, 2, false)], prices, &costs), [2]);
         assert_eq!(num_drafts(&mut [draft(0.4, 9, false)], prices, &costs), [0]);

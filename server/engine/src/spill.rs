@@ -1,8 +1,8 @@
 //! Stores evicted blocks in a directory and restores them for later requests, even after a restart.
 //!
-//! The engine's thread decides which blocks are written, read and removed, and copies them between the cache and memory. Two
-//! other threads access the disk, so that no step waits for it. An error of the disk costs the time that the prefix cache would
-//! have saved, and nothing else.
+//! The engine's thread decides which blocks are written, read and removed, and copies them between the cache and
+//! memory. Two other threads access the disk, so that no step waits for it. An error of the disk costs only the time
+//! that the prefix cache would have saved.
 //!
 //! ```text
 //! cache ─ copy ─► queue of WRITES_MAX ─► writer ─► file       if the queue is full, the block is dropped
@@ -39,11 +39,12 @@ const WRITES_MAX: usize = 64;
 ///
 /// Beyond it: further requests compute their blocks instead.
 const READS_MAX: usize = 256;
-/// Number of blocks that are read ahead of the engine.
+/// Number of blocks that are read before the engine needs them.
 const READ_AHEAD_MAX: usize = 16;
 /// Number of blocks that are copied into the cache between two steps.
 const RESTORED_MAX: usize = 16;
-/// The shortest time that a request waits for its blocks. It waits longer if computing the blocks would take longer.
+/// The minimum time that a request waits for its blocks. A request waits longer if computing the blocks would take
+/// longer.
 const WAIT_MIN: Duration = Duration::from_millis(200);
 /// The assumed number of prompt tokens computed per second before it is measured.
 const INITIAL_RATE: f32 = 500.0;
@@ -51,7 +52,7 @@ const INITIAL_RATE: f32 = 500.0;
 ///
 /// Beyond it: the request computes the remaining blocks, and no blocks are read for 10 s.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// The time without restores after a block was overdue.
+/// The time for which restores are paused after a block was overdue.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and those that are queued when it
 /// ends.
@@ -64,17 +65,17 @@ struct ActiveRestore {
     id: RestoreId,
     /// The time at which the next block is overdue.
     deadline: Duration,
-    /// The latest deadline of any block.
+    /// The latest possible deadline of any block.
     last_deadline: Duration,
-    /// Whether the reader has the request.
+    /// Whether the restore was requested from the reader.
     is_requested: bool,
-    /// Tells the reader whether the blocks are still needed.
+    /// A flag by which the reader knows whether the blocks are still needed.
     is_needed: Arc<AtomicBool>,
 }
 
-/// The state of the engine's thread.
+/// The state of spilling on the engine's thread.
 pub(crate) struct Spill {
-    /// `None` while it is dropped.
+    /// `None` while `self` is being dropped.
     writes: Option<SyncSender<WriteRequest>>,
     write_results: Receiver<WriteResult>,
     reads: SyncSender<ReadRequest>,
@@ -91,11 +92,11 @@ pub(crate) struct Spill {
     pause_until: Duration,
     block_bytes: usize,
     block_tokens: u32,
-    /// The files of the model, with stamps that show whether they have changed.
+    /// The files of the model, with their sizes and modification times, which show whether they have changed.
     files: Vec<(PathBuf, FileStamp)>,
 }
 
-/// The length and the time of the last change of a file, if they are available.
+/// The size and the modification time of a file, if they are available.
 type FileStamp = Option<(u64, SystemTime)>;
 
 impl Spill {
@@ -121,7 +122,7 @@ impl Spill {
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(run)
         };
-        // The threads are not joined, so that a hanging disk delays nothing.
+        // The threads are not joined, so that a hanging disk does not delay the shutdown.
         spawn("spill-write", Box::new(move || writer.run(&write_requests)))?;
         spawn("spill-read", Box::new(move || reader.run(&read_requests)))?;
         Ok(Self {
@@ -155,7 +156,7 @@ impl Spill {
         self.publish_stats();
     }
 
-    /// Evicts all cached blocks that no sequence holds, and stores as many of them as is possible within [`FLUSH_MAX`].
+    /// Evicts all cached blocks that no sequence holds, and stores as many of them as possible within [`FLUSH_MAX`].
     pub(crate) fn flush(&mut self, scheduler: &mut Scheduler, runner: &dyn ModelRunner) {
         let until = Instant::now() + FLUSH_MAX;
         scheduler.clear_cache();
@@ -213,7 +214,7 @@ impl Spill {
         }
     }
 
-    /// Applies the results of the threads, a limited number of them so that the step is not delayed.
+    /// Applies a limited number of results of the threads, so that the step is not delayed.
     pub(crate) fn poll(&mut self, scheduler: &mut Scheduler, runner: &mut dyn ModelRunner, now: Duration) {
         while let Ok(result) = self.write_results.try_recv() {
             self.apply_write_result(scheduler, result);
@@ -241,7 +242,7 @@ impl Spill {
     /// Ends the restores whose next block is overdue.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
-            // The reader processes restores in order, so others may only have waited for the first.
+            // The reader processes restores in order, so the other ones may only have waited for the first one.
             if index == 0 && self.restores[0].is_requested {
                 tracing::warn!(
                     seconds = PAUSE.as_secs(),

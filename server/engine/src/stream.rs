@@ -12,10 +12,10 @@ use crate::request::{Event, Failure};
 /// waits for a client.
 ///
 /// # Guarantees
-/// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`. If the engine ends before, it is
-///   `Failed(Failure::Stopped)`.
-/// - Dropping the stream aborts the request: its sequences are in no step that begins later, and their blocks are released.
-///   [`Self::abort`] aborts one of them. There is no other way to cancel.
+/// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`. If the engine ends before
+///   that, the last event is `Failed(Failure::Stopped)`.
+/// - Dropping the stream aborts the request: no step that begins later computes its sequences, and their blocks are
+///   released. [`Self::abort`] aborts a single sequence. There is no other way to cancel a request.
 #[derive(Debug)]
 pub struct TokenStream {
     events: mpsc::Receiver<Event>,
@@ -30,7 +30,7 @@ pub struct TokenStream {
 #[derive(Debug)]
 pub(crate) struct Aborts {
     sequences: Box<[AtomicBool]>,
-    /// Whether there are any that the engine has not received.
+    /// Whether the engine has not yet received some of the aborts.
     has_new: AtomicBool,
 }
 
@@ -61,15 +61,15 @@ impl TokenStream {
         Self { events, aborts, ended: vec![false; open], open }
     }
 
-    /// Waits for the next event. `None` after the last.
+    /// Waits for the next event. `None` after the last event.
     ///
     /// # Cancel safety
-    /// A future that is dropped before it is ready has consumed no event.
+    /// If the future is dropped before it is ready, no event is lost.
     pub async fn next(&mut self) -> Option<Event> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// Polls for the next event, for implementations of other streams.
+    /// Polls for the next event. Implementations of other streams use this method.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         while self.open > 0 {
             let event = ready!(self.events.poll_recv(context));
@@ -80,7 +80,7 @@ impl TokenStream {
         Poll::Ready(None)
     }
 
-    /// Returns the next event if it is available already, so that several events can be sent together.
+    /// Returns the next event if it is already available, so that several events can be sent together.
     pub fn try_next(&mut self) -> Option<Event> {
         while self.open > 0 {
             let event = match self.events.try_recv() {
@@ -109,8 +109,8 @@ impl TokenStream {
         None
     }
 
-    /// Aborts one sequence of the request: it is in no step that begins later, and its blocks are released. It has no further
-    /// events, not even `Finished`. Does nothing if the sequence has ended.
+    /// Aborts one sequence of the request: no step that begins later computes it, and its blocks are released. It has
+    /// no further events, not even `Finished`. Does nothing if the sequence has ended.
     ///
     /// # Panics
     /// If the request has no such sequence.

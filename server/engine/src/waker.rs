@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 
 use crate::command::Command;
 
-/// Sends the engine's thread a command to wake up. All clones together have at most one such command in the channel.
+/// Sends a command to wake up to the engine's thread. All clones together have at most one such command in the channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker {
     commands: SyncSender<Command>,
@@ -20,13 +20,13 @@ impl Waker {
 
     pub(crate) fn wake(&self) {
         if !self.is_pending.swap(true, Ordering::AcqRel) {
-            // The channel has room for it. Sending fails only if the engine has ended.
+            // The channel has room for this command, so sending fails only if the engine has ended.
             let _ = self.commands.try_send(Command::Wake);
         }
     }
 
-    /// Records that the engine's thread has received the command. The thread checks the results of other threads after this
-    /// call, so that it misses none.
+    /// Records that the engine's thread has received the command. The thread must check the results of other threads
+    /// after this call, so that it misses none.
     pub(crate) fn acknowledge(&self) {
         self.is_pending.store(false, Ordering::Release);
     }

@@ -1,5 +1,5 @@
-//! Runs the checks of `server-openvino` on arbitrary folders of PEFT adapters. The modules that read them are compiled into
-//! this target, so that OpenVINO is not needed.
+//! Runs the checks of `server-openvino` on arbitrary folders of PEFT adapters. The modules that read adapters are
+//! compiled into this target, so that it does not need OpenVINO.
 
 #![no_main]
 #![allow(dead_code)]
@@ -15,7 +15,7 @@ mod adapters {
     mod source;
 }
 
-/// As in `server-openvino`.
+/// The error type of `server-openvino`, reduced to the variant that these modules use.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot use the adapter {name:?}: {why}")]

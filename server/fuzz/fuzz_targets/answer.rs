@@ -1,5 +1,5 @@
-//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first bytes of an input choose
-//! the formats, whether the prompt has opened reasoning, and how the text is cut; the rest is the text.
+//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first bytes of an input select
+//! the formats, whether the prompt has opened a reasoning section, and how the text is split. The rest is the text.
 
 #![no_main]
 
@@ -28,11 +28,11 @@ fuzz_target!(|input: &[u8]| {
     let is_plain = formats.reasoning == ReasoningFormat::None && formats.tool != ToolFormat::Gptoss;
     let calls = whole.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. }));
     if is_plain && !calls && !text.contains("<turn|>") && !text.trim().is_empty() {
-        assert_eq!(whole, [Delta::Content(text.clone().into_owned())], "no calls");
+        assert_eq!(whole, [Delta::Content(text.clone().into_owned())], "a text without calls is content");
     }
     let letters = text.char_indices().map(|(at, letter)| &text[at..at + letter.len_utf8()]);
-    assert_eq!(read(formats, prompt, letters), whole, "by characters");
-    // Cuts the text every few characters; the interval depends on the input.
+    assert_eq!(read(formats, prompt, letters), whole, "a text split into characters has the same deltas");
+    // Split the text every few characters; the interval depends on the input.
     let every = usize::from(*cut) % 7 + 2;
     let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(every).chain([text.len()]).collect();
     let pieces = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]);

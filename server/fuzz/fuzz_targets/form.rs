@@ -7,5 +7,5 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../guidance/tests/fuzzing/form.rs"]
 mod form;
 
-// llguidance's own panics are caught; those of this process still end it.
+// llguidance's panics are caught; panics of the checks still end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| form::check(input));

@@ -1,4 +1,4 @@
-//! Runs the checks of `server` on arbitrary request bodies to the endpoints that take text.
+//! Runs the checks of `server` on arbitrary request bodies for the endpoints that accept text.
 
 #![no_main]
 #![allow(dead_code)]

@@ -1,5 +1,5 @@
-//! Runs the checks of `server` on arbitrary bytes in the files of the store. The modules that read them are compiled into
-//! this target, so that their allocations can be measured.
+//! Runs the checks of `server` on arbitrary bytes in the files of the store. The modules that read these files are
+//! compiled into this target, so that their allocations can be measured.
 
 #![no_main]
 #![allow(dead_code, unused_imports)]
@@ -19,7 +19,7 @@ mod source {
 
 use source::{store, tenant};
 
-/// As in `server`.
+/// The error type of `server`, reduced to the variant that these modules use.
 mod error {
     #[derive(Debug, PartialEq)]
     pub(crate) enum Error {

@@ -7,5 +7,5 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../text/tests/fuzzing/template.rs"]
 mod template;
 
-// The template engine's own panics are caught; those of this process still end it.
+// The template engine's panics are caught; panics of the checks still end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| template::check(input));

@@ -7,5 +7,5 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../text/tests/fuzzing/tokenizer.rs"]
 mod tokenizer;
 
-// The library's own panics are caught; those of this process still end it.
+// The library's panics are caught; panics of the checks still end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| tokenizer::check(input));

@@ -1,8 +1,8 @@
 //! Decodes the blocks of quantized tensors.
 //!
 //! All supported types store the same data in different packings: groups of small integers with a scale, and either an
-//! integer zero point or a minimum. [`decode`] returns these without loss. [`dequantize`] computes the values in the
-//! order of operations of ggml's reference implementation, so that the results are bit-exact.
+//! integer zero point or a minimum. [`decode`] returns these data without loss. [`dequantize`] computes the values in
+//! the order of operations of ggml's reference implementation, so that the results are bit-exact.
 
 use crate::{Error, TensorType, bf16_to_f32, f16_to_f32};
 
@@ -16,8 +16,8 @@ pub struct Affine {
     pub bits: u32,
     /// The number of values that share a scale.
     pub group: usize,
-    /// The integer zero point; 0 if the groups have minima. (Q8_0 stores signed bytes. `quants` holds them as unsigned
-    /// bytes with zero point 128; flipping the top bit restores the signed byte.)
+    /// The integer zero point; 0 if the groups have minima. (Q8_0 stores signed bytes. `quants` represents them as
+    /// unsigned bytes with zero point 128; flipping the top bit restores the signed byte.)
     pub zero: u8,
     /// The quantized values, in order.
     pub quants: Vec<u8>,
@@ -43,7 +43,7 @@ impl Affine {
 /// Decodes quantized values without loss.
 ///
 /// # Errors
-/// `kind` is not a supported quantized type, or `bytes` are not whole blocks.
+/// `kind` is not a supported quantized type, or `bytes` does not consist of whole blocks.
 pub fn decode(kind: TensorType, bytes: &[u8]) -> Result<Affine, Error> {
     let layout = kind.quant_layout().ok_or(Error::Undecodable(kind))?;
     let values = bytes.len() / kind.block_bytes() * kind.block_values();
@@ -73,7 +73,7 @@ pub fn decode(kind: TensorType, bytes: &[u8]) -> Result<Affine, Error> {
 /// Decodes `bytes` into `values`, bit-exact with ggml's reference implementation.
 ///
 /// # Errors
-/// `kind` is not supported, or `bytes` do not hold exactly `values.len()` values.
+/// `kind` is not supported, or `bytes` does not contain exactly `values.len()` values.
 pub fn dequantize(kind: TensorType, bytes: &[u8], values: &mut [f32]) -> Result<(), Error> {
     if !kind.is_decodable() {
         return Err(Error::Undecodable(kind));

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::TensorType;
 
-/// Why a GGUF file, or a part of one, cannot be used.
+/// The reason why a GGUF file, or a part of one, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system cannot read the file.
@@ -16,7 +16,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The content of the file is not valid.
+    /// The content of the file is invalid.
     #[error("{path} is not a valid GGUF file")]
     Format {
         /// The path of the file.
@@ -33,7 +33,7 @@ pub enum Error {
         /// The name of the requested tensor.
         name: String,
     },
-    /// The requested rows are not all in the tensor.
+    /// Some of the requested rows do not exist in the tensor.
     #[error("rows {start}..{end} of tensor {name:?} do not exist: it has {rows} rows")]
     NoRows {
         /// The name of the tensor.
@@ -45,11 +45,11 @@ pub enum Error {
         /// The row after the last requested one.
         end: u64,
     },
-    /// This crate cannot compute the values of the type.
+    /// This crate does not support decoding the type.
     #[error("decoding tensor type {0} is not supported")]
     Undecodable(TensorType),
     /// The number of bytes does not match the number of values.
-    #[error("{bytes} bytes of type {kind} do not hold exactly {values} values")]
+    #[error("{bytes} bytes of type {kind} do not contain exactly {values} values")]
     Lengths {
         /// The type of the values.
         kind: TensorType,
@@ -72,7 +72,7 @@ pub enum FormatError {
     /// The version of the format is neither 2 nor 3.
     #[error("GGUF version {0} is not supported; supported versions: 2 and 3")]
     Version(u32),
-    /// The file ends before its content does.
+    /// The file is shorter than its content requires.
     #[error(
         "the file is truncated: {what} needs {needed} bytes at offset {offset}, but the file has {size} bytes"
     )]
@@ -158,7 +158,7 @@ pub enum FormatError {
         /// The number of parts according to the metadata.
         found_parts: u64,
     },
-    /// A part has a tensor that an earlier part has, too.
+    /// A part has a tensor that an earlier part also has.
     #[error("tensor {0:?} is also in an earlier part of the split model")]
     TensorInEarlierPart(String),
     /// The parts have more or fewer tensors than the metadata of the first part says.
@@ -182,7 +182,7 @@ pub enum FormatError {
         /// The number of the unknown type.
         kind: u32,
     },
-    /// A tensor of its type cannot have this shape.
+    /// A tensor has a shape that is invalid for its type.
     #[error("tensor {name:?} of type {kind} has the invalid shape {shape:?}")]
     Shape {
         /// The name of the tensor.

@@ -16,8 +16,8 @@ use crate::{
     split::SplitMetadata,
 };
 
-/// An open GGUF file, or the open parts of a split model. Tensor bytes are read by position, so any number of threads can read at
-/// once.
+/// An open GGUF file, or the open parts of a split model. Tensor bytes are read by position, so any number of threads
+/// can read at the same time.
 #[derive(Debug)]
 pub struct GgufFile {
     /// The parts in order; the first has the metadata.
@@ -37,13 +37,14 @@ struct OpenFile {
 }
 
 impl GgufFile {
-    /// Opens `path` and reads its metadata and tensor directory. If it is the first part of a split model, this also opens the
-    /// other parts, which are in the same directory. The metadata of a split model is that of its first part, without the
-    /// keys about the split.
+    /// Opens `path` and reads its metadata and tensor directory. If the file is the first part of a split model, this
+    /// function also opens the other parts, which must be in the same directory. The metadata of a split model is that
+    /// of its first part, without the keys about the split.
     ///
     /// # Errors
-    /// A file cannot be read ([`Error::Read`]) or is not valid ([`Error::Format`]); both name the file. A split model is not
-    /// valid if `path` is a later part, a part belongs to another model, or tensors are missing or appear twice.
+    /// A file cannot be read ([`Error::Read`]) or is invalid ([`Error::Format`]). Both errors name the file. A split
+    /// model is invalid if `path` is a later part, a part belongs to another model, or tensors are missing or appear
+    /// twice.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let (first, header) = OpenFile::open(path.as_ref())?;
         let Header { version, alignment, split, metadata, tensors } = header;
@@ -100,12 +101,12 @@ impl GgufFile {
         Ok(())
     }
 
-    /// The path that the file was opened with.
+    /// The path with which the file was opened.
     pub fn path(&self) -> &Path {
         &self.parts[0].path
     }
 
-    /// The paths of all parts of the model; only one if it is not split.
+    /// The paths of all parts of the model. A model that is not split has one part.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.parts.iter().map(|part| part.path.as_path())
     }
@@ -153,7 +154,7 @@ impl GgufFile {
     /// Replaces the content of `bytes` with the stored bytes of a tensor.
     ///
     /// # Errors
-    /// The file has no such tensor, or it cannot be read. The content of `bytes` is then unspecified.
+    /// The file has no such tensor, or cannot be read. After an error, the content of `bytes` is unspecified.
     pub fn read_tensor(&self, name: &str, bytes: &mut Vec<u8>) -> Result<(), Error> {
         let tensor = self.require_tensor(name)?;
         self.parts[tensor.part].read_range(tensor.offset, tensor.bytes, bytes)
@@ -162,8 +163,8 @@ impl GgufFile {
     /// Replaces the content of `bytes` with the stored bytes of some rows of a tensor.
     ///
     /// # Errors
-    /// The file has no such tensor, the tensor has fewer rows, or it cannot be read. The content of `bytes` is then
-    /// unspecified.
+    /// The file has no such tensor, the tensor has fewer rows, or the file cannot be read. After an error, the content
+    /// of `bytes` is unspecified.
     pub fn read_tensor_rows(&self, name: &str, rows: Range<u64>, bytes: &mut Vec<u8>) -> Result<(), Error> {
         let tensor = self.require_tensor(name)?;
         if rows.start > rows.end || rows.end > tensor.rows() {
@@ -211,7 +212,7 @@ impl OpenFile {
     }
 }
 
-/// The paths of all parts but the first, according to the name of the first, or of the file that it links to.
+/// The paths of all parts except the first, derived from the name of the first part or of the file that it links to.
 fn later_paths(first: &Path, parts: u64) -> Option<Vec<PathBuf>> {
     let paths = |path: &Path| {
         let name = PartName::parse(path.file_name()?.to_str()?)?;

@@ -1,4 +1,4 @@
-//! Converts half-precision floats to `f32`, exactly, and back, rounding to nearest with ties to even.
+//! Converts half-precision floats to `f32` exactly, and back with rounding to nearest, ties to even.
 
 /// Converts IEEE binary16 bits to the value they represent.
 pub fn f16_to_f32(bits: u16) -> f32 {
@@ -6,7 +6,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     let exponent = u32::from(bits >> 10) & 0x1f;
     let fraction = u32::from(bits) & 0x3ff;
     match exponent {
-        // Zero or subnormal: fraction * 2^-24, which f32 represents exactly.
+        // A zero or subnormal number is fraction * 2^-24, which f32 represents exactly.
         0 => f32::from_bits(sign | (fraction as f32 * f32::from_bits(0x3380_0000)).to_bits()),
         0x1f => f32::from_bits(sign | 0x7f80_0000 | (fraction << 13)),
         _ => f32::from_bits(sign | ((exponent + 112) << 23) | (fraction << 13)),
@@ -26,7 +26,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
         return sign | 0x7c00;
     }
     let (significand, shift) = if magnitude < 0x3880_0000 {
-        // Subnormal result: shift the significand (with its hidden bit) so that a unit is 2^-24.
+        // Subnormal result: shift the significand (with its hidden bit) so that its lowest bit stands for 2^-24.
         let shift = 126 - (magnitude >> 23);
         if shift > 24 {
             return sign;

@@ -1,9 +1,9 @@
 //! Reads GGUF files: metadata, the tensor directory and tensor data, including quantized data.
 //!
-//! This crate decides whether a file is a valid GGUF file and computes its weights exactly. It knows no model
-//! architecture, no tokenizer and no runtime. Files are not trusted: every count and length is checked
-//! against the size of the file and the [`limits`] before memory is allocated. Files are read without `unsafe` code
-//! and without memory mapping.
+//! This crate decides whether a file is a valid GGUF file and computes its weights exactly. It does not know model
+//! architectures, tokenizers or runtimes. Files are not trusted: every count and length is checked against the size of
+//! the file and the [`limits`] before memory is allocated. Files are read without `unsafe` code and without memory
+//! mapping.
 //!
 //! ```text
 //! path ─► GgufFile::open ─► metadata (Value)          tensors (TensorEntry)

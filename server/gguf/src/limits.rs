@@ -1,4 +1,5 @@
-//! Limits on what a GGUF file may declare. They are far above any real file and far below what exhausts memory.
+//! Limits on what a GGUF file may declare. They are far above the values of any real file, and far below values that
+//! would exhaust the memory.
 
 /// Size of the header of a GGUF file: the metadata and the tensor directory.
 ///

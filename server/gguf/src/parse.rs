@@ -15,13 +15,13 @@ pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) alignment: u64,
     pub(crate) split: SplitMetadata,
-    /// In file order.
+    /// The entries in the order of the file.
     pub(crate) metadata: Vec<(String, Value)>,
-    /// In file order.
+    /// The entries in the order of the file.
     pub(crate) tensors: Vec<TensorEntry>,
 }
 
-/// Why a header could not be parsed.
+/// The reason why a header could not be parsed.
 #[derive(Debug)]
 pub(crate) enum ParseError {
     Io(io::Error),
@@ -43,7 +43,7 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
         return Err(FormatError::Magic.into());
     }
     let version = input.u32("the version")?;
-    // A big-endian file's small version number reads as a large one that ends in zeros.
+    // In a big-endian file, the small version number appears as a large one that ends in zero bits.
     if version & 0xffff == 0 && version != 0 {
         return Err(FormatError::BigEndian.into());
     }
@@ -141,7 +141,7 @@ fn read_array<R: BufRead>(input: &mut Input<R>, key: &str) -> Result<Array> {
             Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_>>()?)
         }
         8 => {
-            // Each string is preceded by its length, which takes 8 bytes.
+            // Each string is preceded by its length, which occupies 8 bytes.
             input.require_bytes(key, length as u64 * 8)?;
             let mut values = Vec::with_capacity(length);
             for _ in 0..length {
@@ -167,7 +167,7 @@ fn numbers<R: BufRead, T, const N: usize>(
     Ok(bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect())
 }
 
-/// Reads the tensor directory. The offsets it returns are relative to the tensor data.
+/// Reads the tensor directory. The returned offsets are relative to the tensor data.
 fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<TensorEntry>> {
     let mut tensors = Vec::new();
     let mut seen = HashSet::new();
@@ -244,7 +244,7 @@ struct Input<R> {
 }
 
 impl<R: BufRead> Input<R> {
-    /// Fails unless the file has `needed` more bytes and the header stays within its limit.
+    /// Fails unless the file has `needed` more bytes and the header remains within its limit.
     fn require_bytes(&self, what: &str, needed: u64) -> Result<()> {
         if needed > self.size - self.offset {
             let (offset, size) = (self.offset, self.size);

@@ -15,7 +15,7 @@ pub struct PartName<'a> {
 }
 
 impl<'a> PartName<'a> {
-    /// Parses a file name; `None` if it is not that of a part.
+    /// Parses a file name; `None` if it is not the name of a part.
     pub fn parse(name: &'a str) -> Option<Self> {
         let (name, parts) = split_number(name.strip_suffix(".gguf")?, "-of-")?;
         let (prefix, part) = split_number(name, "-")?;
@@ -29,21 +29,22 @@ impl<'a> PartName<'a> {
     }
 }
 
-/// Splits five digits, and the separator before them, off the end of a name.
+/// Removes a number of five digits, and the separator before it, from the end of a name. Returns the rest and the
+/// number.
 fn split_number<'a>(name: &'a str, separator: &str) -> Option<(&'a str, u64)> {
     let (rest, digits) = name.split_at_checked(name.len().checked_sub(5)?)?;
     let number = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
     Some((rest.strip_suffix(separator)?, number))
 }
 
-/// What the metadata of a file says about the model that it is a part of. A file without such metadata is the only part.
+/// The metadata of a file about the split model to which it belongs. A file without such metadata is the only part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SplitMetadata {
     /// The number of the part; the first is 1.
     pub(crate) part: u64,
     /// The number of parts of the model; at least 1.
     pub(crate) parts: u64,
-    /// The number of tensors of all parts together; 0 if the metadata does not have it.
+    /// The number of tensors of all parts together; 0 if the metadata does not contain it.
     pub(crate) tensors: u64,
 }
 
@@ -55,7 +56,7 @@ impl SplitMetadata {
             let what = "the number of parts of the split model".to_owned();
             return Err(FormatError::Limit { what, value: parts, limit: limits::PARTS_MAX });
         }
-        // The metadata counts from 0, and the names of the files from 1.
+        // The metadata numbers the parts from 0, and the names of the files number them from 1.
         let part = number("split.no")?.unwrap_or(0).saturating_add(1);
         Ok(Self { part, parts, tensors: number("split.tensors.count")?.unwrap_or(0) })
     }

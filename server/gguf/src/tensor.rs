@@ -4,8 +4,8 @@ use std::fmt;
 
 macro_rules! tensor_types {
     ($($variant:ident = $number:literal, $name:literal, $block_values:literal, $block_bytes:literal;)*) => {
-        /// How the values of a tensor are stored: every type that ggml defines. [`TensorType::is_decodable`] says
-        /// which of them this crate can decode.
+        /// The format of a tensor's values: every type that ggml defines. [`TensorType::is_decodable`] shows which
+        /// types this crate can decode.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[expect(missing_docs, reason = "each variant is named like its ggml type")]
         pub enum TensorType { $($variant,)* }
@@ -14,12 +14,12 @@ macro_rules! tensor_types {
             /// Every tensor type that ggml defines.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The type that this number stands for in a file.
+            /// The type that this number represents in a file.
             pub fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
 
-            /// The number that stands for the type in a file.
+            /// The number that represents the type in a file.
             pub fn number(self) -> u32 {
                 match self { $(Self::$variant => $number,)* }
             }
@@ -121,7 +121,8 @@ impl TensorType {
         Some(QuantLayout { bits, group, zero, has_min })
     }
 
-    /// The number of bytes of `values` values; `None` if they are not whole blocks or the product overflows.
+    /// The number of bytes of `values` values; `None` if `values` is not a multiple of the block size or the product
+    /// overflows.
     pub fn bytes_of(self, values: u64) -> Option<u64> {
         let block_values = self.block_values() as u64;
         if !values.is_multiple_of(block_values) {
@@ -148,7 +149,7 @@ pub struct TensorEntry {
     pub kind: TensorType,
     /// The index of the file that stores the tensor, in [`GgufFile::paths`](crate::GgufFile::paths).
     pub part: usize,
-    /// The offset of the first byte from the start of that file.
+    /// The offset of the tensor's first byte from the start of this file.
     pub offset: u64,
     /// The number of bytes of the tensor.
     pub bytes: u64,
@@ -160,7 +161,7 @@ impl TensorEntry {
         self.shape.iter().product()
     }
 
-    /// The number of rows: the product of all dimensions but the first.
+    /// The number of rows: the product of all dimensions except the first.
     pub fn rows(&self) -> u64 {
         self.shape[1..].iter().product()
     }

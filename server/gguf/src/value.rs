@@ -197,7 +197,7 @@ pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<
     find(metadata, key).map(|value| value.u64().ok_or_else(|| bad_value(key, value))).transpose()
 }
 
-/// The error for a value that its key does not allow.
+/// The error for a value that is invalid for its key.
 pub(crate) fn bad_value(key: &str, value: &Value) -> FormatError {
     let value = value.i64().map_or_else(|| "not an integer".to_owned(), |value| value.to_string());
     FormatError::BadValue { key: key.to_owned(), value }

@@ -1,5 +1,6 @@
-//! Writes GGUF files, with quantization if requested. Except for [`header`](fn@header), it is for tests that need a small model
-//! of any shape: values are rounded to nearest, without the search for better scales that production quantizers do.
+//! Writes GGUF files, with quantization if requested. Except for [`header`](fn@header), the module is for tests that
+//! need a small model of any shape: values are rounded to nearest, without the search for better scales that production
+//! quantizers perform.
 
 use std::{
     fs, io,
@@ -88,16 +89,16 @@ impl GgufWriter {
     }
 }
 
-/// A tensor in a header that is to be written.
+/// The entry of a tensor in a header that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorHeader<'a> {
     /// The name of the tensor.
     pub name: &'a str,
-    /// Its dimensions; `shape[0]` varies fastest.
+    /// The dimensions of the tensor; `shape[0]` varies fastest.
     pub shape: &'a [u64],
-    /// The type of its values.
+    /// The type of the tensor's values.
     pub kind: TensorType,
-    /// The offset of its first byte in the tensor data: a multiple of [`ALIGNMENT`].
+    /// The offset of the tensor's first byte in the tensor data: a multiple of [`ALIGNMENT`].
     pub offset: u64,
 }
 
@@ -124,8 +125,8 @@ pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<
     file
 }
 
-/// Writes a model as several parts, `NAME-00001-of-0000N.gguf` and so on, as llama.cpp's `gguf-split` does. Returns the path
-/// of the first part.
+/// Writes a model as several parts, `NAME-00001-of-0000N.gguf` and so on, like llama.cpp's `gguf-split`. Returns the
+/// path of the first part.
 ///
 /// # Errors
 /// A tensor cannot be read, or a part cannot be written.

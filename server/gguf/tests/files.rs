@@ -132,7 +132,7 @@ fn quantized_values_are_near_the_originals() {
         dequantize(kind, &quantize(kind, &values), &mut read).unwrap();
         let bits = kind.quant_layout().map_or(8, |layout| layout.bits);
         let worst = values.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // Half a quantization step, doubled because scales are rounded too.
+        // The tolerance is half a quantization step, doubled because scales are rounded too.
         assert!(worst <= 2.2 / (1u32 << bits) as f32, "{kind}: {worst}");
         let zeros = vec![0.0; 256];
         let mut read = vec![1.0; 256];

@@ -1,5 +1,5 @@
 //! Blocks with random quants and the values that the reference implementation (Python package `gguf`) decodes from
-//! them. Each line of `blocks.txt` holds a type, the bytes of a block and the bytes of its values, in hexadecimal.
+//! them. Each line of `blocks.txt` contains a type, the bytes of a block and the bytes of its values, in hexadecimal.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
@@ -10,7 +10,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 fn golden() -> Vec<(TensorType, Vec<u8>, Vec<u32>)> {
-    // A larger file in the same format can replace it.
+    // The variable can name a larger file in the same format.
     let text = match std::env::var("GGUF_GOLDEN_BLOCKS") {
         Ok(path) => std::fs::read_to_string(path).unwrap(),
         Err(_) => include_str!("blocks.txt").to_owned(),

@@ -48,8 +48,8 @@ impl Split {
         GgufFile::open(self.part(1))
     }
 
-    /// Replaces a part by a file with one tensor, whose metadata has `numbers` as the number of the part, the number of parts
-    /// and the number of tensors.
+    /// Replaces a part with a file that has one tensor, and whose metadata has the `numbers`: the number of the part,
+    /// the number of parts and the number of tensors.
     fn replace(&self, part: u16, numbers: [i32; 3], tensor: &str) {
         let [no, count, tensors] = numbers;
         let mut writer = GgufWriter::default();
@@ -61,7 +61,7 @@ impl Split {
         writer.write(self.part(part)).unwrap();
     }
 
-    /// The problem with the part that must be the reason why the model cannot be opened.
+    /// Opens the model, which must fail because of this part, and returns the problem.
     fn problem(&self, part: u16) -> FormatError {
         match self.open() {
             Err(Error::Format { path, source }) => {
@@ -101,7 +101,7 @@ fn the_first_part_opens_the_whole_model() {
     assert_eq!(parts, [0, 0, 0, 1, 1, 1, 2]);
 }
 
-/// As `gguf-split --no-tensor-first-split` writes it.
+/// The first part has no tensors, as `gguf-split --no-tensor-first-split` writes it.
 #[test]
 fn a_part_may_have_no_tensors() {
     let split = Split::new();
@@ -118,7 +118,7 @@ fn a_part_may_have_no_tensors() {
     assert_eq!(GgufFile::open(path(1)).unwrap().tensor("t").unwrap().part, 1);
 }
 
-/// `ovfleet-server fetch` creates such a link, and the cache of the Hub links from names to digests.
+/// `ovfleet-server fetch` creates such a link, and the Hub's cache consists of links from file names to digests.
 #[test]
 fn links_lead_to_the_parts_beside_the_link_or_beside_its_target() {
     let split = Split::new();
@@ -193,7 +193,7 @@ fn parts_of_other_models_are_rejected() {
     assert_eq!(split.problem(2), other(2, 3, 3, 3));
     split.replace(2, [1, 4, 7], "t");
     assert_eq!(split.problem(2), other(2, 3, 2, 4));
-    // A model that is not split.
+    // The second part is replaced with a model that is not split.
     fs::copy(split.folder.path().join("whole.gguf"), split.part(2)).unwrap();
     assert_eq!(split.problem(2), other(2, 3, 1, 1));
     split.replace(2, [1, 3, 7], "t0");

@@ -1,4 +1,4 @@
-//! The responses of the chat and completions endpoints, whole and in chunks.
+//! The responses of the chat and completions endpoints, both whole and streamed in chunks.
 
 use serde::Serialize;
 
@@ -103,7 +103,7 @@ pub struct ChatMessage {
     pub role: &'static str,
     /// The text of the message; `null` if there is none.
     pub content: Option<String>,
-    /// A refusal: always `null`, because the server cannot tell refusals from other text.
+    /// A refusal: always `null`, because the server cannot distinguish refusals from other text.
     pub refusal: Option<String>,
     /// The reasoning before the message; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,7 +152,7 @@ pub struct ChatChunk {
     pub model: String,
     /// At most one choice; none in the chunk with the usage.
     pub choices: Vec<ChatChunkChoice>,
-    /// The numbers of tokens used. Absent unless the request asks for it; then `null` in all chunks but the
+    /// The numbers of tokens used. Absent unless the request sets `include_usage`; then `null` in all chunks except the
     /// last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -172,7 +172,7 @@ pub struct ChatChunkChoice {
     pub delta: ChatDelta,
     /// The log probabilities of the tokens of this chunk, if requested.
     pub logprobs: Option<ChatLogprobs>,
-    /// The reason why the choice ended; `null` until it has.
+    /// The reason why the choice ended; `null` until then.
     pub finish_reason: Option<ChoiceFinishReason>,
     /// The tokens of this chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -209,7 +209,7 @@ pub struct ChatDelta {
 /// arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCallDelta {
-    /// The index of the call within its choice, from 0.
+    /// The index of the call within its choice, starting at 0.
     pub index: u32,
     /// The identifier of the call, in its first part.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,7 +231,7 @@ pub struct FunctionDelta {
     pub arguments: String,
 }
 
-/// A response of the completions endpoint. Whole responses and chunks have the same shape.
+/// A response of the completions endpoint. Whole responses and chunks have the same fields.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Completion {
     /// The identifier of the response.
@@ -244,7 +244,7 @@ pub struct Completion {
     pub model: String,
     /// The choices; at most one in a chunk.
     pub choices: Vec<CompletionChoice>,
-    /// The numbers of tokens used: always present in a whole response, and as in [`ChatChunk`] in chunks.
+    /// The numbers of tokens used. They are always present in a whole response, and in chunks as in [`ChatChunk`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// A fingerprint as in [`ChatCompletion`].
@@ -260,7 +260,7 @@ pub struct CompletionChoice {
     pub text: String,
     /// The log probabilities of its tokens, if requested.
     pub logprobs: Option<CompletionLogprobs>,
-    /// The reason why the choice ended; `null` in a chunk until it has.
+    /// The reason why the choice ended; `null` in chunks before that.
     pub finish_reason: Option<ChoiceFinishReason>,
     /// The tokens of the choice, or those of the chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]

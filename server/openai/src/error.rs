@@ -12,12 +12,12 @@ pub struct ErrorBody {
 /// An error in the format that the official clients read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorObject {
-    /// The description for people.
+    /// The human-readable description of the error.
     pub message: String,
     /// The class of the error, such as `invalid_request_error` or `server_error`.
     pub r#type: &'static str,
     /// The path of the parameter that caused the error, such as `messages[0].content`.
     pub param: Option<String>,
-    /// The code for programs, such as `model_not_found` or `context_length_exceeded`.
+    /// The machine-readable code, such as `model_not_found` or `context_length_exceeded`.
     pub code: Option<&'static str>,
 }

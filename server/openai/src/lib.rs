@@ -1,9 +1,9 @@
-//! The OpenAI API on the wire: the JSON of requests, responses, chunks and errors, without their meaning. The
-//! crate depends on serde only: it knows no HTTP, no engine and no tokenizer.
+//! The wire types of the OpenAI API: the JSON of requests, responses, chunks and errors, without their semantics. The
+//! crate depends only on serde and contains no code for HTTP, the engine or the tokenizer.
 //!
-//! Parsing is tolerant: unknown fields are ignored and `null` is the same as an absent field. A value of a
-//! wrong type is rejected with the path of its parameter ([`RequestError::param`]). The server checks whether
-//! values are in range.
+//! Parsing is tolerant: unknown fields are ignored and `null` is the same as an absent field. A value of a wrong type
+//! causes an error with the path of the parameter ([`RequestError::param`]). The server checks whether values are in
+//! range.
 
 mod answer;
 mod error;

@@ -22,8 +22,7 @@ pub struct Model {
     pub created: u64,
     /// The owner of the model.
     pub owned_by: &'static str,
-    /// The path of the files of an adapter; absent for base models. (An extension with the name that vLLM uses,
-    /// as is `parent`.)
+    /// The path of the files of an adapter; absent for base models. (An extension with vLLM's name, as is `parent`.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
     /// The base model of an adapter; absent for base models.

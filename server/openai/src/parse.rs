@@ -3,10 +3,10 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Why a body is not a valid request.
+/// The reason why a body is not a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
-    /// The description for people, which begins with the path of the parameter if there is one.
+    /// The human-readable description, which begins with the path of the parameter if there is one.
     pub message: String,
     /// The path of the invalid parameter, such as `messages[0].content`. `None` if the body is not a JSON
     /// object.
@@ -31,12 +31,12 @@ pub fn object(body: &[u8]) -> Result<Value, RequestError> {
     }
 }
 
-/// Deserializes the fields that `T` declares; other types read the other fields.
+/// Deserializes the fields that `T` declares and ignores all others, which other types read.
 pub(crate) fn fields<T: DeserializeOwned>(object: &Value) -> Result<T, RequestError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let path = error.path().to_string();
         let reason = error.inner().to_string();
-        // Serde reports a missing field at the object that lacks it.
+        // Serde reports a missing field with the path of the object that lacks it.
         if let Some(field) = reason.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
             let param = if path == "." { field.to_owned() } else { format!("{path}.{field}") };
             return RequestError {
@@ -53,7 +53,7 @@ pub(crate) fn fields<T: DeserializeOwned>(object: &Value) -> Result<T, RequestEr
     })
 }
 
-/// Replaces the names of Rust types in a message of serde, which mean nothing to API clients.
+/// Replaces the names of Rust types, which mean nothing to API clients, in a message from serde.
 fn without_rust_types(reason: &str) -> String {
     let Some((value, expected)) = reason.rsplit_once(", expected ") else { return reason.to_owned() };
     let value = ["invalid type: ", "invalid value: "].iter().find_map(|prefix| value.strip_prefix(prefix));

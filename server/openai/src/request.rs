@@ -26,7 +26,7 @@ pub struct ChatRequest {
     pub tools: Option<Vec<Map<String, Value>>>,
     /// The tools that the model may or must choose.
     pub tool_choice: Option<Value>,
-    /// The deprecated name of `tools`: a list of what is under `function` there.
+    /// The deprecated form of `tools`: a list of the objects that `tools` has as `function`.
     pub functions: Option<Vec<Map<String, Value>>>,
     /// The deprecated name of `tool_choice`.
     pub function_call: Option<Value>,
@@ -55,7 +55,8 @@ pub struct CompletionRequest {
     pub generation: Generation,
     /// The prompt or the prompts.
     pub prompt: Option<Prompt>,
-    /// Report log probabilities, including those of this many most probable tokens.
+    /// Whether to report log probabilities; the value is the number of most probable tokens to include at each
+    /// position.
     pub logprobs: Option<u32>,
     /// Whether the text of the response begins with the prompt.
     pub echo: Option<bool>,
@@ -75,13 +76,13 @@ pub struct Generation {
     pub stream_options: Option<StreamOptions>,
     /// The largest number of tokens to generate for a choice.
     pub max_tokens: Option<u32>,
-    /// The newer name of `max_tokens`, which takes precedence.
+    /// The newer name of `max_tokens`. It takes precedence.
     pub max_completion_tokens: Option<u32>,
-    /// The number of tokens to generate before an end token or stop string counts.
+    /// The number of tokens to generate before an end token or stop string takes effect.
     pub min_tokens: Option<u32>,
     /// The number of choices to generate.
     pub n: Option<u32>,
-    /// The number of candidates to generate, of which the best become the choices.
+    /// The number of candidates to generate, the best of which become the choices.
     pub best_of: Option<u32>,
     /// The strings that end a choice.
     pub stop: Option<Stop>,
@@ -95,19 +96,19 @@ pub struct Generation {
     pub skip_special_tokens: Option<bool>,
     /// The seed of the random numbers for sampling.
     pub seed: Option<i64>,
-    /// The divisor of the logits; 0 means greedy sampling.
+    /// The divisor of the logits; 0 selects greedy sampling.
     pub temperature: Option<f32>,
-    /// Sample from the most probable tokens whose probabilities add up to this.
+    /// Sample only from the most probable tokens whose probabilities add up to this value.
     pub top_p: Option<f32>,
-    /// Sample from this many most probable tokens; 0 and -1 mean all.
+    /// Sample only from this number of most probable tokens; 0 and -1 mean all tokens.
     pub top_k: Option<i32>,
-    /// Sample from the tokens that are at least this times as probable as the most probable one.
+    /// Sample only from tokens whose probability is at least this fraction of that of the most probable token.
     pub min_p: Option<f32>,
-    /// The penalty on tokens that occur in the prompt or the response.
+    /// The penalty on tokens that occur in the prompt or in the response.
     pub repetition_penalty: Option<f32>,
     /// The penalty on tokens that occur in the response, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// The penalty on tokens that occur in the response at all.
+    /// The penalty on tokens that occur in the response, however often.
     pub presence_penalty: Option<f32>,
     /// The values to add to the logits, by token.
     pub logit_bias: Option<Map<String, Value>>,
@@ -119,7 +120,7 @@ pub struct Generation {
     pub guided_json: Option<Value>,
     /// A regular expression for the output (an older parameter of vLLM).
     pub guided_regex: Option<Value>,
-    /// The allowed texts of the output (an older parameter of vLLM).
+    /// The list of allowed outputs (an older parameter of vLLM).
     pub guided_choice: Option<Value>,
     /// A grammar for the output (an older parameter of vLLM).
     pub guided_grammar: Option<Value>,
@@ -131,15 +132,16 @@ pub struct Generation {
     pub bad_words: Option<Vec<String>>,
     /// The only tokens that may be generated.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Keep this many of the last tokens of the prompt; -1 keeps as many as fit.
+    /// Keep only this number of the last tokens of the prompt; -1 keeps as many as fit.
     pub truncate_prompt_tokens: Option<i64>,
-    /// Report log probabilities of the prompt, including those of this many most probable tokens.
+    /// Whether to report log probabilities of the prompt; the value is the number of most probable tokens to include at
+    /// each position.
     pub prompt_logprobs: Option<u32>,
     /// Whether to convert the output tokens to text.
     pub detokenize: Option<bool>,
-    /// Whether log probabilities name tokens by id instead of text.
+    /// Whether log probabilities identify tokens by ID instead of text.
     pub return_tokens_as_token_ids: Option<bool>,
-    /// Whether to report the token ids of prompt and output.
+    /// Whether to report the token IDs of prompt and output.
     pub return_token_ids: Option<bool>,
     /// Whether to add the special tokens that the model expects around the prompt.
     pub add_special_tokens: Option<bool>,
@@ -155,9 +157,9 @@ pub struct Generation {
     pub assistant_confidence_threshold: Option<f32>,
     /// Whether to use beam search.
     pub use_beam_search: Option<bool>,
-    /// The exponent of the length by which the score of a beam is divided.
+    /// The exponent of the sequence length, by which the score of a beam is divided.
     pub length_penalty: Option<f32>,
-    /// When beam search ends: `true`, `false` or `"never"`.
+    /// The condition under which beam search ends: `true`, `false` or `"never"`.
     pub early_stopping: Option<Value>,
     /// The penalty on tokens that another group of beams chose at the same step.
     pub diversity_penalty: Option<f32>,
@@ -169,7 +171,7 @@ pub struct Generation {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Prediction {
-    /// The expected text, in one part or several.
+    /// The expected text, as a string or a list of parts.
     pub content: Option<Content>,
 }
 
@@ -190,7 +192,7 @@ impl Prediction {
 pub struct StreamOptions {
     /// Whether a last chunk reports the usage.
     pub include_usage: Option<bool>,
-    /// Whether every chunk reports the usage so far.
+    /// Whether every chunk reports the usage up to that point.
     pub continuous_usage_stats: Option<bool>,
 }
 
@@ -238,7 +240,7 @@ pub struct Message {
     /// The content of the message.
     #[serde(default)]
     pub content: Option<Content>,
-    /// The refusal of the assistant, which takes the place of the content.
+    /// The refusal of the assistant, which replaces the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
     /// The name of the author, which distinguishes authors with the same role.
@@ -253,10 +255,10 @@ pub struct Message {
     /// The tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Map<String, Value>>>,
-    /// The deprecated name of a single tool call: what is under `function` there.
+    /// The deprecated form of a single tool call: the object that a tool call has as `function`.
     #[serde(default, skip_serializing)]
     pub function_call: Option<Map<String, Value>>,
-    /// The tool call that this message answers.
+    /// The identifier of the tool call that this message answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
@@ -265,9 +267,9 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Content {
-    /// The content is a text.
+    /// The content is a string.
     Text(String),
-    /// The content is a list of parts, such as texts and images.
+    /// The content is a list of parts, such as text and images.
     Parts(Vec<ContentPart>),
 }
 
@@ -284,12 +286,12 @@ pub struct ContentPart {
     pub refusal: Option<String>,
 }
 
-/// The prompt or the prompts of a request.
+/// The prompts of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
-    /// Prompts as texts. A single text needs no array.
+    /// Prompts as strings. A single string needs no array.
     Texts(Vec<String>),
-    /// Prompts as tokens. A single list of tokens needs no outer array.
+    /// Prompts as token IDs. A single list of token IDs needs no outer array.
     Tokens(Vec<Vec<u32>>),
 }
 
@@ -330,7 +332,7 @@ impl<'de> Deserialize<'de> for Prompt {
                 let Some(first) = elements.next_element::<PromptElement>()? else {
                     return Ok(Prompt::Texts(Vec::new()));
                 };
-                // All elements must be of the same kind as the first.
+                // All elements must have the same type as the first.
                 match first {
                     PromptElement::Text(text) => {
                         let mut texts = vec![text];

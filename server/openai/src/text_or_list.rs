@@ -1,14 +1,14 @@
-//! Values that are a text or a list.
+//! Values that are a string or a list.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
-/// A text, or a list of elements.
+/// A string, or a list of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextOrList<T> {
-    /// The value is a text.
+    /// The value is a string.
     Text(String),
     /// The value is a list.
     List(Vec<T>),
@@ -20,7 +20,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOrList<T> {
     }
 }
 
-/// Deserializes a text or a list. `expected` describes both in error messages.
+/// Deserializes a string or a list. Error messages contain `expected` as the description of both.
 pub(crate) fn text_or_list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     expected: &'static str,

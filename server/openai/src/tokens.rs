@@ -1,4 +1,4 @@
-//! Tokenization requests and responses, which combine the formats of OVMS and vLLM.
+//! Tokenization requests and responses, in a format that combines those of OVMS and vLLM.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub struct TokenizeRequest {
     /// The name of the model.
     pub model: Option<String>,
-    /// The text or the texts.
+    /// The text or texts to tokenize.
     pub text: Option<Texts>,
     /// The name that vLLM uses for `text`.
     pub prompt: Option<Texts>,
@@ -23,11 +23,11 @@ pub struct TokenizeRequest {
     pub pad_to_max_length: Option<bool>,
     /// The side to pad: `left` or `right`.
     pub padding_side: Option<String>,
-    /// Whether to return the texts of the tokens.
+    /// Whether to return the tokens as strings.
     pub return_token_strs: Option<bool>,
 }
 
-/// A text or several texts.
+/// One or several texts.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Texts {
@@ -46,12 +46,12 @@ pub struct TokenizeResponse {
     pub count: usize,
     /// The largest number of tokens of prompt and response together.
     pub max_model_len: u32,
-    /// The texts of the tokens; absent unless requested.
+    /// The tokens as strings; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_strs: Option<Lists<String>>,
 }
 
-/// A list for a single text, or a list for each of several texts.
+/// One list for a single text, or a list for each of several texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Lists<T> {

@@ -1,4 +1,4 @@
-//! Checks which requests are accepted and how others are rejected.
+//! Checks which requests are accepted, and with which errors others are rejected.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};

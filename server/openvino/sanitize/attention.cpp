@@ -23,7 +23,7 @@ constexpr size_t GROUPS[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 48};
 constexpr size_t TOKENS_MAX = 70;
 constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8};
 
-// The number of multiplications of a case: it has a longer context if less is computed for each token of the context.
+// The number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
 // The number of multiplications of a sequence that is computed in several divisions.
@@ -92,7 +92,7 @@ public:
         layer_.block_scores = c.block_scores;
         set_cache_sizes(layer_);
         if (const char* fault = unsupported(layer_)) FAIL("%s", fault);
-        // The order of the blocks is not that of tensors.
+        // The blocks are in the reverse order.
         for (size_t i = 0; i < blocks_.size(); ++i) table_[i] = int32_t(blocks_.size() - 1 - i);
     }
 
@@ -100,7 +100,7 @@ public:
         const Case& c = case_;
         const size_t all = blocks_.size() * c.kv_heads;
         Exact<uint8_t> key_cache(all * layer_.key_bytes), value_cache(all * layer_.value_bytes);
-        // The initial content is not a number.
+        // The initial content of the cache is NaN.
         std::memset(key_cache.data(), 0xff, key_cache.size());
         std::memset(value_cache.data(), 0xff, value_cache.size());
         const size_t key_stride = c.kv_heads * c.sizes.key, value_stride = c.kv_heads * c.sizes.value;
@@ -219,10 +219,10 @@ private:
     Layer layer_{};
 };
 
-// Whether the steps of a sequence have tokens of other sequences, too.
+// Whether the steps of a sequence also have tokens of other sequences.
 enum class OtherSequences { absent, present };
 
-// A sequence whose output is computed in several ways, beside other sequences: in any chunks, all bits must be equal.
+// A sequence whose output is computed in different chunks and with other sequences: all bits must be equal.
 class DividedSequence {
 public:
     DividedSequence(const Case& c, Random& random)
@@ -237,7 +237,7 @@ public:
         layer_.key_size = c.sizes.key;
         layer_.value_size = c.sizes.value;
         layer_.precision = c.precision;
-        // Larger than usual: weights of very different size, so that the running maximum grows often.
+        // The scale is larger than usual, so that the scores differ much and the running maximum grows often.
         layer_.scale = 4 / std::sqrt(float(c.sizes.key));
         layer_.window = c.window;
         layer_.is_bf16 = c.is_bf16;
@@ -257,7 +257,7 @@ public:
         }
     }
 
-    // The output of the first sequence if it is computed in chunks whose sizes `next_chunk` returns. All other sequences of the
+    // Computes the output of the first sequence in chunks whose sizes `next_chunk` returns. All other sequences of the
     // step have new tokens as well if `others` is `present`.
     template <typename NextChunk>
     std::vector<uint8_t> output(const Kernels& kernels, Random& random, int threads, OtherSequences others,
@@ -286,7 +286,7 @@ public:
             for (size_t index = SEQUENCES; index-- > 0;) {
                 if (index > 0 && others == OtherSequences::absent) continue;
                 const auto& one = sequences_[index];
-                // The other sequences start over when they end.
+                // The other sequences begin again when they end.
                 if (index > 0 && past[index] == one.tokens) past[index] = 0;
                 const size_t from = past[index];
                 const size_t wanted = index == 0 ? next_chunk(from) : random.below(2) ? 1 : 1 + random.below(60);
@@ -338,7 +338,7 @@ private:
         std::vector<float> angles;
     };
     Case case_;
-    // Bytes of a number, and of the numbers of a token.
+    // The sizes in bytes of a number, and of the numbers of a token in each tensor.
     size_t number_, query_, key_, value_, output_;
     Layer layer_{};
     Tokens sequences_[SEQUENCES];
@@ -350,7 +350,7 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
     constexpr size_t short_cases = 60, long_cases = 6;
     for (size_t i = 0; i < short_cases + long_cases; ++i) {
         Random random(1000 + i);
-        // These have several parts.
+        // Long cases have several parts.
         const bool is_long = i >= short_cases;
         Case c{};
         c.isa = isa;
@@ -369,7 +369,7 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
         sequence.expect_equal(sequence.output(kernels, random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
         sequence.expect_equal(sequence.output(kernels, random, 3, OtherSequences::present, any), whole,
                               "in chunks, beside others, 3 threads");
-        // Most steps compute one token, as decodes do, and some compute several, as with drafts. The last 40 tokens are
+        // Most steps compute one token, like decodes, and some compute several, like steps with drafts. The last 40 tokens are
         // computed one by one.
         const auto decodes = [&](size_t past) { return past + 40 > c.tokens || random.below(16) ? 1 : 1 + random.below(100); };
         const auto others = i % 2 == 0 ? OtherSequences::present : OtherSequences::absent;
@@ -381,7 +381,7 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
 }  // namespace
 
 size_t check_attention() {
-    // Each parameter changes at its own pace, so that each of its values is combined with many values of the others.
+    // Each parameter changes with its own period, so that each of its values is combined with many values of the others.
     constexpr size_t sizes = sizeof(SIZES) / sizeof(*SIZES), groups = sizeof(GROUPS) / sizeof(*GROUPS);
     constexpr size_t cases = 3 * 140;
     size_t tried = 0;
@@ -403,7 +403,7 @@ size_t check_attention() {
             c.window = i % 11 == 4 ? 1 + random.below(300) : 0;
             const size_t per_token = c.tokens * c.kv_heads * c.group * (c.sizes.key + c.sizes.value);
             const size_t tokens = std::max<size_t>(CASE_PRODUCTS / per_token, 40);
-            // Every tail of a block and of a chunk of blocks.
+            // The cases include every tail of a block and of a chunk of blocks.
             c.past = std::min(tokens / 128 * 128, LONG_CONTEXT / 128 * 128) + (i * 29) % 128;
             if (c.past + c.tokens > LONG_CONTEXT) c.past = LONG_CONTEXT - c.tokens;
             c.attention_mass = i % 13 == 5 && c.tokens * c.group >= 16 ? 0.9f : 0.0f;
@@ -411,7 +411,7 @@ size_t check_attention() {
             ++tried;
         }
         tried += check_divisions(*kernels, isa);
-        // Long contexts: decodes in many parts, and a chunk of a prompt with sparse attention.
+        // Cases with long contexts: decodes in many parts, and a chunk of a prompt with sparse attention.
         for (const auto precision : PRECISIONS)
             for (const size_t tokens : {size_t(1), size_t(17)}) {
                 Random random(tokens);

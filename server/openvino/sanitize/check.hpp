@@ -21,7 +21,7 @@ inline const char* name_of(ovfleet::Isa isa) {
     return names[size_t(isa)];
 }
 
-// Numbers that depend only on the seed (SplitMix64).
+// A generator of numbers that depend only on the seed (SplitMix64).
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed) {}
@@ -66,7 +66,7 @@ inline float from_bf16(uint16_t bits) {
     return value;
 }
 
-// Exact for the numbers of `Random::number`, whose lower bits are 0.
+// The conversion is exact for the numbers of `Random::number`, whose lower bits are 0.
 inline uint16_t to_bf16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -81,8 +81,8 @@ inline uint16_t to_bf16(float value) {
         std::exit(1);                      \
     } while (false)
 
-// Each returns the number of cases. They exit at the first failure.
+// Each check returns its number of cases, and exits the process at the first failure.
 size_t check_attention();
 size_t check_projections();
-// Runs for a number of seconds, but at least a fixed number of cases.
+// Runs for a number of seconds, but checks at least a fixed number of cases.
 size_t check_operations(double seconds);

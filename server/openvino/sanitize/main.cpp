@@ -1,4 +1,4 @@
-// Runs the sanitizer tests of the native kernels; `make sanitize` builds it.
+// Runs the sanitizer tests of the native kernels. `make sanitize` builds and runs this program.
 #include "check.hpp"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include "attention/kernels/attention.hpp"
 #include "projection/kernels/projection.hpp"
 
-// The arguments name the parts to run; all without arguments.
+// The arguments name the parts to run. Without arguments, all parts run.
 int main(int count, char** names) {
     const auto is_selected = [&](const char* name) {
         return count < 2 || std::any_of(names + 1, names + count, [&](const char* one) { return std::strcmp(one, name) == 0; });

@@ -1,5 +1,5 @@
-// Runs the native operations with what a hostile file could contain: random attributes, shapes, types and contents. An
-// operation either rejects them with an exception, or computes without an access outside of its memory.
+// Runs the native operations with inputs that a hostile file could contain: random attributes, shapes, types and contents. An
+// operation either rejects the inputs with an exception, or computes its outputs without access outside its memory.
 #include "check.hpp"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Sets the attributes of an operation, as the reader of a file does.
+// Sets the attributes of an operation, like the reader of a file.
 class Attributes : public ov::AttributeVisitor {
 public:
     std::map<std::string, int64_t> numbers;
@@ -36,7 +36,7 @@ int64_t bits_of(float value) {
     return int64_t(bits);
 }
 
-// A valid value, or with a probability of 1 / `rarely` a hostile one.
+// Returns a valid value, or with a probability of 1 / `rarely` a hostile one.
 int64_t mostly(Random& random, int64_t valid, size_t rarely) {
     constexpr int64_t hostile[] = {0, -1, 1, 3, 17, 31, 33, 1 << 16, (1 << 16) + 1, INT32_MAX, INT64_MAX, INT64_MIN};
     return random.below(rarely) > 0 ? valid : hostile[random.below(12)];
@@ -52,7 +52,7 @@ ov::Tensor tensor(Random& random, ov::element::Type type, size_t count, size_t r
     return made;
 }
 
-// Creates and evaluates an operation; returns whether it was accepted.
+// Creates and evaluates an operation, and returns whether it was accepted.
 bool is_accepted(const ov::BaseOpExtension& extension, Attributes& attributes, ov::TensorVector inputs,
                  const std::vector<ov::element::Type>& types) {
     try {
@@ -70,7 +70,7 @@ bool is_accepted(const ov::BaseOpExtension& extension, Attributes& attributes, o
 }
 
 bool check_attention_operation(Random& random, const ov::BaseOpExtension& extension) {
-    // Most cases have one fault or none.
+    // Most cases have at most one fault.
     const size_t rarely = 40;
     const size_t kv_heads = 1 + random.below(3), heads = kv_heads * (1 + random.below(4)), key = 32 << random.below(3),
                  value = 16 << random.below(4), tokens = 1 + random.below(40), past = random.below(80), blocks = 8;
@@ -209,7 +209,7 @@ size_t check_operations(double seconds) {
         accepted[0] += check_attention_operation(random, *attention);
         accepted[1] += check_projection_operation(random, *projection);
     }
-    // Both outcomes are frequent, so that the checks and the kernels are tested.
+    // Both outcomes must be frequent, so that the checks and the kernels are tested.
     for (const size_t count : accepted)
         if (count < cases / 20 || count > cases - cases / 20) FAIL("%zu of %zu operations were accepted", count, cases);
     return 2 * cases;

@@ -18,7 +18,7 @@ constexpr size_t NS[] = {2, 16, 18, 30, 32, 34, 48, 50, 64, 96, 200};
 constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64};
 constexpr size_t M_MAX = 70;
 
-// A weight in the form of a graph, and its values.
+// A weight in the form that a graph has, and its values.
 struct RandomWeight {
     RandomWeight(Random& random, size_t N, size_t K, size_t group, size_t bits, bool is_signed) : values(N * K) {
         const size_t groups = K / group;
@@ -47,11 +47,11 @@ struct RandomWeight {
     std::vector<double> values;
 };
 
-// How kernels round the source and the weights.
+// The way in which kernels round the source and the weights.
 enum class Rounding {
-    // The source to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
+    // The source is rounded to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
     to_integers,
-    // The source and the weights to bf16.
+    // The source and the weights are rounded to bf16.
     to_bf16,
 };
 
@@ -86,7 +86,7 @@ Case with_few_rows(size_t i) {
             Epilogue(i / 2 % 3)};
 }
 
-// Around the sizes at which the kernels for AMX divide rows and weights in another way.
+// Sizes around those at which the kernels for AMX divide rows and weights differently.
 constexpr size_t LARGE_MS[] = {64, 65, 96, 255, 256, 257, 512}, LARGE_KS[] = {256, 288, 2048, 2080, 4128};
 
 Case with_large_sizes(size_t i) {
@@ -99,7 +99,7 @@ Case with_large_sizes(size_t i) {
             Epilogue(i / 3 % 3)};
 }
 
-// The magnitude from which on a number of a row is certainly an outlier.
+// The magnitude above which a number of a row is certainly an outlier.
 double outlier_limit(const std::vector<double>& row) {
     double squares = 0;
     for (const double number : row) squares += number * number;
@@ -190,7 +190,7 @@ void check_case(const TestedKernels& tested, Case test) {
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
                     if (std::abs(x[one]) <= limit) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // The source without a norm is exact in integers, and with the integers of one term also in bf16.
+                // A source without a norm is exact in integers. If the integers have one term, it is also exact in bf16.
                 const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
                 if (tested.rounding == Rounding::to_bf16) off += size * (is_exact ? 1.0 : 2.01) / 256;
                 else if (!is_exact && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / double(2 * most_quant);
@@ -236,8 +236,8 @@ void check_case(const TestedKernels& tested, Case test) {
     }
 }
 
-// Rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various magnitudes: no
-// row changes another, and what is not finite stays so.
+// Computes rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various
+// magnitudes. No row may change another, and outputs for numbers that are not finite must not be finite.
 void check_special_rows(const TestedKernels& tested, size_t i) {
     Random random(i);
     constexpr size_t K = 96, N = 34, M = 13;

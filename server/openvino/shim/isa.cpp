@@ -1,4 +1,4 @@
-// Whether this process may use AMX. Compiled for any processor.
+// Determines whether this process may use AMX. This file is compiled for any processor.
 #include "isa.hpp"
 
 #include "shim.h"
@@ -46,12 +46,12 @@ bool saves_tiles() {
 }
 
 Support request() {
-    // The numbers of arch_prctl, which older headers do not have, and the number of the state of tile data.
+    // The numbers of the arch_prctl operations, which older headers do not define, and the number of the tile data state.
     constexpr int get_permission = 0x1022, request_permission = 0x1023, tile_data = 18;
     if (!has_tiles()) return {};
     if (!saves_tiles()) return {TileSupport::denied, "the operating system does not support AMX"};
     uint64_t permitted = 0;
-    // It fails with ENOSPC if a thread has a signal stack that is too small for the state of the tiles.
+    // The call fails with ENOSPC if a thread has a signal stack that is too small for the state of the tiles.
     if (syscall(SYS_arch_prctl, request_permission, tile_data) != 0)
         return {TileSupport::denied,
                 std::string("the operating system denies the permission to use AMX: ") + std::strerror(errno)};

@@ -1,4 +1,4 @@
-// The instruction sets for which native kernels are compiled, and which of them this processor has.
+// The instruction sets for which native kernels are compiled, and functions that determine which of them this processor has.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@ constexpr int64_t ISA_COUNT = 8;
 
 // Whether this process may use the tile registers of AMX with bf16.
 enum class TileSupport {
-    // The processor does not have them.
+    // The processor has no tile registers.
     absent,
-    // The processor has them, but the operating system does not let this process use them.
+    // The processor has tile registers, but the operating system does not let this process use them.
     denied,
     granted,
 };
 
-// The first call asks the operating system for the permission, which is for all threads of the process. `reason` gets the
-// reason of a denial, which stays valid.
+// The first call requests the permission from the operating system, for all threads of the process. `reason` returns the reason
+// for a denial, a string that remains valid.
 TileSupport tile_support(const char** reason = nullptr);
 
-// Whether this processor runs kernels of an instruction set. It is asked before each use of kernels, since a file may name any.
+// Whether this processor runs kernels of an instruction set. Callers check this before each use of kernels, because a file may
+// name any instruction set.
 inline bool has_isa(Isa isa) {
     if (isa == Isa::portable) return true;
 #if defined(__x86_64__)

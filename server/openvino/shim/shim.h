@@ -1,6 +1,6 @@
 // The parts that OpenVINO's C API lacks, behind a C interface: reading GGUF files through OpenVINO's front end, the graph
 // rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C API's own
-// `ov_model_t`, so that everything else goes through the C API.
+// `ov_model_t`, so that all other operations on them use the C API.
 //
 // Every function that returns int returns 0, or 1 with a message in ovfleet_last_error(), unless its comment says otherwise.
 // None throws.
@@ -49,52 +49,56 @@ typedef struct {
     const void* zeros;    // rows * columns / group elements; null if all are zero
 } ovfleet_weight;
 
-// An index of the weights of a model from ovfleet_read_gguf. The caller frees it with ovfleet_free_weights, before anything
-// else changes the graph.
+// An index of the weights of a model from ovfleet_read_gguf. The caller frees it with ovfleet_free_weights before it calls
+// other functions that change the graph.
 typedef struct ovfleet_weights ovfleet_weights_t;
 int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights);
 void ovfleet_free_weights(ovfleet_weights_t* weights);
 
-// Replaces a weight. `found` returns whether the graph has it. The rows of a stack of matrices, one for each expert, follow
-// each other.
+// Replaces a weight. `found` returns whether the graph has this weight. The rows of a stack of matrices, one for each expert,
+// follow each other.
 int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings with this base (0: with any base) by `factors`, one for each pair of a head.
-// `applied` returns the number of changed frequency tables, which is 0 if none has this length and base.
+// `applied` returns the number of changed frequency tables, which is 0 if no table has this length and base.
 int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
 
-// Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` returns their number.
+// Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` returns the number of
+// changed tables.
 int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* applied);
 
-// Rewrites rotary embeddings of adjacent pairs to the half-rotation form that plugins fuse, if the q and k of every such layer
-// come directly from their projections. The rows of these projections must then be permuted (even rows first, then odd rows,
-// within each head): `permuted` is called for each with its name in the file and its head size.
+// Rewrites rotary embeddings that rotate adjacent pairs to the half-rotation form that plugins fuse, if the q and k of every
+// such layer come directly from their projections. The rows of these projections must then be permuted (even rows first, then
+// odd rows, within each head): `permuted` is called for each with its name in the file and its head size.
 int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, const char* tensor, size_t head_size),
                            void* context);
 
-// Replaces rotary embeddings of adjacent pairs by embeddings of halves, in the form that plugins fuse: for a file of halves
-// whose graph rotates pairs. `rotated` returns their number.
+// Replaces rotary embeddings that rotate adjacent pairs with embeddings that rotate halves, in the form that plugins fuse. It
+// is for files whose weights need rotated halves, but whose graph rotates pairs. `rotated` returns the number of replaced
+// embeddings.
 int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 
-// The front end gives the output of experts the shape of one sequence, but in paged attention each token is a sequence: gives
-// the output the shape of the experts' input. Also divides the weights of a token's experts by their sum, unless the graph
-// does. `layers` returns the number of changed layers.
+// Gives the output of experts the shape of their input, because the front end gives it the shape of one sequence, but in paged
+// attention each token is a sequence. Also divides the weights of a token's experts by their sum, unless the graph does.
+// `layers` returns the number of changed layers.
 int ovfleet_fix_experts(ov_model_t* model, size_t* layers);
 
-// Sets the sliding window of all attention layers to `tokens` tokens, including the current one, whatever their masks say. It
-// takes effect when the attention is made paged, also if the model is saved and read before that.
+// Sets the sliding window of all attention layers to `tokens` tokens, including the current one, regardless of their masks. The
+// window takes effect when the attention is made paged, even if the model is saved and read before that.
 int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens);
 
 // ---- Projections and adapters ----
 
-// Calls `found` for each projection with its name (that of its weight in a GGUF file, or else of its node), the rows and
-// columns of its weight, and the head size if a rotary embedding rotates adjacent pairs of its output, or else 0. `unknown`
-// returns the number of rotary embeddings of pairs whose input comes from no projection. No projections may be merged yet.
+// Calls `found` for each projection with its name (that of its weight in a GGUF file, or otherwise that of its node), the rows
+// and columns of its weight, and the head size if a rotary embedding rotates adjacent pairs of its output, or otherwise 0.
+// `unknown` returns the number of rotary embeddings that rotate adjacent pairs and whose input comes from no projection. No
+// projections may be merged yet.
 int ovfleet_list_projections(const ov_model_t* model,
                              void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
                              void* context, size_t* unknown);
 
-// The LoRA matrices of all adapters at one projection. A token adds up * (down * x), restricted to the ranks of its adapter.
+// The LoRA matrices of all adapters at one projection. For each token, up * (down * x) is added to the output, restricted to
+// the ranks of the token's adapter.
 typedef struct {
     const char* projection;   // its name from ovfleet_list_projections
     size_t ranks;             // the sum over all adapters
@@ -104,10 +108,10 @@ typedef struct {
 } ovfleet_lora;
 
 // Adds adapters to the graph, before projections are merged, with the input `adapters` [tokens] (i32): the number of the
-// adapter of each token, or 0. With `in_native_projections` the matrices are only attached to the projections, all of which
-// must be native: ovfleet_apply_kernel_plan then adds them to the native projections, and the input to the graph. `content`
-// identifies the adapters, because a plugin that caches compiled models must distinguish graphs that differ only in these
-// matrices.
+// adapter of each token, or 0. With `in_native_projections`, the matrices are only attached to the projections, all of which
+// must become native: ovfleet_apply_kernel_plan then adds the matrices to the native projections, and the input to the graph.
+// `content` identifies the adapters, because a plugin that caches compiled models must distinguish graphs that differ only in
+// these matrices.
 int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras, size_t count, int in_native_projections,
                          const char* content);
 
@@ -119,13 +123,13 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // Whether this process may use the tile registers of AMX with bf16.
 enum ovfleet_tile_support {
-    OVFLEET_TILES_ABSENT = 0,  // the processor does not have them
+    OVFLEET_TILES_ABSENT = 0,  // the processor has no tile registers
     OVFLEET_TILES_DENIED = 1,  // the operating system does not let this process use them
     OVFLEET_TILES_GRANTED = 2,
 };
 
-// Returns an ovfleet_tile_support. The first call asks the operating system for the permission, which is for all threads of the
-// process. `reason` returns the reason of a denial, which stays valid.
+// Returns an ovfleet_tile_support. The first call requests the permission from the operating system, for all threads of the
+// process. `reason` returns the reason for a denial, a string that remains valid.
 int ovfleet_tile_support(const char** reason);
 
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
@@ -140,14 +144,14 @@ enum ovfleet_isa {
     OVFLEET_AMX = 7,
 };
 
-// Which kernels compute a model. `KernelPlan` in src/kernels.rs decides about it.
+// The kernels that compute a model. src/kernels.rs creates this plan as a `KernelPlan`.
 typedef struct ovfleet_kernel_plan {
     uint32_t projection_isa;          // an ovfleet_isa
     uint32_t projection_activations;  // OVFLEET_F32 or OVFLEET_BF16
     uint32_t attention_isa;           // an ovfleet_isa
     uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16 or OVFLEET_U8
-    float attention_mass;             // the fraction of it that long prompts must cover; 0: they attend to all keys
+    float attention_mass;             // the fraction that long prompts must cover; 0: they attend to all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
     uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
 } ovfleet_kernel_plan;
@@ -155,16 +159,16 @@ typedef struct ovfleet_kernel_plan {
 // Returns in `supported` whether the native projections support every multiplication by weights in a model.
 int ovfleet_supports_native_projections(ov_model_t* model, int* supported);
 
-// Replaces the attention by the plugin's paged attention. Returns in `supports_native_attention` whether the native attention
+// Replaces the attention with the plugin's paged attention. Returns in `supports_native_attention` whether the native attention
 // supports every attention layer.
 int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 
-// Replaces operations of a paged model by native ones, as the plan says, and limits the output to [rows, vocabulary]: the new
-// input `logits_indices` [rows] (i64) names the tokens whose logits are computed.
+// Replaces operations of a paged model with native ones according to the plan, and limits the output to [rows, vocabulary]: the
+// new input `logits_indices` [rows] (i64) lists the tokens whose logits are computed.
 //
-// With `block_scores` the model has another input `block_scores` (u8), which holds [kv_heads][blocks of the step] in f32: the
-// attention adds the attention of the tokens of decodes to each block. `projections` returns the number of replaced
-// projections. Fails if the plan has native attention, but the model has an attention layer that it does not support.
+// With `block_scores`, the model gets another input `block_scores` (u8), which contains [kv_heads][blocks of the step] in f32:
+// the kernels add the attention of decoded tokens to each block. `projections` returns the number of replaced projections. The
+// call fails if the plan has native attention, but the native attention does not support a layer of the model.
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
 // ---- Files ----
@@ -172,36 +176,36 @@ int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan
 // A copy of the graph that shares the weights. The caller frees it with ov_model_free.
 int ovfleet_clone(const ov_model_t* model, ov_model_t** copy);
 
-// Writes a model that is not paged yet as an IR.
+// Writes a model whose attention is not paged yet as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);
 
-// Lets `core` read compiled models that contain native operations or paged attention. It must not have compiled or read a model
-// for the CPU before.
+// Lets `core` read compiled models that contain native operations or paged attention. `core` must not have compiled or read a
+// model for the CPU before.
 int ovfleet_enable_import(ov_core_t* core);
 
-// Writes a compiled model of the CPU.
+// Writes a model that was compiled for the CPU.
 int ovfleet_export(const ov_compiled_model_t* compiled, const char* path);
 
-// Reads a compiled model from the first `bytes` bytes of a file, which stays mapped. `properties` are `count` pairs of a name
-// and a value. The caller frees the model with ov_compiled_model_free.
+// Reads a compiled model from the first `bytes` bytes of a file, which remains mapped into memory. `properties` are `count`
+// pairs of a name and a value. The caller frees the model with ov_compiled_model_free.
 int ovfleet_import(ov_core_t* core, const char* path, size_t bytes, const char* device, const char* const* properties,
                    size_t count, ov_compiled_model_t** compiled);
 
-// ---- Native kernels by themselves, for tests ----
+// ---- Native kernels without a graph, for tests ----
 
 // The new tokens of a sequence, and the blocks of its cache.
 typedef struct ovfleet_sequence {
     size_t begin, count, past;
     const int32_t* blocks;
-    // The position of its first block among the blocks of the step.
+    // The position of the sequence's first block among the blocks of the step.
     size_t first_block;
 } ovfleet_sequence;
 
-// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`. The sizes of the cache's
-// blocks are those of attention.hpp.
+// One step of the native attention. Queries, keys, values and outputs are f32, or bf16 with `is_bf16`. attention.hpp defines
+// the sizes of the cache's blocks.
 typedef struct ovfleet_attention_test {
     size_t isa, heads, kv_heads, key_size, value_size, window, sequence_count;
-    // Elements from the queries, keys or values of one token to those of the next; 0 if they are contiguous.
+    // The number of elements from the queries, keys or values of one token to those of the next; 0 if they are contiguous.
     size_t stride;
     float scale, attention_mass;
     // An ovfleet_element.
@@ -218,7 +222,7 @@ typedef struct ovfleet_attention_test {
     size_t step_blocks;
 } ovfleet_attention_test;
 
-// Returns 0, and does nothing, if there are no kernels for the instruction set or the processor does not have it; else 1.
+// Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.
 int ovfleet_test_attention(const ovfleet_attention_test* test);
 
 // The LoRA matrices of an adapter for `rows` outputs of a projection, from the output `first` on.
@@ -228,11 +232,11 @@ typedef struct ovfleet_lora_test {
     const float *down, *up;
 } ovfleet_lora_test;
 
-// One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants` has
-// a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a scale.
-// `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm` the rows of the source are normalized. The source and the
-// destination are f32, or bf16 with `is_bf16`. `adapters` has the number of the adapter of each row. With `tile_model` the
-// kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
+// One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants`
+// contains a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a
+// scale. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm`, the rows of the source are normalized. The source
+// and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number of the adapter of each row. With
+// `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the vectors of the instruction set.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group, terms;
     int tile_model, is_signed, epilogue, is_bf16;
@@ -247,7 +251,7 @@ typedef struct ovfleet_projection_test {
     const int32_t* adapters;
 } ovfleet_projection_test;
 
-// Returns 0, and does nothing, if there are no kernels for the instruction set or the processor does not have it; else 1.
+// Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.
 int ovfleet_test_projection(const ovfleet_projection_test* test);
 
 #ifdef __cplusplus

@@ -15,16 +15,16 @@ namespace ovfleet {
 
 inline size_t div_up(size_t count, size_t part) { return (count + part - 1) / part; }
 
-// The alignment of buffers, so that those of two threads share no cache lines.
+// The alignment of buffers, with which buffers of two threads share no cache lines.
 constexpr size_t ALIGNMENT = 128;
 
-// Memory that is reused from step to step.
+// Memory that is reused in every step.
 template <typename T>
 class Buffer {
 public:
     T* at_least(size_t count) {
 #if defined(__SANITIZE_ADDRESS__)
-        // A new allocation of the exact size each time, so that the sanitizer detects an access one byte beyond it.
+        // Allocate the exact size each time, so that the sanitizer detects an access one byte beyond it.
         const size_t bytes = count * sizeof(T);
         const bool fits = false;
 #else
@@ -51,11 +51,11 @@ private:
 // The number of threads of the arena that runs the graph.
 inline size_t num_threads() { return size_t(std::max(1, tbb::this_task_arena::max_concurrency())); }
 
-// Tokens per thread from which on each thread owns a part of the tokens. With fewer tokens, reading the weights costs more than
-// reading what other threads have computed.
+// The minimum number of tokens per thread with which each thread owns a part of the tokens. With fewer tokens, reading the
+// weights costs more than reading the results of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
 
-// The number of threads that own a part of the tokens of a step each; 1 if all threads share them.
+// The number of threads that each own a part of the tokens of a step; 1 if all threads share the tokens.
 inline size_t num_owners(size_t tokens, size_t tokens_per_owner = TOKENS_PER_OWNER) {
     return tokens >= tokens_per_owner * num_threads() ? num_threads() : 1;
 }
@@ -65,9 +65,9 @@ enum class Threading { parallel, serial };
 
 // Calls `body` for each index on the threads of the arena that runs the graph, `grain` indices at a time. Owner `o` owns the
 // indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread first takes the indices that
-// it owns, by its slot in the arena, and then those that are left of others. What it has written for the same owner before is
-// in the cache of its processor; reading it from that of another processor takes hundreds of nanoseconds unless they share a
-// cache.
+// it owns, by its slot in the arena, and then the remaining indices of other owners. Data that the thread wrote earlier for the
+// same owner is in the cache of its processor. Reading data from the cache of another processor takes hundreds of nanoseconds,
+// unless the processors share a cache.
 template <typename Begin, typename Body>
 void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     const size_t count = begin_of(owners);
@@ -94,7 +94,7 @@ void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Thre
         tbb::static_partitioner());
 }
 
-// The same for the indices below `count`, which have no owners.
+// Calls `body` for each index below `count`, without owners.
 template <typename Body>
 void parallel_for(size_t count, size_t grain, const Body& body) {
     parallel_for_owned(1, [&](size_t owner) { return owner * count; }, grain, Threading::parallel, body);

@@ -4,7 +4,7 @@
 //
 // A tile has up to 16 rows of up to 64 bytes. The product of two tiles adds to each 32-bit sum in row `m` and column `n` the
 // products of row `m` of A, which has up to 32 bf16, with column `n` of B, which has a row for each two bf16 of A: row `k` of B
-// holds the elements 2 * k and 2 * k + 1 of each column next to each other.
+// contains the elements 2 * k and 2 * k + 1 of each column next to each other.
 //
 //     TileConfig config;
 //     config.set(0, 16, 64);      // and the other tiles
@@ -40,13 +40,13 @@ static_assert(sizeof(TileConfig) == 64);
 
 #if defined(__x86_64__)
 
-// The instructions. They fault unless `has_isa(Isa::amx)`, which requests the permission of the operating system. These are no
-// intrinsics, because those of GCC 12 have no memory clobber: the compiler moves stores behind a load of the same memory. At
-// least one tile should be stored every half microsecond: a store that follows a longer pause takes 300 ns.
+// The AMX instructions. They fault unless `has_isa(Isa::amx)`, which requests the permission of the operating system. They are
+// not intrinsics, because the intrinsics of GCC 12 have no memory clobber: the compiler moves stores after a load of the same
+// memory. At least one tile should be stored every half microsecond: a store that follows a longer pause takes 300 ns.
 class HardwareTiles {
 public:
     explicit inline HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
-    // Without it, the tiles would belong to the state of the thread that each context switch saves.
+    // Without this release, each context switch would save the tiles as part of the thread's state.
     inline ~HardwareTiles() { asm volatile("tilerelease" : :); }
     HardwareTiles(const HardwareTiles&) = delete;
     HardwareTiles& operator=(const HardwareTiles&) = delete;
@@ -73,8 +73,8 @@ public:
 
 #endif
 
-// The same in plain C++, for tests. It traps where the processor faults: at tiles that are not configured and at shapes that do
-// not match.
+// A model of the instructions in plain C++, for tests. It traps where the processor faults: on tiles that are not configured
+// and on shapes that do not match.
 class ModelTiles {
 public:
     explicit inline ModelTiles(const TileConfig& config) : config_(config) {
@@ -135,7 +135,7 @@ private:
     static inline void check(bool holds) {
         if (!holds) __builtin_trap();
     }
-    // Subnormal numbers are zeros.
+    // Treats subnormal numbers as zeros.
     static inline float normal(float value) { return value > -0x1p-126f && value < 0x1p-126f ? 0.0f : value; }
     static inline double number(const uint8_t* bf16) {
         uint16_t half;
@@ -145,8 +145,8 @@ private:
         std::memcpy(&value, &bits, sizeof(value));
         return double(normal(value));
     }
-    // Fused: a product of two bf16 is exact in f64, and its sum with an f32 is rounded to f64 only if it is not near the middle
-    // of two f32, so that rounding it to f32 gives the bits of one rounding.
+    // Multiplication and addition are fused: a product of two bf16 is exact in f64, and its sum with an f32 is rounded to f64
+    // only if it is not near the middle of two f32, so that rounding the sum to f32 gives the bits of a single rounding.
     static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
             sums[column] = normal(float(a * b[column] + double(sums[column])));

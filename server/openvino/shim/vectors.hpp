@@ -70,7 +70,7 @@ inline Floats load(const f16* from) {
 #elif defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-    // A multiplication shifts the exponents, which is correct for subnormal numbers too.
+    // A multiplication adjusts the exponents, which is also correct for subnormal numbers.
     const Words half = __builtin_convertvector(read<Halves>(from), Words);
     const Words magnitude = (half & 0x7fff) << 13;
     const Floats scaled = (Floats)magnitude * 0x1p112f;
@@ -132,8 +132,8 @@ inline void store_bytes(void* to, Ints values) {
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// a * b + c, rounded once if the instruction set can. Kernels call it where the compiler could choose differently from one copy
-// of a function to the next, so that all copies have the same results.
+// Computes a * b + c, with a single rounding if the instruction set supports that. Kernels call this function where the
+// compiler could fuse operations in one copy of a function and not in another, so that all copies have the same results.
 inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -146,13 +146,13 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// exp(x) for x <= 0, with an error of at most 2 units in the last place; 0 for x < -87. It uses the polynomial of Cephes over
-// [-ln 2 / 2, ln 2 / 2].
+// Computes exp(x) for x <= 0, with an error of at most 2 units in the last place; 0 for x < -87. The function uses the
+// polynomial of Cephes over [-ln 2 / 2, ln 2 / 2].
 inline Floats exponential(Floats x) {
     constexpr float low = -87.0f, log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     const auto is_tiny = x < low;
     x = larger(x, Floats{} + low);
-    // The addition rounds to the nearest integer, which is then in the low bits.
+    // The addition rounds to the nearest integer, which is then in the low bits of the result.
     const auto all = [](float value) { return Floats{} + value; };
     const Floats shifted = fused_multiply_add(x, all(log2_e), all(12582912.0f));
     const Floats whole = shifted - 12582912.0f;

@@ -1,8 +1,8 @@
-//! LoRA adapters: which projections of the model each adapter changes, and with which matrices.
+//! LoRA adapters: determines which projections of the model each adapter changes, and with which matrices.
 //!
-//! All adapters are in one graph, concatenated along the rank, and an input names the adapter of each token, so that a step may
-//! have tokens of all adapters. `adapters/` reads their files, `shim/graph/adapters.cpp` adds them to the graph, and
-//! `shim/projection/adapters.cpp` adds them to the native projections.
+//! All adapters are in one graph, concatenated along the rank, and an input specifies the adapter of each token, so
+//! that a step may contain tokens of all adapters. `adapters/` reads their files, `shim/graph/adapters.cpp` adds them
+//! to the graph, and `shim/projection/adapters.cpp` adds them to the native projections.
 
 mod file;
 #[cfg(test)]
@@ -21,32 +21,32 @@ use crate::Error;
 use crate::runtime::Model;
 use crate::shim::{self, AdapterMethod, LoraWeights, Projection};
 
-/// Sum of the ranks of all LoRA adapters at one projection. Every token is multiplied by all of them where the native
-/// kernels do not compute the projection.
+/// Sum of the ranks of all LoRA adapters at one projection. Where the native kernels do not compute the projection,
+/// every token is multiplied by the matrices of all adapters.
 ///
 /// Beyond it: the server does not start.
 pub const ADAPTER_RANKS_MAX: usize = 1024;
 
-/// Where the graph comes from, which decides about the names in it.
+/// The origin of the graph, which determines the names in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin<'a> {
-    /// A GGUF file of this architecture.
+    /// The graph was read from a GGUF file of this architecture.
     Gguf(&'a str),
-    /// An IR.
+    /// The graph was read from an IR.
     Ir,
 }
 
 /// The architectures of GGUF files whose projections are known to match those of adapters.
 const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"];
 
-/// The architecture whose files interleave the two halves of each head of q and k, unlike adapters. Where the rotation was
-/// rewritten, the rows were reordered too.
+/// The architecture whose files interleave the two halves of each head of q and k, unlike adapters. Where the rotary
+/// embedding was rewritten, the rows were also reordered.
 const INTERLEAVED: &str = "llama";
 
 /// Reads adapters and adds them to a model in which no projections are merged. Returns a digest of each adapter.
 ///
 /// # Errors
-/// An adapter is not valid, or does not fit the model.
+/// An adapter is invalid or does not fit the model.
 pub(crate) fn add(
     model: &mut Model,
     sources: &[AdapterSource],
@@ -143,7 +143,7 @@ fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String,
         let Some(module) = module else { continue };
         let mut projection = projection.clone();
         if origin == Origin::Ir {
-            // The graph of an exporter has the row order of adapters.
+            // Graphs of exporters have the row order of adapters.
             projection.paired = None;
         }
         if named.insert(module.clone(), projection).is_some() {
@@ -155,8 +155,8 @@ fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String,
     Ok(named)
 }
 
-/// The matrices of an adapter by the modules of the model. Fused matrices for q, k and v are split if the model has these
-/// projections separately.
+/// Returns the matrices of an adapter by the modules of the model. Fused matrices for q, k and v are split if the model
+/// has separate projections.
 fn split_fused(adapter: Adapter, projections: &BTreeMap<String, Projection>) -> Vec<(String, LoraMatrices)> {
     let mut all = Vec::with_capacity(adapter.matrices.len());
     for (module, matrices) in adapter.matrices {
@@ -196,7 +196,7 @@ fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
     to.adapters.extend(std::iter::repeat_n(number, rank));
 }
 
-/// For each row of a matrix whose head halves are interleaved, the row of the adapter's matrix.
+/// Returns, for each row of a matrix whose head halves are interleaved, the index of the row in the adapter's matrix.
 fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
     let half = head_size / 2;
     (0..rows)

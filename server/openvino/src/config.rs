@@ -1,4 +1,4 @@
-//! What to load, and how.
+//! The model to load, and the settings for loading and running it.
 
 use std::path::PathBuf;
 
@@ -17,12 +17,12 @@ pub struct Config {
     pub activation_precision: ActivationPrecision,
     /// Bytes of the KV cache. `None` derives the size from the available memory.
     pub kv_cache_bytes: Option<u64>,
-    /// Most tokens for which a KV cache of derived size has room.
+    /// Maximum number of tokens for which a KV cache of derived size has room.
     pub kv_cache_tokens_max: u64,
     /// The directory in which rewritten graphs and compiled models are cached, so that the next start is faster.
     pub cache_dir: Option<PathBuf>,
-    /// Length of the longest sequence, if it is shorter than the context length of the model. Models with long contexts may
-    /// have different rotary embeddings for short ones.
+    /// Length of the longest sequence, if it is shorter than the context length of the model. Models with long contexts
+    /// may use different rotary embeddings for short contexts.
     pub max_model_len: Option<u32>,
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,
@@ -37,10 +37,10 @@ pub struct Config {
 /// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationPrecision {
-    /// One whose rounding errors are not larger than those of bf16.
+    /// A precision whose rounding errors are not larger than those of bf16.
     #[default]
     Auto,
-    /// Integers of 8 bits, with a scale for each 32 activations, and outliers in f32. This is faster, but with some models the
-    /// rounding errors exceed those of bf16.
+    /// Integers of 8 bits, with a scale for each 32 activations, and outliers in f32. This precision is faster, but
+    /// with some models its rounding errors exceed those of bf16.
     Int8,
 }

@@ -8,7 +8,7 @@ use crate::tiles::{TileSupport, tile_support};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Isa {
-    /// Plain C++, which every processor runs.
+    /// Plain C++ without vector instructions, which every processor runs.
     Portable = 1,
     /// AVX2, FMA and F16C.
     Avx2 = 2,
@@ -52,8 +52,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// What a processor offers to kernels. Each field includes the instruction sets on which the native kernels of that name also
-/// depend.
+/// The instruction sets of a processor that kernels use. Each field includes the other instruction sets on which the
+/// native kernels of the same name depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuFeatures {
     pub(crate) avx2: bool,
@@ -61,7 +61,7 @@ pub(crate) struct CpuFeatures {
     pub(crate) avx512: bool,
     pub(crate) avx512_vnni: bool,
     pub(crate) avx512_bf16: bool,
-    /// Includes the permission of the operating system.
+    /// This feature includes the permission of the operating system.
     pub(crate) amx: bool,
 }
 
@@ -87,8 +87,8 @@ impl CpuFeatures {
     }
 }
 
-/// The model and the features of the processor, and whether AMX is permitted, as text. A model that was compiled on one processor is not used on a
-/// different one.
+/// The model and the features of the processor, and whether AMX is permitted, as text. A model that was compiled for
+/// one processor is not used on a different one.
 pub(crate) fn identity() -> String {
     const RELEVANT: [&str; 9] = [
         "vendor_id",

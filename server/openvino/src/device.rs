@@ -1,31 +1,33 @@
-//! The properties of a device that decide about kernels: those that are configured, and the device's defaults for the others.
+//! The properties of a device that affect the choice of kernels: the configured ones, and the device's defaults for the
+//! others.
 
 use crate::runtime::Core;
 
-/// The prefixes of properties that configure a KV cache which only the plugin's attention has.
+/// The prefixes of properties that configure a KV cache that only the plugin's attention supports.
 const PLUGIN_CACHE_PREFIXES: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
 
 /// A device with its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceOptions {
-    /// Whether the device is the CPU, and nothing else.
+    /// Whether the device is only the CPU.
     pub(crate) is_cpu: bool,
     /// The precision of floating-point computations: `f32`, `bf16` or `f16`.
     pub(crate) inference_precision: String,
     /// The precision of the KV cache.
     pub(crate) kv_cache_precision: String,
-    /// Whether the configuration prefers accuracy to speed.
+    /// Whether the configuration prefers accuracy over speed.
     pub(crate) prefers_accuracy: bool,
-    /// Whether the dynamic quantization of the plugin's projections is configured, on or off, which selects these projections.
+    /// Whether the dynamic quantization of the plugin's projections is configured, on or off. If it is, the plugin's
+    /// projections are used.
     pub(crate) configures_plugin_projections: bool,
-    /// Whether the KV cache is configured by properties that only the plugin's attention knows.
+    /// Whether the KV cache is configured by properties that only the plugin's attention supports.
     pub(crate) configures_plugin_cache: bool,
 }
 
 impl DeviceOptions {
-    /// Reads the configuration, and what it leaves out from the device.
+    /// Reads the configuration, and from the device the properties that are not configured.
     pub(crate) fn read(core: &Core, device: &str, plugin_config: &[(String, String)]) -> Self {
-        // The last value of a property wins.
+        // The last value of a repeated property applies.
         let configured = |key: &str| {
             let property = plugin_config.iter().rev().find(|(name, _)| name == key);
             property.map(|(_, value)| value.clone())

@@ -15,10 +15,11 @@ pub enum Error {
         /// The error message of the runtime.
         message: String,
     },
-    /// The model is valid, but this crate does not support it. The message says which property of the model is the reason.
+    /// The model is valid, but this crate does not support it. The message names the property of the model that is the
+    /// reason.
     #[error("cannot serve this model: {0}")]
     Unsupported(String),
-    /// The GGUF file is not valid.
+    /// The GGUF file is invalid.
     #[error("failed to read the model file")]
     Gguf(#[from] server_gguf::Error),
     /// There is no model at the given path.
@@ -26,15 +27,15 @@ pub enum Error {
     Missing {
         /// The path from the configuration.
         path: PathBuf,
-        /// How the content of the path differs from a model.
+        /// The reason why the content of the path is not a model.
         fault: &'static str,
     },
-    /// An adapter is not valid, or does not fit the model.
+    /// An adapter is invalid or does not fit the model.
     #[error("cannot use the adapter {name:?}: {why}")]
     Adapter {
         /// The name of the adapter.
         name: String,
-        /// The reason why it cannot be used.
+        /// The reason why the adapter cannot be used.
         why: String,
     },
     /// The size of the KV cache is too small or too large.
@@ -65,7 +66,8 @@ impl Error {
     }
 }
 
-/// The lines of a runtime's message that describe the fault, without those that name a place in the runtime's source code.
+/// The lines of a runtime's message that describe the error, without those that name a location in the runtime's source
+/// code.
 fn without_locations(message: &str) -> String {
     let lines: Vec<&str> =
         message.lines().map(str::trim).filter(|line| !line.is_empty() && !is_location(line)).collect();

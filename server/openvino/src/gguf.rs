@@ -15,19 +15,19 @@ use graph_file::GraphFile;
 mod graph_file;
 mod hyperparameters;
 
-/// The tensor of divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
+/// The tensor with the divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
 
-/// The divisors of models with long contexts: one tensor is for contexts up to the original length, one for longer contexts.
-/// The same tensor serves all sequences, because the angles of cached keys cannot change when a sequence grows beyond the
-/// original length.
+/// The divisors of models with long contexts: one tensor is for contexts up to the original length, and another for
+/// longer contexts. All sequences use the same tensor, because the angles of cached keys cannot change when a sequence
+/// grows beyond the original length.
 const ROTARY_FACTORS_SHORT: &str = "rope_factors_short.weight";
 const ROTARY_FACTORS_LONG: &str = "rope_factors_long.weight";
 
 /// The part of a tensor's name that marks a stack of matrices, one for each expert.
 const EXPERTS: &str = "_exps.";
 
-/// Reads the file with the runtime's front end, which may round weights, and replaces the weights by exact ones.
+/// Reads the file with the runtime's front end, which may round weights, and replaces the weights with exact ones.
 /// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
 pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model, Error> {
     hyperparameters::check(file)?;
@@ -44,10 +44,11 @@ pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model,
     Ok(model)
 }
 
-/// Threads that decode matrices. More would only wait for the thread that writes them.
+/// Maximum number of threads that decode matrices. More threads would only wait for the thread that writes the
+/// matrices.
 const DECODERS_MAX: usize = 4;
 
-/// A tensor on its way from the file into the graph.
+/// A decoded tensor that is to be written to the graph.
 struct DecodedTensor<'a> {
     entry: &'a TensorEntry,
     /// The head size, if the rows were permuted.
@@ -56,8 +57,8 @@ struct DecodedTensor<'a> {
     matrix: Matrix,
 }
 
-/// Replaces all matrices that the front end may have rounded. Several threads decode them and this one writes them, so that
-/// only a few matrices are in memory at a time.
+/// Replaces all matrices that the front end may have rounded. Several threads decode the matrices and the calling
+/// thread writes them, so that only a few matrices are in memory at a time.
 fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[PermutedProjection]) -> Result<(), Error> {
     let mut weights = GraphWeights::find(model)?;
     let head_size =
@@ -75,7 +76,7 @@ fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[PermutedProject
             let sender = sender.clone();
             scope.spawn(move || {
                 while let Some((entry, head_size)) = next_tensor() {
-                    // The receiver is gone once a tensor has failed.
+                    // The receiver is dropped once a tensor has failed.
                     if sender.send(decode(file, entry, head_size)).is_err() {
                         return;
                     }
@@ -113,8 +114,8 @@ fn write(weights: &mut GraphWeights<'_>, file: &GgufFile, decoded: DecodedTensor
     if entry.name.contains(FUSED) {
         return set_fused(weights, file, FusedTensor { entry, bytes: &bytes });
     }
-    // The graph may use the weight without its name. The front end may have rounded experts, and has none of the weights of a
-    // split model.
+    // The graph may use the weight under another name. But the front end may have rounded experts, and it has none of
+    // the weights of a split model.
     let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
     if is_rounded || is_split(file) {
         let TensorEntry { name, kind, .. } = entry;
@@ -133,13 +134,13 @@ struct FusedTensor<'a> {
     bytes: &'a [u8],
 }
 
-/// Writes the parts of fused weights, each with the name that the front end gives to it.
+/// Writes the parts of fused weights, each under the name that the front end gives it.
 fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor<'_>) -> Result<(), Error> {
     let FusedTensor { entry, bytes } = fused;
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);
     let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
-    // The shim rejects parts whose size differs from that in the graph.
+    // The shim rejects parts whose size differs from their size in the graph.
     let head_rows = entry.rows().checked_div(heads + 2 * kv_heads).unwrap_or(0);
     let mut rest = bytes;
     for (part, heads) in [(".attn_q.", heads), (".attn_k.", kv_heads), (".attn_v.", kv_heads)] {
@@ -155,7 +156,7 @@ fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor
     Ok(())
 }
 
-/// The architectures with experts whose fixed graphs are known to be right.
+/// The architectures with experts whose fixed graphs are known to be correct.
 const EXPERT_ARCHITECTURES: [&str; 1] = ["qwen3moe"];
 
 fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
@@ -170,8 +171,9 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fixes the graphs that the front end builds for these architectures: it rotates adjacent pairs although the files have halves,
-/// gives the experts' output the shape of one sequence, and normalizes their weights only if the file demands it.
+/// Fixes the graphs that the front end builds for these architectures. The front end rotates adjacent pairs although
+/// the files are for rotated halves, gives the experts' output the shape of a single sequence, and normalizes the
+/// experts' weights only if the file sets a flag.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !file.architecture().is_some_and(|architecture| EXPERT_ARCHITECTURES.contains(&architecture)) {
         return Ok(());
@@ -182,7 +184,7 @@ fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets the sliding window of all layers of Phi 3, which the front end sets in every other layer only.
+/// Sets the sliding window of all layers of Phi 3, which the front end sets only in every other layer.
 fn restore_window(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     let window = file.get_of_architecture("attention.sliding_window").and_then(|value| value.u64());
     match (file.architecture(), window) {
@@ -225,7 +227,7 @@ fn divide_frequencies(file: &GgufFile, model: &mut Model, max_model_len: Option<
     if entry.name == ROTARY_FACTORS {
         return Ok(());
     }
-    // A longer context flattens the attention, which this factor compensates.
+    // A longer context flattens the attention, and this factor compensates for that.
     let scale = file.get_of_architecture("rope.scaling.attn_factor").and_then(|value| value.f32());
     match scale {
         Some(scale) if scale != 1.0 && shim::scale_rotary(model, scale, factors.len())? == 0 => {
@@ -235,7 +237,7 @@ fn divide_frequencies(file: &GgufFile, model: &mut Model, max_model_len: Option<
     }
 }
 
-/// The tensor of the factors that apply.
+/// The tensor with the factors that apply to the model's context length.
 fn rotary_factors(file: &GgufFile, max_model_len: Option<u32>) -> Option<&TensorEntry> {
     let (short, long) = (file.tensor(ROTARY_FACTORS_SHORT), file.tensor(ROTARY_FACTORS_LONG));
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
@@ -246,8 +248,8 @@ fn rotary_factors(file: &GgufFile, max_model_len: Option<u32>) -> Option<&Tensor
     extended.or_else(|| file.tensor(ROTARY_FACTORS))
 }
 
-/// Undoes the scaling of positions in the local layers of Gemma 3. It is meant for the global layers, which have another rotary
-/// base, but the front end applies it to all.
+/// Undoes the scaling of positions in the local layers of Gemma 3. The scaling is meant for the global layers, which
+/// have another rotary base, but the front end applies it to all layers.
 fn unscale_local_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     const LOCAL_BASE: f64 = 10_000.0;
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.f32());
@@ -272,8 +274,8 @@ fn is_split(file: &GgufFile) -> bool {
     file.paths().len() > 1
 }
 
-/// Whether a tensor is replaced: a matrix, or the matrices of experts, that is quantized or of half precision. The front end may
-/// round these. All matrices of a split model are replaced, because the front end does not read them.
+/// Whether a tensor is replaced: it contains the quantized or half-precision weights of a matrix or of experts, which
+/// the front end may round. All matrices of a split model are replaced, because the front end does not read them.
 fn is_rewritten(file: &GgufFile, entry: &TensorEntry) -> bool {
     (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (entry.kind.is_quantized()

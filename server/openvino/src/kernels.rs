@@ -1,9 +1,9 @@
-//! Decides which kernels compute a model: the native kernels (ovfleet's, in `shim/`) or the plugin kernels (OpenVINO's), for
-//! which instruction set, and in which precision.
+//! Decides which kernels compute a model: the native kernels (ovfleet's, in `shim/`) or the plugin kernels
+//! (OpenVINO's), for which instruction set and in which precision.
 //!
-//! The decision is pure. It depends on the configuration, the device, the processor and the graph, and results in a
-//! [`KernelPlan`] that the shim carries out. To add a kernel for another instruction set, add it to [`Isa`], to the order of
-//! preference in this module, and to `shim/`; see `shim/README.md`.
+//! The decision is a pure function of the configuration, the device, the processor and the graph. Its result is a
+//! [`KernelPlan`], which the shim carries out. To add a kernel for another instruction set, add it to [`Isa`], to the
+//! order of preference in this module, and to `shim/`; see `shim/README.md`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::device::DeviceOptions;
 #[cfg(test)]
 mod tests;
 
-/// The parts of the configuration that decide about kernels.
+/// The parts of the configuration that affect the choice of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KernelOptions {
     /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
@@ -37,7 +37,7 @@ impl From<&Config> for KernelOptions {
     }
 }
 
-/// What the native kernels support of a graph, whatever the configuration and the device are.
+/// The parts of a graph that the native kernels support, regardless of the configuration and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GraphProperties {
     /// Whether the native projections support every multiplication by weights.
@@ -57,7 +57,8 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    /// The precision of a KV cache of the native attention. `None` if it supports no cache of this precision.
+    /// The precision of a KV cache of the native attention. `None` if the native attention supports no cache of this
+    /// precision.
     fn of_kv_cache(name: &str) -> Option<Self> {
         match name {
             "u8" => Some(Self::U8),
@@ -89,15 +90,15 @@ pub(crate) enum ProjectionKernels {
     Plugin,
 }
 
-/// How the native projections multiply activations by weights.
+/// The precision in which the native projections multiply activations by weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProductPrecision {
-    /// As integers of 8 bits, with a scale for each 32 activations, and in f32 where they are far above the root mean square of
-    /// their row.
+    /// Activations are integers of 8 bits, with a scale for each 32 activations. Those far above the root mean square
+    /// of their row are multiplied in f32.
     Int8,
-    /// As integers of 15 bits, with a scale for each 32 activations, in two terms of 8 bits.
+    /// Activations are integers of 15 bits, in two terms of 8 bits, with a scale for each 32 activations.
     Int16,
-    /// In bf16, with weights in bf16.
+    /// Activations and weights are in bf16.
     Bf16,
 }
 
@@ -151,8 +152,8 @@ pub(crate) struct KernelPlan {
     pub(crate) projections: Option<NativeProjections>,
     /// `None` leaves the attention to the plugin.
     pub(crate) attention: Option<NativeAttention>,
-    /// Whether the native kernels compute all projections and the attention. Then the plugin computes the rest in f32
-    /// whatever precision is configured, because its share of the time is small.
+    /// Whether the native kernels compute all projections and the attention. In this case, the plugin computes the rest
+    /// in f32 regardless of the configured precision, because its share of the time is small.
     pub(crate) is_native: bool,
 }
 
@@ -190,12 +191,14 @@ impl fmt::Display for KernelPlan {
     }
 }
 
-/// The instruction sets of the native projections, the fastest first. There are portable kernels too, but the plugin is faster.
+/// The instruction sets of the native projections, the fastest first. Portable kernels also exist, but the plugin is
+/// faster.
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
-/// The instruction sets of the native attention, the fastest first. The first one multiplies in bf16, and is used only if the
-/// model is computed in bf16 and the processor has no AMX; the others multiply in f32. Prompts and decodes use the same, so that
-/// the result of a token does not depend on how its prompt was divided.
+/// The instruction sets of the native attention, the fastest first. The kernels of the first one multiply in bf16, and
+/// are used only if the model is computed in bf16 and the processor has no AMX. The others multiply in f32. Prompts and
+/// decodes use the same kernels, so that the result of a token does not depend on the division of its prompt into
+/// chunks.
 pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
 impl CpuFeatures {
@@ -217,7 +220,8 @@ impl CpuFeatures {
     }
 }
 
-/// Chooses the kernels for projections. This much is known before the graph is.
+/// Chooses the kernels for projections. This choice does not depend on the graph, so it can be made before the graph is
+/// read.
 pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> ProjectionKernels {
     let allows_native = device.is_cpu && !device.prefers_accuracy && !device.configures_plugin_projections;
     match cpu.first(&PROJECTION_ISAS) {
@@ -229,7 +233,7 @@ pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> Pr
 /// Chooses the kernels of a model.
 ///
 /// # Errors
-/// The configuration needs native kernels that the device or the graph does not allow.
+/// The configuration requires native kernels that the device or the graph does not support.
 pub(crate) fn plan_kernels(
     options: &KernelOptions,
     device: &DeviceOptions,
@@ -242,8 +246,9 @@ pub(crate) fn plan_kernels(
     };
     let are_all_projections_native = projections.is_some() && graph.native_projections;
     let is_bf16 = device.inference_precision == "bf16";
-    // Where the plugin computes in f16, it would give f16 activations to the native kernels, which read f32 and bf16. A graph
-    // that is wholly native is compiled in f32; any other is left to the plugin.
+    // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read f32 and bf16. So
+    // if f16 is configured, a graph whose kernels are all native is compiled in f32, and any other graph uses no native
+    // kernels.
     let is_f16 = device.inference_precision == "f16";
     let float = |is_bf16: bool| if is_bf16 { Precision::Bf16 } else { Precision::F32 };
     let allows_native_attention = device.is_cpu
@@ -251,7 +256,7 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    // On processors with AMX, products of pairs of bf16 outside of tiles take twice as long as those in f32.
+    // On processors with AMX, products of pairs of bf16 outside tiles take twice as long as those in f32.
     let attention_isas = if is_bf16 && !cpu.amx { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[1..] };
     let attention = kv_cache.zip(cpu.first(attention_isas)).map(|(kv_cache, isa)| NativeAttention {
         isa,
@@ -273,7 +278,7 @@ pub(crate) fn plan_kernels(
         products: ProductPrecision::new(isa, options.activation_precision),
         activations: float(is_bf16 && !is_native),
     });
-    // Such adapters are in the native projections, not in the graph.
+    // In this case, the adapters are in the native projections and not in the graph.
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(
             "with INFERENCE_PRECISION_HINT=f16, LoRA adapters need the native attention kernels, which do not support this \

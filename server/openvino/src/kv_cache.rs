@@ -45,7 +45,7 @@ impl CachePorts {
             .iter()
             .find(|port| port.name.starts_with("value_cache."))
             .ok_or_else(|| unusable("is missing: the model has no attention that can be paged"))?;
-        // [blocks, heads, tokens, head size] on every device seen; keys may be transposed, values are not.
+        // All known devices use [blocks, heads, tokens, head size]. Keys may be transposed, but values are not.
         let block_tokens = value
             .shape
             .get(2)
@@ -59,7 +59,7 @@ impl CachePorts {
             if port.shape.iter().skip(1).any(|size| size.is_some_and(|size| size < 1)) {
                 return Err(unusable(&format!("has an empty {}: its shape is {:?}", port.name, port.shape)));
             }
-            // A tensor knows the widths of all element types.
+            // Let the runtime compute the size, because it knows the widths of all element types.
             block_bytes += Tensor::new(port.element, &shape(port, 1)?)?.bytes()? as u64;
             kv_heads = kv_heads.max(shape(port, 1)?[1] as usize);
         }
@@ -106,7 +106,8 @@ impl KvCache {
         self.tensors.iter().try_for_each(|each| request.set(&each.input, &each.tensor))
     }
 
-    /// Returns the memory to the system and loses its content. The memory contains zeros when it is accessed again.
+    /// Returns the memory to the system, which discards its content. The memory contains zeros when it is accessed
+    /// again.
     pub(crate) fn discard(&mut self) -> Result<(), Error> {
         self.tensors.iter_mut().try_for_each(|each| each.tensor.discard())
     }
@@ -133,7 +134,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Copies a block to another one in every layer.
+    /// Copies a block to another block in every layer.
     pub(crate) fn copy(&mut self, copy: BlockCopy) -> Result<(), Error> {
         for CacheTensor { tensor, block_bytes, .. } in &mut self.tensors {
             let bytes = *block_bytes;

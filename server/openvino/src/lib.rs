@@ -1,9 +1,9 @@
 //! The OpenVINO runner: models from GGUF files and OpenVINO IR directories, with a paged KV cache.
 //!
-//! This crate decides how a model file becomes a compiled graph, and how a batch becomes the inputs of that graph. It knows
-//! nothing about text or requests. It is the only crate with `unsafe`: calls to OpenVINO's C API (`runtime.rs`), to the C++
-//! shim that covers what the C API lacks (`shim.rs`, `shim/`), and to system calls that the standard library does not wrap
-//! (`numa.rs`, `memory.rs`).
+//! This crate decides how a model file becomes a compiled graph, and how a batch becomes the inputs of that graph. It
+//! does not process text or requests. It is the only crate with `unsafe` code: calls to OpenVINO's C API
+//! (`runtime.rs`), to the C++ shim that covers what the C API lacks (`shim.rs`, `shim/`), and to system calls that the
+//! standard library does not wrap (`numa.rs`, `memory.rs`).
 //!
 //! ```text
 //! GGUF ─► front end ─► rewrite rotary embeddings ─► rewrite weights ─┐

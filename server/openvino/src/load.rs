@@ -40,8 +40,8 @@ pub struct LoadReport {
     pub layout: CacheLayout,
     /// The kernels that compute the model, as text.
     pub kernels: String,
-    /// Whether the native kernels compute all projections and the attention. Then the logits of a token are the same to the
-    /// bit whatever else is in the step.
+    /// Whether the native kernels compute all projections and the attention. In this case, the logits of a token are
+    /// identical to the bit, regardless of the other tokens in the step.
     pub native_kernels: bool,
     /// The precision of computations other than products of 8-bit integers: the configured one, or the device's default.
     pub inference_precision: String,
@@ -49,23 +49,23 @@ pub struct LoadReport {
     pub kv_cache_precision: String,
     /// A digest of each adapter, which changes with its content.
     pub adapter_digests: Vec<u64>,
-    /// What the bytes of a block of the KV cache depend on, besides its tokens and their adapter.
+    /// The inputs on which the bytes of a block of the KV cache depend, besides its tokens and their adapter.
     pub cache_identity: CacheIdentity,
 }
 
-/// What the bytes of a block of the KV cache depend on.
+/// The inputs on which the bytes of a block of the KV cache depend, besides its tokens and their adapter.
 #[derive(Clone, Debug)]
 pub struct CacheIdentity {
-    /// How the bytes are computed and laid out.
+    /// A description of how the bytes are computed and laid out.
     pub description: String,
-    /// The files of the model and of the runtime, whose content matters.
+    /// The files of the model and of the runtime, on whose content the bytes depend.
     pub files: Vec<PathBuf>,
 }
 
 /// Loads a model and allocates its KV cache. Calls `progress` after each stage.
 ///
 /// # Errors
-/// The model is missing, not valid or not supported, the device rejects it, or the cache does not fit into memory.
+/// The model is missing, invalid or not supported, the device rejects it, or the cache does not fit into memory.
 pub fn load(
     config: &Config,
     progress: &mut dyn FnMut(LoadStage),
@@ -79,11 +79,12 @@ pub fn load(
     model.allocate(blocks, &mut stages)
 }
 
-/// Loads a model and its draft model. Their KV caches have the same number of blocks. Together they have the size that
-/// `config` sets or that is derived; the size in `draft` is ignored.
+/// Loads a model and its draft model. Their KV caches have the same number of blocks. Together, the caches have the
+/// size that `config` sets or that is derived; the size in `draft` is ignored.
 ///
 /// # Errors
-/// As for [`load`], for either model, or the blocks of the models hold different numbers of tokens.
+/// The same as for [`load`], for either model. In addition, the blocks of both models must have the same number of
+/// tokens.
 pub fn load_pair(
     config: &Config,
     draft: &Config,
@@ -99,7 +100,7 @@ pub fn load_pair(
     let [of_target, of_draft] = [&target, &draft].map(|model| model.ports.block_tokens);
     if of_target != of_draft {
         return Err(Error::Unsupported(format!(
-            "blocks of its KV cache hold {of_target} tokens, but those of its draft model hold {of_draft}"
+            "blocks of its KV cache have {of_target} tokens, but those of its draft model have {of_draft}"
         )));
     }
     let blocks = num_blocks(config, &[&target, &draft])?;
@@ -120,7 +121,7 @@ impl Stages<'_> {
     }
 }
 
-/// What is known about a model before its graph is read.
+/// The facts about a model that are known before its graph is read.
 struct ModelLoader {
     config: Config,
     source: ModelSource,
@@ -131,14 +132,14 @@ struct ModelLoader {
     projections: ProjectionKernels,
 }
 
-/// A graph that was read, with the part of it that is to be cached.
+/// A graph that was read, together with the copy of it that is to be cached.
 struct SourceGraph {
     model: Model,
     from_cache: bool,
     cache_update: Option<(GraphCacheEntry, Model)>,
 }
 
-/// A paged graph with the kernels that its plan names.
+/// A paged graph with the kernels of its plan.
 struct PreparedGraph {
     model: Model,
     plan: KernelPlan,
@@ -151,7 +152,7 @@ struct PreparedGraph {
 /// A compiled model and its source.
 struct CompiledSource {
     compiled: Arc<CompiledModel>,
-    /// The core that has compiled or read it.
+    /// The core that has compiled or read the model.
     compiled_by: Arc<Core>,
     plan: KernelPlan,
     from_cache: bool,
@@ -187,8 +188,8 @@ impl ModelLoader {
         Ok(LoadedModel { loader: self, source: compiled, graph, ports, vocabulary })
     }
 
-    /// The entry of the compiled model in the cache directory. Models with adapters are not cached: their adapters must be
-    /// read in any case.
+    /// The entry of the compiled model in the cache directory. Models with adapters are not cached, because their
+    /// adapters must be read at every start.
     fn compiled_entry(&self) -> Option<CompiledCacheEntry> {
         if !self.config.adapters.is_empty() {
             return None;
@@ -240,7 +241,7 @@ impl ModelLoader {
         })
     }
 
-    /// Reads a model with its adapters, makes it paged, and replaces operations by native kernels.
+    /// Reads a model with its adapters, makes its attention paged, and replaces operations with native kernels.
     fn prepare(&self, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
         let SourceGraph { mut model, from_cache, cache_update } = self.read()?;
         stages.done("read the model");
@@ -262,7 +263,7 @@ impl ModelLoader {
         Ok(PreparedGraph { model, plan, properties, from_cache, cache_update, adapter_digests })
     }
 
-    /// Reads a model. Its projections are merged, unless adapters must be added before.
+    /// Reads a model. Its projections are merged, unless adapters must be added first.
     fn read(&self) -> Result<SourceGraph, Error> {
         let is_merged = self.config.adapters.is_empty();
         let file = match &self.source {
@@ -365,12 +366,12 @@ impl LoadedModel {
     }
 }
 
-/// The number of blocks of each cache. Together the caches of the models have the configured or derived size.
+/// The number of blocks of each cache. Together, the caches of the models have the configured or derived size.
 fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
     let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);
     let derived = || {
-        // Half of the memory that is free, but not more than the longest sequences need.
+        // Derive the size: half of the free memory, but not more than the longest sequences need.
         const UNKNOWN: u64 = 1 << 30;
         let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
         free.min(config.kv_cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes)

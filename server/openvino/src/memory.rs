@@ -1,11 +1,12 @@
-//! How much memory is available, and returning unused memory to the system.
+//! Determines the available memory, and returns unused memory to the system.
 
 use std::fs;
 
 use crate::numa;
 
-/// Bytes that this process can still allocate: the least of what is available on the machine, within the limit of its control
-/// group, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of them.
+/// Bytes that this process can still allocate: the minimum of the bytes available on the machine, within the limit of
+/// its control group, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of these
+/// numbers.
 pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
     [machine, group_available(), numa::available_bytes()].into_iter().flatten().min()
@@ -20,8 +21,8 @@ pub fn trim() {
     }
 }
 
-/// Makes all threads allocate from one arena of the C library's allocator, instead of up to eight per processor. It affects
-/// only threads that are started later.
+/// Makes all threads allocate from one arena of the C library's allocator, instead of up to eight per processor. The
+/// call affects only threads that are started later.
 pub fn use_one_arena() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call sets a parameter of the allocator, under the allocator's locks.

@@ -1,6 +1,6 @@
 //! Rewritten graphs (`model_cache/graph.rs`) and compiled models (`model_cache/compiled.rs`), cached for the next start.
 //!
-//! The cache only saves time: a fault in it, or in its directory, is logged and never prevents the start.
+//! The cache only saves time: an error in the cache or its directory is logged, and never prevents the start.
 
 use std::sync::Arc;
 

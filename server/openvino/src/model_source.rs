@@ -1,4 +1,4 @@
-//! Where a model comes from.
+//! The files from which a model is loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ pub(crate) enum ModelSource {
 }
 
 impl ModelSource {
-    /// The model at a path.
+    /// Finds the model at a path.
     ///
     /// # Errors
-    /// The path holds neither a GGUF file nor an IR, or the GGUF file or one of its parts is not valid.
+    /// The path contains neither a GGUF file nor an IR, or the GGUF file or one of its parts is invalid.
     pub(crate) fn find(path: &Path) -> Result<Self, Error> {
         let missing = |fault| Error::Missing { path: path.to_owned(), fault };
         if path.is_dir() {
@@ -43,7 +43,7 @@ impl ModelSource {
         }
     }
 
-    /// The entry of the model's graph in the cache directory, if there is a cache directory. The graph of an IR is not cached,
+    /// The entry of the model's graph in the cache directory, if one is configured. The graph of an IR is not cached,
     /// but the models compiled from it are.
     pub(crate) fn cache_entry(&self, config: &Config) -> Option<GraphCacheEntry> {
         let options =

@@ -1,4 +1,4 @@
-//! Tests of the native kernels and operations, and what they share.
+//! Tests of the native kernels and operations, and their shared helpers.
 
 mod attention;
 mod attributes;
@@ -13,7 +13,7 @@ use std::ffi::c_int;
 use crate::cpu::{CpuFeatures, Isa};
 use crate::kernels::Precision;
 
-/// Numbers that depend only on the seed.
+/// A generator of numbers that depend only on the seed.
 struct Random(u64);
 
 impl Random {
@@ -46,7 +46,8 @@ impl FloatType {
         }
     }
 
-    /// The bytes of numbers in memory. Those of bf16 are the upper halves of those of f32.
+    /// The bytes of numbers in memory. The bytes of a bf16 number are the upper half of the bytes of the same number in
+    /// f32.
     fn encode(self, numbers: &[f32]) -> Vec<u8> {
         numbers.iter().flat_map(|number| number.to_le_bytes()[4 - self.bytes()..].to_vec()).collect()
     }

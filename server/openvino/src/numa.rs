@@ -1,15 +1,16 @@
 //! Binds the process to one NUMA node: to its processors and its memory.
 //!
-//! Every step reads the weights from memory, and the memory of another node is slower to read. The binding applies to the
-//! calling thread and is inherited by the threads that it starts, so the process must be bound before it starts any.
+//! Every step reads the weights from memory, and the memory of another node is slower to read. The binding applies to
+//! the calling thread and is inherited by the threads that it starts, so the process must be bound before it starts
+//! other threads.
 
 use std::{fs, io, mem};
 
-/// Where the system describes its nodes.
+/// The directory in which the system describes its nodes.
 const NODES: &str = "/sys/devices/system/node";
 /// `MPOL_BIND` of `set_mempolicy(2)`.
 const BIND: libc::c_int = 2;
-/// Most nodes that a Linux kernel supports.
+/// Maximum number of nodes that a Linux kernel supports.
 const NODES_MAX: usize = 1024;
 const WORDS: usize = NODES_MAX / u64::BITS as usize;
 
@@ -37,18 +38,18 @@ pub enum NodeError {
     },
 }
 
-/// How a process is bound to a node.
+/// The binding of a process to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumaBinding {
     /// Number of processors of the node that the process uses.
     pub processors: usize,
-    /// Whether the process allocates memory from the node only. Containers may not be allowed to request it
+    /// Whether the process allocates memory from the node only. Containers may not be allowed to set this policy
     /// (`set_mempolicy`); their memory still comes from the node while the node has free memory.
     pub is_memory_bound: bool,
 }
 
-/// Binds the calling thread, and the threads that it starts from now on, to the processors of `node` that the process is
-/// allowed to use, and to the memory of that node.
+/// Binds the calling thread, and the threads that it starts later, to the processors of `node` that the process is
+/// allowed to use, and to the memory of the node.
 ///
 /// # Errors
 /// The node does not exist, none of its processors is allowed, or the system rejects the binding.
@@ -112,7 +113,7 @@ fn nodes() -> Vec<u32> {
     numbers(&fs::read_to_string(format!("{NODES}/online")).unwrap_or_default())
 }
 
-/// The processors that the thread is allowed to run on. Empty if the system does not report them.
+/// The processors on which the thread is allowed to run. Empty if the system does not report them.
 fn processors() -> Vec<u32> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_thread_can_be_bound_to_an_existing_node_only() {
-        // The binding cannot be undone, so it is tested on a thread of its own.
+        // The binding cannot be undone, so it is tested on a separate thread.
         std::thread::spawn(|| {
             let unknown = run_on_node(1000).unwrap_err().to_string();
             assert!(unknown.starts_with("NUMA node 1000 does not exist (this machine has: "), "{unknown}");

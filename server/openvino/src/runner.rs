@@ -27,7 +27,7 @@ impl CompiledGraph {
 
 /// A model that is compiled for a device, with its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
-    // The fields are dropped in this order, so that nothing outlives what it was created from.
+    // The fields are dropped in this order, so that no object outlives the object from which it was created.
     inputs: StepInputs,
     output: Option<Tensor>,
     kv_cache: KvCache,
@@ -99,7 +99,7 @@ impl OpenVinoRunner {
         self.graph.request.node_times()
     }
 
-    /// Runs a step that computes the logits of `count` tokens at `logits_indices`.
+    /// Runs a step that computes the logits of the `count` tokens at `logits_indices`.
     fn step(
         &mut self,
         batch: &Batch,
@@ -112,7 +112,7 @@ impl OpenVinoRunner {
             self.kv_cache.copy(*copy)?;
         }
         self.inputs.fill(batch)?;
-        // A model computes at least one row of logits: if none is needed, that of the last token.
+        // A model computes at least one row of logits. If none is needed, request that of the last token.
         match count {
             0 => self.inputs.logits_indices.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
             _ => self.inputs.logits_indices.write(count, logits_indices)?,
@@ -167,7 +167,7 @@ impl ModelRunner for OpenVinoRunner {
     }
 }
 
-/// The inputs of a step. Their memory is reused from step to step.
+/// The inputs of a step. Their memory is reused in every step.
 struct StepInputs {
     input_ids: Input<i64>,
     position_ids: Input<i64>,
@@ -300,7 +300,7 @@ struct Input<T> {
     _element: std::marker::PhantomData<T>,
 }
 
-/// Elements for which an input has room at first. It grows when a batch needs more.
+/// Number of elements for which an input initially has room. The input grows when a batch needs more.
 const INPUT_ELEMENTS: i64 = 4096;
 
 impl<T: Element> Input<T> {

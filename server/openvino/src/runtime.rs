@@ -1,5 +1,5 @@
-//! A safe interface to the parts of OpenVINO's C API that a runner needs. Every handle is freed on drop, and shares the
-//! ownership of what it was created from.
+//! A safe interface to the parts of OpenVINO's C API that a runner needs. Every handle is freed on drop. OpenVINO's
+//! objects share the ownership of the objects from which they were created.
 //!
 //! The `openvino` crate is not used, because its types hide the pointers that the shim needs
 //! ([decision 0083](../../../docs/decisions/0083-openvino-sys.md)).
@@ -25,7 +25,7 @@ pub(crate) struct Core(*mut ov::ov_core_t);
 
 // SAFETY: OpenVINO documents its core as thread-safe.
 unsafe impl Send for Core {}
-// SAFETY: as for `Send`.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for Core {}
 
 impl Core {
@@ -55,7 +55,7 @@ impl Core {
     pub(crate) fn read_model(&self, path: &Path) -> Result<Model, Error> {
         let path = c_string(&path.to_string_lossy(), "read the model's path")?;
         let mut model = ptr::null_mut();
-        // SAFETY: the path is NUL-terminated; null stands for the weights file beside the model.
+        // SAFETY: the path is NUL-terminated; null selects the weights file next to the model.
         let status = unsafe { ov::ov_core_read_model(self.0, path.as_ptr(), ptr::null(), &raw mut model) };
         check(status, "read the model")?;
         Ok(Model::from_raw(model))
@@ -125,7 +125,7 @@ pub(crate) struct Model(*mut ov::ov_model_t);
 unsafe impl Send for Model {}
 
 impl Model {
-    /// Takes the ownership of a model that the C API or the shim has created.
+    /// Takes ownership of a model that the C API or the shim has created.
     pub(crate) fn from_raw(model: *mut ov::ov_model_t) -> Self {
         assert!(!model.is_null(), "invariant: a successful call returns a model");
         Self(model)
@@ -148,7 +148,7 @@ pub(crate) struct CompiledModel(*mut ov::ov_compiled_model_t);
 
 // SAFETY: OpenVINO documents compiled models as thread-safe.
 unsafe impl Send for CompiledModel {}
-// SAFETY: as for `Send`.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for CompiledModel {}
 
 /// An input or output of a compiled model.
@@ -156,12 +156,12 @@ unsafe impl Sync for CompiledModel {}
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) element: ElementType,
-    /// The dimensions. `None` for one that is dynamic.
+    /// The dimensions. `None` for a dynamic dimension.
     pub(crate) shape: Vec<Option<i64>>,
 }
 
 impl CompiledModel {
-    /// Takes the ownership of a compiled model that the C API or the shim has created.
+    /// Takes ownership of a compiled model that the C API or the shim has created.
     pub(crate) fn from_raw(compiled: *mut ov::ov_compiled_model_t) -> Self {
         assert!(!compiled.is_null(), "invariant: a successful call returns a compiled model");
         Self(compiled)
@@ -284,7 +284,7 @@ impl InferRequest {
 
     /// Runs the model, and blocks until it is done.
     pub(crate) fn infer(&mut self) -> Result<(), Error> {
-        // SAFETY: the request is valid, and the exclusive borrow rules out another run.
+        // SAFETY: the request is valid, and the exclusive borrow prevents another run.
         check(unsafe { ov::ov_infer_request_infer(self.0) }, "run the model")
     }
 

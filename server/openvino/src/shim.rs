@@ -55,7 +55,7 @@ struct RawKernelPlan {
     projection_terms: u32,
 }
 
-// `shim/graph/kernel_plan.cpp` asserts the same of the C struct.
+// `shim/graph/kernel_plan.cpp` asserts the same layout for the C struct.
 const _: () = {
     assert!(size_of::<RawKernelPlan>() == 32 && align_of::<RawKernelPlan>() == 4);
     assert!(offset_of!(RawKernelPlan, projection_isa) == 0);
@@ -172,7 +172,7 @@ pub(crate) struct PermutedProjection {
 /// A projection of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Projection {
-    /// The name of its weight in the GGUF file, or else of its node in the graph.
+    /// The name of the projection's weight in the GGUF file, or otherwise that of its node in the graph.
     pub(crate) name: String,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
@@ -180,14 +180,14 @@ pub(crate) struct Projection {
     pub(crate) paired: Option<usize>,
 }
 
-/// The low-rank matrices of all adapters at one projection. A token adds `up * (down * x)`, restricted to the ranks of its
-/// adapter.
+/// The low-rank matrices of all adapters at one projection. For each token, `up * (down * x)` is added to the output,
+/// restricted to the ranks of the token's adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoraWeights {
     pub(crate) projection: Projection,
-    /// `[ranks, columns]`.
+    /// The matrix of shape `[ranks, columns]`.
     pub(crate) down: Vec<f32>,
-    /// `[rows, ranks]`.
+    /// The matrix of shape `[rows, ranks]`.
     pub(crate) up: Vec<f32>,
     /// The number of the adapter to which each rank belongs.
     pub(crate) adapters: Vec<i32>,
@@ -221,7 +221,8 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// An index of the weights of a model from [`read_gguf`]. The exclusive borrow ensures that nothing else changes the model.
+/// An index of the weights of a model from [`read_gguf`]. The exclusive borrow ensures that no other code changes the
+/// model.
 pub(crate) struct GraphWeights<'a> {
     raw: *mut RawWeights,
     model: PhantomData<&'a mut Model>,
@@ -282,8 +283,8 @@ impl Drop for GraphWeights<'_> {
     }
 }
 
-/// Divides the frequencies of the rotary embeddings by `factors`: of those with the given base, or of all. Returns the number
-/// of changed frequency tables.
+/// Divides the frequencies of rotary embeddings by `factors`, either of those with the given base or of all. Returns
+/// the number of changed frequency tables.
 pub(crate) fn divide_frequencies(
     model: &mut Model,
     base: Option<f64>,
@@ -335,7 +336,8 @@ pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<PermutedProjection
     Ok(all)
 }
 
-/// Replaces rotary embeddings of adjacent pairs by embeddings of halves. Returns the number of embeddings.
+/// Replaces rotary embeddings that rotate adjacent pairs with embeddings that rotate halves. Returns the number of
+/// replaced embeddings.
 pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
     let mut rotated = 0;
     // SAFETY: both pointers are valid for the call.
@@ -356,7 +358,7 @@ pub(crate) fn fix_experts(model: &mut Model) -> Result<usize, Error> {
 /// The projections of a model in which none are merged.
 pub(crate) struct Projections {
     pub(crate) all: Vec<Projection>,
-    /// Number of rotary embeddings of pairs whose input comes from none of the projections.
+    /// Number of rotary embeddings that rotate adjacent pairs and whose input comes from none of the projections.
     pub(crate) unknown_rotations: usize,
 }
 
@@ -384,12 +386,13 @@ pub(crate) fn list_projections(model: &mut Model) -> Result<Projections, Error> 
     Ok(Projections { all, unknown_rotations })
 }
 
-/// How adapters become part of a model.
+/// The method by which adapters become part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdapterMethod {
-    /// As operations of the graph.
+    /// The adapters become operations of the graph.
     Graph,
-    /// As parts of the native projections, once [`apply_kernel_plan`] creates these. They must replace all projections.
+    /// The adapters become parts of the native projections when [`apply_kernel_plan`] creates these. Native projections
+    /// must then replace all projections.
     NativeProjections,
 }
 
@@ -462,8 +465,8 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     Ok(supported != 0)
 }
 
-/// Replaces operations of a paged model by the native kernels of a plan, and limits the logits to the tokens of the new input
-/// `logits_indices`. Returns the number of replaced projections.
+/// Replaces operations of a paged model with the native kernels of a plan, and limits the logits to the tokens of the
+/// new input `logits_indices`. Returns the number of replaced projections.
 pub(crate) fn apply_kernel_plan(model: &mut Model, plan: &KernelPlan) -> Result<usize, Error> {
     let raw = RawKernelPlan::from(plan);
     let mut projections = 0;
@@ -481,7 +484,7 @@ pub(crate) fn clone_model(model: &mut Model) -> Result<Model, Error> {
     Ok(Model::from_raw(copy))
 }
 
-/// Writes a model that is not paged yet as an IR.
+/// Writes a model whose attention is not paged yet as an IR.
 pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Error> {
     let (xml, bin) = (c_path(xml)?, c_path(bin)?);
     // SAFETY: the strings are NUL-terminated and the pointer is valid for the call.
@@ -498,7 +501,7 @@ pub(crate) fn import_core() -> Result<Core, Error> {
     Ok(core)
 }
 
-/// Writes a compiled model of the CPU to a file.
+/// Writes a model that was compiled for the CPU to a file.
 pub(crate) fn export(compiled: &CompiledModel, path: &Path) -> Result<(), Error> {
     let path = c_path(path)?;
     // SAFETY: the string is NUL-terminated and the pointer is valid for the call.
@@ -512,8 +515,8 @@ pub(crate) struct CompiledFile<'a> {
     pub(crate) bytes: usize,
 }
 
-/// Reads a compiled model from a file that [`export`] has written. `device` and `properties` must be those with which it was
-/// compiled.
+/// Reads a compiled model from a file that [`export`] has written. `device` and `properties` must be those with which
+/// the model was compiled.
 pub(crate) fn import(
     core: &Core,
     file: CompiledFile<'_>,

@@ -71,7 +71,7 @@ impl ModelRunner for SleepableRunner {
             SleepLevel::Model => self.runner = None,
             SleepLevel::Cache => {
                 if let Some(Err(error)) = self.runner.as_mut().map(OpenVinoRunner::discard_cache) {
-                    // The runner still works; it only uses more memory.
+                    // The runner still works, but uses more memory.
                     tracing::warn!(error = error.chain(), "failed to release the memory of the KV cache");
                 }
             }

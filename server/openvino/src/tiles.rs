@@ -9,14 +9,15 @@ unsafe extern "C" {
 /// Whether this process may use the tile registers of AMX with bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TileSupport {
-    /// The processor does not have them.
+    /// The processor has no tile registers.
     Absent,
-    /// The processor has them, but the operating system does not let this process use them, for this reason.
+    /// The processor has tile registers, but the operating system does not let this process use them, for this reason.
     Denied(&'static str),
     Granted,
 }
 
-/// Asks the operating system for the permission to use AMX, for all threads of the process. Further calls return the same.
+/// Requests permission to use AMX from the operating system, for all threads of the process. Later calls return the
+/// same result.
 pub(crate) fn tile_support() -> TileSupport {
     let mut reason = std::ptr::null();
     // SAFETY: the pointer is valid for a write.

@@ -1,8 +1,9 @@
-//! Converts a weight tensor of a GGUF file to constants for the graph. Pure: it maps bytes to bytes.
+//! Converts a weight tensor of a GGUF file to constants for the graph. The conversion is a pure function of the
+//! tensor's bytes.
 //!
-//! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, in which `z = m / s` is seldom an
-//! integer, so it is stored as f16. That is exact up to the rounding of f16, and keeps the size of the file. The plugin multiplies
-//! 8-bit integers only if zero points are integers; the native kernels do not need that.
+//! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, in which `z = m / s` is
+//! rarely an integer, so it is stored as f16. This format is exact up to the rounding of f16, and about as small as the
+//! file. The plugin multiplies 8-bit integers only if zero points are integers; the native kernels do not need that.
 //!
 //! Types without a minimum have integer zero points.
 
@@ -12,7 +13,7 @@ use server_gguf::{TensorType, f32_to_f16};
 /// The quantized integers of a matrix, or its values if it is not quantized.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Quants {
-    /// Two to a byte, the first in the low half.
+    /// Two values per byte, the first one in the low half.
     U4(Vec<u8>),
     U8(Vec<u8>),
     I8(Vec<u8>),
@@ -25,7 +26,7 @@ pub(crate) enum Quants {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Zeros {
     None,
-    /// Two to a byte, the first in the low half.
+    /// Two values per byte, the first one in the low half.
     U4(Vec<u8>),
     F16(Vec<u16>),
 }
@@ -42,7 +43,7 @@ pub(crate) struct MatrixShape {
 pub(crate) struct Matrix {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Number of values that share a scale; 0 if there are no scales and `quants` are values.
+    /// Number of values that share a scale; 0 if the matrix has no scales and `quants` contains the values.
     pub(crate) group: usize,
     pub(crate) quants: Quants,
     pub(crate) scales: Vec<f32>,
@@ -80,7 +81,7 @@ impl Matrix {
     }
 
     /// # Panics
-    /// If a vector does not have the length that follows from the sizes, by which the shim reads it.
+    /// If a vector does not have the length that follows from the sizes. The shim relies on these lengths.
     pub(crate) fn assert_lengths(&self) {
         let values = self.rows * self.columns;
         let (quants, expected) = match &self.quants {
@@ -105,8 +106,8 @@ impl Matrix {
     }
 }
 
-/// Reorders the rows within each head: first the even rows, then the odd ones. This turns a rotation of adjacent pairs into a
-/// rotation of halves.
+/// Reorders the rows within each head: first the even rows, then the odd ones. This order turns a rotation of adjacent
+/// pairs into a rotation of halves.
 pub(crate) fn permute_rows(bytes: &mut [u8], row_bytes: usize, head_size: usize) {
     let mut head = vec![0; row_bytes * head_size];
     for chunk in bytes.chunks_exact_mut(row_bytes * head_size) {
@@ -123,7 +124,8 @@ fn packed_u4(quants: &[u8]) -> Vec<u8> {
     quants.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
 }
 
-/// Converts groups with integer zero points: 4-bit quants keep their zero point, wider ones become signed and need none.
+/// Converts groups with integer zero points: 4-bit quants keep their zero point; wider quants become signed and need no
+/// zero point.
 fn symmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     let Affine { bits, zero, mut quants, scale, .. } = affine;
     if bits == 4 {
@@ -145,7 +147,7 @@ fn asymmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
         if zero.abs() <= ZERO_MAX {
             zeros.push(f32_to_f16(zero));
         } else {
-            // All values of the group are close to its minimum. This covers a scale of 0.
+            // All values of the group are close to its minimum. This case includes a scale of 0.
             quants.fill(1);
             *scale = -min;
             zeros.push(0);

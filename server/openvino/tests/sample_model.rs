@@ -47,7 +47,7 @@ fn config() -> Config {
     }
 }
 
-/// A sequence with a block table of its own.
+/// A sequence with its own block table.
 struct Stepper {
     id: u64,
     tokens: Vec<TokenId>,
@@ -122,7 +122,7 @@ fn the_model_in_three_parts_computes_the_same() {
     let whole = GgufFile::open(config().model).unwrap();
     let first = write_parts(&whole, folder.path(), "sample", 3).unwrap();
     assert!(GgufFile::open(&first).unwrap().tensors().iter().any(|tensor| tensor.part == 2));
-    // With native kernels and with those of the plugin.
+    // Test the native kernels and the plugin kernels.
     for properties in [&EXACT[1..], &EXACT[..]] {
         let plugin_config =
             properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -170,7 +170,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 #[test]
 fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     let mut runner = sample();
-    // Chunks of 10 tokens, beside a sequence that joins late and one that decodes from the start.
+    // The prompt is computed in chunks of 10 tokens, together with a sequence that joins late and one that decodes from
+    // the start.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
         step(&mut runner, &mut sequences, 10);
@@ -182,7 +183,7 @@ fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     assert_eq!(sequences[0].tokens[QUESTION.len()..][..7], ANSWER);
     assert_eq!(sequences[2].tokens[QUESTION.len()..], ANSWER);
 
-    // The same prompt, with copies of the blocks of sequence 0.
+    // Sequence 3 has the same prompt, with copies of the blocks of sequence 0.
     let mut copied = Stepper::new(3, &QUESTION);
     copied.blocks = 24..26;
     let mut batch = Batch::default();
@@ -205,7 +206,8 @@ fn with_native_kernels_a_sequence_does_not_depend_on_the_others() {
         // This processor has no native projections.
         return;
     }
-    // The logits of the last token of a prompt, beside other sequences that begin and continue.
+    // The logits of the last token of a prompt that is computed together with other sequences, some of which begin and
+    // some of which continue.
     let mut logits = |others: u64| {
         let prompt = |id: u64| &QUESTION[..QUESTION.len() - 3 * id as usize];
         let mut sequences: Vec<Stepper> = (0..=others).map(|id| Stepper::new(id, prompt(id))).collect();
@@ -268,7 +270,7 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let length = file.metadata().unwrap().len();
     std::fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
     assert_eq!(answer(true), cold);
-    assert_eq!(answer(false), cold, "it is cached again");
+    assert_eq!(answer(false), cold, "the model is cached again");
 }
 
 #[test]
@@ -292,11 +294,11 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     runner.write_block(BlockId(24), first).unwrap();
     assert_eq!(last(&mut runner, 24..26), expected);
     assert_eq!(argmax(&expected), ANSWER[0]);
-    // Other blocks give another result.
+    // Different blocks give a different result.
     assert_ne!(last(&mut runner, 30..32), expected);
 }
 
-/// Starts an engine with a small cache, which spills evicted blocks to a folder if there is one.
+/// Starts an engine with a small cache, which spills evicted blocks to `folder` if it is set.
 async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
     let plugin_config =
         properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -406,7 +408,8 @@ async fn a_restored_prefix_gives_the_same_answer_as_a_cached_one_even_after_a_re
     engine.shutdown().unwrap();
 }
 
-/// The native operations read f32 and bf16: if f16 is configured, a wholly native model is compiled in f32.
+/// The native operations read f32 and bf16. If f16 is configured, a model whose kernels are all native is compiled in
+/// f32.
 #[test]
 fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     let logits = |properties: &[(&str, &str)]| {
@@ -425,7 +428,7 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     assert!(mean < 0.6, "the mean difference is {mean}");
 }
 
-/// The properties of a wholly native model: the defaults, with an 8-bit cache.
+/// The properties of a model whose kernels are all native: the defaults, with an 8-bit cache.
 const NATIVE: [(&str, &str); 1] = [("KV_CACHE_PRECISION", "u8")];
 
 #[test]
@@ -449,7 +452,7 @@ fn with_native_kernels_logits_do_not_depend_on_the_chunks_of_a_prompt() {
             let count = if first.past == prompt { 1 } else { chunks(first.past).min(prompt - first.past) };
             let mut batch = Batch::default();
             first.schedule(&mut batch, count);
-            // Logits of the last token of the prompt, too.
+            // Compare the logits of the last token of the prompt as well.
             if first.past == prompt {
                 batch.samples.push(SequenceId::new(0, 0));
                 batch.sequences[0].samples.end = 1;
@@ -479,8 +482,8 @@ fn with_native_kernels_logits_do_not_depend_on_the_chunks_of_a_prompt() {
             "chunks of {chunk} tokens, {others} others"
         );
     }
-    // A long prompt, then single tokens, as in a decode.
-    assert!(logits(&mut |past| if past == 0 { 130 } else { 1 }, 1) == whole, "single tokens behind a chunk");
+    // Compute a long prompt, and then single tokens, as in a decode.
+    assert!(logits(&mut |past| if past == 0 { 130 } else { 1 }, 1) == whole, "single tokens after a chunk");
 }
 
 /// The tokens of requests that are submitted together, and the number of cached tokens of all prompts.

@@ -3,7 +3,7 @@
 /// The new part of a response. Its text is never empty.
 ///
 /// # Guarantees
-/// With adjacent deltas of a kind joined, the deltas of a response are the same however its text is split.
+/// After adjacent deltas of the same kind are joined, the deltas of a response do not depend on how its text was split.
 /// Deltas are never revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
@@ -15,18 +15,18 @@ pub enum Delta {
     ToolCallBegin {
         /// The index of the call in the response: 0, 1, 2 and so on.
         index: u32,
-        /// The name of the tool, whether or not it was offered; never empty.
+        /// The name of the tool, which is never empty. The request may not have offered this tool.
         name: String,
     },
     /// More of the arguments, as JSON, of the call that began last.
     ToolCallArguments {
         /// The index of the call.
         index: u32,
-        /// The text. The texts of a call, joined, are the beginning of a JSON object.
+        /// The text. Joined together, the texts of a call are the beginning of a JSON object.
         text: String,
     },
-    /// The end of a call whose arguments are a complete JSON object. A call that was cut off or is malformed
-    /// has no end.
+    /// The end of a call whose arguments are a complete JSON object. A call that was cut off or is malformed has no
+    /// such delta.
     ToolCallEnd {
         /// The index of the call.
         index: u32,

@@ -1,19 +1,19 @@
-//! Detects the formats of a model from its chat template, by markers in the order from specific to general,
+//! Detects the formats of a model by markers in its chat template. Specific markers are checked before general ones,
 //! because some markers occur in several families.
 
 use crate::{Formats, ReasoningFormat, ToolFormat};
 
 /// A model family, identified by its template.
 struct Family {
-    /// The template contains all texts of one of these lists.
+    /// The template of the family contains all texts of one of these lists.
     told_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
-    /// The reasoning format: the first of these with one of its texts in the template.
+    /// The candidates for the reasoning format. The first one of which the template contains a text is selected.
     reasoning: &'static [(ReasoningFormat, &'static [&'static str])],
 }
 
 const THINK: &[&str] = &["<think>", "</think>"];
-/// The tags of Magistral, where the family has no others.
+/// The tags of Magistral, for families without other reasoning tags.
 const MAGISTRAL: &[&str] = &["[THINK]", "[/THINK]"];
 /// The reasoning formats of models that write calls as Mistral does, or in no known format.
 const MISTRAL: &[(ReasoningFormat, &[&str])] =
@@ -41,7 +41,7 @@ const FAMILIES: [Family; 14] = [
         reasoning: &[(ReasoningFormat::MiniCpm5, THINK)],
     },
     Family {
-        // The last text is that of LFM 2.5, whose template contains none of its tokens.
+        // The last text identifies LFM 2.5, whose template contains none of the tokens.
         told_by: &[
             &["<|tool_call_start|>"],
             &["<|tool_list_start|>"],
@@ -107,7 +107,7 @@ impl Formats {
 mod tests {
     use super::*;
 
-    /// The detected formats, as flags name them.
+    /// The detected formats, by their names in flags.
     fn detected(template: &str) -> (&'static str, &'static str) {
         let formats = Formats::detect(template);
         formats.check().unwrap();

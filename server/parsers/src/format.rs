@@ -19,7 +19,7 @@ pub enum ToolFormat {
     Mistral,
     /// The format of Devstral: `[TOOL_CALLS]f[ARGS]{…}`.
     Devstral,
-    /// The format of Phi 4 mini: `functools[{"name": …, "arguments": …}]`, or the same between tokens.
+    /// The format of Phi 4 mini: `functools[{"name": …, "arguments": …}]`, or the same list between special tokens.
     Phi4,
     /// The Harmony format of gpt-oss.
     Gptoss,
@@ -96,8 +96,8 @@ impl ToolFormat {
         }
     }
 
-    /// The texts of the special tokens that must stay in the text even if other special tokens are left out,
-    /// because the format cannot be parsed without them.
+    /// The texts of the special tokens that must remain in the text even if other special tokens are omitted, because
+    /// the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
             Self::None | Self::Hermes3 | Self::Qwen3Coder => &[],
@@ -150,8 +150,8 @@ impl ReasoningFormat {
         }
     }
 
-    /// The texts of the special tokens that must stay in the text even if other special tokens are left out,
-    /// because the format cannot be parsed without them.
+    /// The texts of the special tokens that must remain in the text even if other special tokens are omitted, because
+    /// the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
             Self::None => &[],
@@ -187,21 +187,21 @@ impl Formats {
         Ok(())
     }
 
-    /// The formats to parse in a response to a request with these tools: without tools, no tool format.
+    /// The formats to parse in a response. The tool format is `none` if the request has no tools.
     #[must_use]
     pub fn with_tools(self, tools: &Tools) -> Self {
         if tools.is_empty() { Self { tool: ToolFormat::None, ..self } } else { self }
     }
 
-    /// The texts of the special tokens that must stay in the parsed text even if other special tokens are left
-    /// out; see [`Formats::with_tools`] for those of a request. Texts that are not special tokens of the
-    /// tokenizer have no effect.
+    /// The texts of the special tokens that must remain in the parsed text even if other special tokens are omitted;
+    /// see [`Formats::with_tools`] for those of a request. Texts that are not special tokens of the tokenizer have no
+    /// effect.
     pub fn special_tokens(self) -> impl Iterator<Item = &'static str> {
         self.tool.special_tokens().iter().chain(self.reasoning.special_tokens()).copied()
     }
 
-    /// Whether a special token with this text must stay in the parsed text: whether it is one of
-    /// [`Formats::special_tokens`] or a part of one, because tokenizers differ in where a marker ends.
+    /// Whether a special token with this text must remain in the parsed text: whether it is one of
+    /// [`Formats::special_tokens`] or a part of one, because tokenizers split markers differently.
     pub fn needs_token(self, text: &str) -> bool {
         !text.is_empty() && self.special_tokens().any(|marker| marker.contains(text))
     }

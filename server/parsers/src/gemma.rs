@@ -1,5 +1,5 @@
-//! Converts the arguments in Gemma's notation to JSON, one character at a time: keys without quotes, strings
-//! between tokens without escapes, and everything else as in JSON. Text without quotes is a string.
+//! Converts the arguments in Gemma's notation to JSON, one character at a time: keys have no quotes, strings are
+//! enclosed in special tokens and have no escapes, and everything else is as in JSON. Text without quotes is a string.
 
 use crate::json::{JsonString, NESTING_MAX, Number, Pieces, Verdict, escape, quoted};
 use crate::literal::is_space;
@@ -14,7 +14,7 @@ pub(crate) const CALLS_END: &str = "<tool_call|>";
 /// An object that is being parsed.
 #[derive(Debug)]
 pub(crate) struct GemmaObject {
-    /// The open brackets: true for those of an object.
+    /// The open brackets: true for braces of an object, false for brackets of an array.
     open: Vec<bool>,
     state: State,
     scanner: Scanner,
@@ -37,14 +37,14 @@ enum State {
     Next,
     Key,
     Word,
-    /// In what may be the marker that ends the calls, after a value without quotes, which is in `word`, or
-    /// between values.
+    /// In a text that may be the marker that ends the calls. It follows a value without quotes, which is in `word`, or
+    /// stands between values.
     End {
         read: String,
     },
-    /// After that marker.
+    /// After the marker that ends the calls.
     Ended,
-    /// In a string between tokens.
+    /// In a string that is enclosed in special tokens.
     Text {
         part: Part,
     },
@@ -63,7 +63,7 @@ enum Part {
 }
 
 impl Part {
-    /// The state within a word in this role.
+    /// Returns the state for reading a word in this role.
     fn state(self) -> State {
         match self {
             Self::Key => State::Key,
@@ -85,8 +85,8 @@ impl GemmaObject {
         }
     }
 
-    /// Reads the next character and appends to `to` what is certain as JSON. After [`Verdict::Done`] or `Bad`
-    /// no more characters may follow; the result is never `Over`.
+    /// Reads the next character, and appends the JSON that is certain to `to`. After [`Verdict::Done`] or `Bad`, no
+    /// more characters may follow; the result is never `Over`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Json { string, part } => {
@@ -115,7 +115,7 @@ impl GemmaObject {
         }
     }
 
-    /// Ends the text: a value without quotes that was held back is cut off, or complete.
+    /// Ends the text. A value without quotes that was held back is then either cut off or complete.
     pub(crate) fn finish(&mut self, to: &mut String) {
         let is_word = matches!(self.state, State::Word | State::End { .. });
         if is_word && !self.word.is_empty() && !self.word.starts_with('<') {
@@ -137,7 +137,8 @@ impl GemmaObject {
         matches!(self.state, State::Item) && self.is_comma_due
     }
 
-    /// The number of bytes of a token that were read before the last character, which ruled the token out.
+    /// The number of bytes that were read as the beginning of a token, before the last character showed that it is not
+    /// one.
     pub(crate) fn token_bytes(&self) -> usize {
         if let State::End { read } = &self.state {
             return read.len() - read.chars().next_back().map_or(0, char::len_utf8);
@@ -152,7 +153,7 @@ impl GemmaObject {
         matches!(self.state, State::Ended)
     }
 
-    /// Reads a character of what may be the marker that ends the calls.
+    /// Reads a character of a text that may be the marker that ends the calls.
     fn end(&mut self, letter: char, to: &mut String) -> Verdict {
         let mut read = match &mut self.state {
             State::End { read } => std::mem::take(read),
@@ -261,13 +262,13 @@ impl GemmaObject {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
-            // Words contain no tokens, and keys contain no brackets or commas.
+            // Values without quotes contain no tokens, and keys contain no brackets or commas.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { Verdict::Bad } else { Verdict::More };
         }
         if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
-            // The comma was followed by the marker instead of a closing brace.
+            // The marker, instead of a closing brace, follows the comma.
             let read = std::mem::take(&mut self.word);
             self.is_comma_due = false;
             return self.go(State::End { read });

@@ -1,6 +1,6 @@
-//! Parses Harmony, the format of gpt-oss: the whole text consists of messages, each with a header that names
-//! its channel and, for a call, its recipient. The analysis channel is reasoning; a message to a recipient is a
-//! call, whatever its channel; everything else is content, including text outside of messages.
+//! Parses Harmony, the format of gpt-oss: the whole text consists of messages, each with a header that names its
+//! channel and, for a call, its recipient. The analysis channel is reasoning, a message to a recipient is a call in any
+//! channel, and everything else is content, including text outside of messages.
 
 mod header;
 
@@ -11,7 +11,7 @@ use crate::scanner::{ScanEvent, Scanner};
 use crate::{Formats, ReasoningFormat, ToolFormat};
 use header::{CHANNEL, CONSTRAIN, Header, START};
 
-/// Largest size of a header, in bytes. A longer one is text.
+/// Largest size of a header, in bytes. A longer header is text.
 const HEADER_BYTES_MAX: usize = 512;
 
 const MESSAGE: &str = "<|message|>";
@@ -24,15 +24,15 @@ pub(crate) struct Harmony {
     has_reasoning: bool,
     state: State,
     scanner: Scanner,
-    /// The header that is being read or, until a call begins, the text of its message.
+    /// The header that is being read or, until the arguments of a call begin, the text of its message.
     header: String,
-    /// Whether a message that turns out not to be a call is reasoning, because of its channel.
+    /// Whether the channel of the message makes it reasoning if it turns out not to be a call.
     is_reasoned: bool,
     /// Whitespace outside of messages, which is content only if text follows.
     layout: String,
     content: Joint,
     reasoning: Joint,
-    /// A buffer that is kept for its capacity.
+    /// A buffer that is reused to avoid allocations.
     written: String,
 }
 
@@ -44,7 +44,7 @@ enum State {
     Header,
     Content,
     Reasoning,
-    /// In a message that is not interpreted: its markers are content, too.
+    /// In a message that is not parsed further: its markers are content, too.
     Unread,
     /// In a call, before its arguments.
     Call {
@@ -53,7 +53,7 @@ enum State {
     Arguments(JsonValue),
 }
 
-/// Whether a newline is due between the messages of a kind.
+/// Decides whether a newline separates two messages of the same kind.
 #[derive(Debug, Default)]
 struct Joint {
     given: bool,
@@ -227,7 +227,7 @@ impl Harmony {
         }
     }
 
-    /// Ends a message, or the text outside of messages, at `marker`.
+    /// Ends a message, or a text outside of messages, at `marker`.
     fn leave(&mut self, marker: &'static str) {
         self.content.due = true;
         self.reasoning.due = true;
@@ -245,7 +245,7 @@ impl Harmony {
         self.state = State::Header;
     }
 
-    /// Treats the header as text, because no message begins like this.
+    /// Treats the header as text, because it is not a valid beginning of a message.
     fn header_is_text(&mut self, out: &mut Out) {
         self.state = State::Outside;
         let text = std::mem::take(&mut self.header);
@@ -281,7 +281,7 @@ impl Harmony {
         }
     }
 
-    /// Treats the message as text of its channel, because it is not a call. The header is markup.
+    /// Treats the message as text of its channel, because it is not a call. Its header is dropped as markup.
     fn unread(&mut self, out: &mut Out) {
         self.state = if self.is_reasoned { State::Reasoning } else { State::Content };
         let text = std::mem::take(&mut self.header);

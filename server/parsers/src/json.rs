@@ -1,5 +1,5 @@
-//! Parses JSON one character at a time: where a value ends, and whether it is valid. It builds no values: it
-//! passes on valid text as it was written, with malformed strings corrected.
+//! Parses JSON one character at a time, to determine where a value ends and whether it is valid. The module builds no
+//! values: it emits valid text as it was written, and corrects malformed strings.
 
 mod number;
 mod string;

@@ -18,7 +18,7 @@ pub(crate) enum LiteralStep {
 }
 
 impl Literal {
-    /// Expects `text`, which is not empty.
+    /// Expects `text`, which must not be empty.
     pub(crate) fn new(text: &'static str) -> Self {
         debug_assert!(!text.is_empty());
         Self { rest: text }
@@ -41,7 +41,7 @@ pub(crate) fn is_space(letter: char) -> bool {
     matches!(letter, ' ' | '\t' | '\n' | '\r')
 }
 
-/// Several expected texts, of which one must follow. None is a prefix of another.
+/// Several expected texts, one of which must follow. No text may be a prefix of another.
 #[derive(Clone, Debug)]
 pub(crate) struct LiteralChoice {
     texts: &'static [&'static str],
@@ -70,7 +70,7 @@ impl LiteralChoice {
         self.read.len() - self.read.chars().next_back().map_or(0, char::len_utf8)
     }
 
-    /// Reads the next character. After [`ChoiceStep::Whole`] or `Not` no more characters may follow.
+    /// Reads the next character. After [`ChoiceStep::Whole`] or `Not`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char) -> ChoiceStep {
         self.read.push(letter);
         if let Some(whole) = self.texts.iter().position(|text| *text == self.read) {

@@ -1,8 +1,8 @@
 //! Parses text with markers, in which content, reasoning and calls alternate. The tool formats parse the calls
 //! themselves.
 //!
-//! Whitespace alone between the beginning, reasoning and calls is layout: it is dropped if a call or reasoning
-//! follows or a call precedes it, and kept if text follows.
+//! Whitespace that separates the beginning, reasoning and calls is layout: it is dropped if a call or reasoning follows
+//! or a call precedes it, and kept if text follows.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ pub(crate) struct MarkedText {
     signs: Vec<Sign>,
     mode: Mode,
     scanner: Scanner,
-    /// Whether nothing but layout has been read since the beginning, the end of reasoning or the end of a call.
+    /// Whether only layout has been read since the beginning, the end of reasoning or the end of a call.
     at_start: bool,
-    /// That layout.
+    /// The layout that has been read since then.
     layout: String,
     after_call: bool,
-    /// Whether a newline that follows belongs to the tag before it.
+    /// Whether a newline that follows belongs to the preceding tag.
     trim: bool,
     in_answer: bool,
     /// Characters to process again, the last one first.
@@ -41,7 +41,7 @@ enum Mode {
         tags: usize,
         at_prompt: bool,
     },
-    /// In what may be calls; `before` is the number of calls before.
+    /// In a text that may contain calls; `before` is the number of earlier calls.
     Calls {
         before: u32,
     },
@@ -188,7 +188,7 @@ impl MarkedText {
             if index < self.reasoning.tags[tags].close.len() {
                 self.start(Mode::Text);
             } else {
-                // The model repeats the tag at the end of the prompt.
+                // The model has repeated the tag at the end of the prompt.
                 self.mode = Mode::Reasoning { tags, at_prompt: false };
             }
             return;
@@ -212,7 +212,7 @@ impl MarkedText {
         }
     }
 
-    /// Enters a mode, with nothing but layout before it.
+    /// Enters a mode that no text except layout precedes yet.
     fn start(&mut self, mode: Mode) {
         self.mode = mode;
         self.layout.clear();

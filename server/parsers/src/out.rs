@@ -1,25 +1,26 @@
-//! Collects the output of a format, and the text that was read but not interpreted yet.
+//! Collects the output of a format, and holds the text that was read but not interpreted yet.
 
 use std::mem;
 
 use crate::Delta;
 
-/// The deltas of a parser since the last call of [`Out::take`]. Adjacent text of a kind is joined.
+/// The deltas of a parser since the last call of [`Out::take`]. Adjacent text of the same kind is joined.
 #[derive(Debug, Default)]
 pub(crate) struct Out {
     deltas: Vec<Delta>,
-    /// The text that was read but not interpreted yet, which becomes content if it has no meaning.
+    /// The text that was read but not interpreted yet, which becomes content if it turns out to be plain text.
     raw: String,
     /// The number of bytes of the marker at the start of `raw`.
     marker: usize,
     calls: u32,
-    /// A call that begins once its arguments hold more than an opening brace: its name and the brace.
+    /// The name of a call, and its arguments so far. The call begins once its arguments contain more than an opening
+    /// brace.
     prepared: Option<(String, String)>,
     ending: Ending,
     work: u64,
 }
 
-/// How the text ends.
+/// The way in which the text ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The model ended the text.
@@ -35,12 +36,12 @@ impl Out {
         mem::take(&mut self.deltas)
     }
 
-    /// Sets how the text is going to end.
+    /// Sets the way in which the text will end.
     pub(crate) fn set_ending(&mut self, ending: Ending) {
         self.ending = ending;
     }
 
-    /// Counts elementary steps.
+    /// Adds to the number of elementary steps.
     pub(crate) fn worked(&mut self, steps: usize) {
         self.work += steps as u64;
     }
@@ -78,7 +79,7 @@ impl Out {
         }
     }
 
-    /// Begins the next call, which all text read so far belongs to.
+    /// Begins the next call. All text read so far belongs to it.
     pub(crate) fn begin(&mut self, name: &str) {
         debug_assert!(!name.is_empty());
         self.deltas.push(Delta::ToolCallBegin { index: self.calls, name: name.to_owned() });
@@ -86,13 +87,13 @@ impl Out {
         self.commit();
     }
 
-    /// Prepares the next call, which begins with the first character of its arguments after the opening brace.
-    /// Until then it may turn out to be malformed, and a malformed call is text.
+    /// Prepares the next call, which begins with the first character of its arguments after the opening brace. Until
+    /// then, the call may turn out to be malformed, in which case it is text.
     pub(crate) fn prepare(&mut self, name: &str) {
         self.prepared = Some((name.to_owned(), String::new()));
     }
 
-    /// Whether a call is prepared that has not begun.
+    /// Whether a call is prepared but has not begun.
     pub(crate) fn is_prepared(&self) -> bool {
         self.prepared.is_some()
     }
@@ -102,7 +103,7 @@ impl Out {
         self.prepared = None;
     }
 
-    /// Begins the prepared call, which the end of the text cuts off.
+    /// Begins the prepared call, because the text ends within it or its arguments have begun.
     pub(crate) fn begin_prepared(&mut self) {
         if let Some((name, text)) = self.prepared.take() {
             self.begin(&name);
@@ -114,7 +115,7 @@ impl Out {
     /// them.
     pub(crate) fn arguments(&mut self, text: &str) {
         if let Some((_, before)) = &mut self.prepared {
-            // The brace is the first byte.
+            // The first byte of the arguments is the brace.
             let mut more = text.bytes().skip(usize::from(before.is_empty()));
             before.push_str(text);
             if more.any(|byte| !byte.is_ascii_whitespace()) {
@@ -148,7 +149,7 @@ impl Out {
         self.end();
     }
 
-    /// Ends the text after the name of a call. The call has no arguments, unless it was cut off.
+    /// Ends the text after the name of a call. The call has no arguments, unless the text was cut off.
     pub(crate) fn call_at_end(&mut self, name: &str) {
         match self.ending {
             Ending::Complete => self.call_without_arguments(name),
@@ -156,7 +157,8 @@ impl Out {
         }
     }
 
-    /// Ends the text within the name of a call without arguments. A name that was cut off is not certain.
+    /// Ends the text within the name of a call, which then has no arguments. If the text was cut off, the name is
+    /// uncertain and there is no call.
     pub(crate) fn call_at_end_of_name(&mut self, name: &str) {
         if self.ending == Ending::Complete {
             self.call_without_arguments(name);
@@ -169,7 +171,7 @@ impl Out {
         self.marker = 0;
     }
 
-    /// Begins to read at a marker.
+    /// Begins to collect uninterpreted text, starting with a marker.
     pub(crate) fn open(&mut self, marker: &str) {
         self.raw.clear();
         self.raw.push_str(marker);
@@ -209,8 +211,8 @@ impl Out {
         self.raw.len()
     }
 
-    /// Ends reading. Returns the text that becomes content, and the text to process again: at most the last
-    /// `again` bytes, and never the marker, which would be found again.
+    /// Stops collecting. Returns the text that becomes content, and the text to process again: at most the last `again`
+    /// bytes, but never the marker, which would be found again.
     pub(crate) fn close(&mut self, again: usize) -> (String, String) {
         self.prepared = None;
         let mut text = mem::take(&mut self.raw);

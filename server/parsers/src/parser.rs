@@ -10,8 +10,8 @@ use crate::{Delta, Formats, Tools};
 /// Parses the text of one response incrementally.
 ///
 /// # Guarantees
-/// - It never fails and loses no text. Text that is not a call is content, including markers.
-/// - With adjacent deltas joined, the result is the same however the text is split.
+/// - Parsing never fails and loses no text. Text that is not a call is content, including markers.
+/// - After adjacent deltas are joined, the result does not depend on how the text was split.
 /// - The work is linear in the length of the text. Only text whose meaning is not certain yet is held back.
 /// - Calls have the indices 0, 1, 2 and so on. Deltas of a call that is cut off remain valid.
 #[derive(Debug)]
@@ -27,9 +27,8 @@ enum Machine {
 }
 
 impl Parser {
-    /// Creates a parser for the response to a request that offers `tools`. Without tools the tool format is
-    /// off, but reasoning is still parsed. `prompt` is the rendered prompt or its end: a tag in it may begin
-    /// the reasoning.
+    /// Creates a parser for the response to a request that offers `tools`. Without tools, the tool format is off, but
+    /// reasoning is still parsed. `prompt` is the rendered prompt or its end, in which a tag may begin the reasoning.
     pub fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
         let formats = formats.with_tools(tools);
         let machine = if formats.is_harmony() {
@@ -40,7 +39,7 @@ impl Parser {
         Self { machine, out: Out::default() }
     }
 
-    /// Adds the next piece of text. Returns the deltas that are now certain, often none.
+    /// Adds the next piece of text. Returns the deltas that are now certain; often there are none.
     pub fn push(&mut self, text: &str) -> Vec<Delta> {
         for letter in text.chars() {
             match &mut self.machine {
@@ -51,13 +50,13 @@ impl Parser {
         self.out.take()
     }
 
-    /// Ends the text because the model ended it. Returns what was held back.
+    /// Ends the text because the model ended it. Returns the deltas of the text that was held back.
     pub fn finish(self) -> Vec<Delta> {
         self.end(Ending::Complete)
     }
 
-    /// Ends the text because the token limit cut it off. Returns what was held back. A call whose arguments had
-    /// not begun gets no arguments, whereas [`Self::finish`] makes it a call without arguments.
+    /// Ends the text because the token limit cut it off. Returns the deltas of the text that was held back. A call
+    /// whose arguments had not begun gets no arguments, whereas [`Self::finish`] makes it a call without arguments.
     pub fn finish_cut(self) -> Vec<Delta> {
         self.end(Ending::Cut)
     }
@@ -84,8 +83,8 @@ impl Parser {
         self.out.calls()
     }
 
-    /// The number of elementary steps so far: characters read, compared and passed on. Tests use it to show
-    /// that the work is linear.
+    /// The number of elementary steps so far: characters read, compared and emitted. Tests use it to show that the work
+    /// is linear.
     pub fn work(&self) -> u64 {
         self.out.work()
     }

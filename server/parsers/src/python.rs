@@ -14,7 +14,7 @@ use crate::schema::Types;
 pub(crate) fn literal(text: &str) -> Option<String> {
     let mut value = PythonValue::new(Types::default(), |text, _| quoted(text));
     let mut json = String::new();
-    // The space ends a number or a word.
+    // A space at the end completes a number or a word.
     let mut letters = text.trim().chars().chain([' ']);
     loop {
         match value.step(letters.next()?, &mut json) {

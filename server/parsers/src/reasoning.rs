@@ -33,7 +33,7 @@ static MAGISTRAL: Reasoning = Reasoning {
 };
 
 static GEMMA: Reasoning = Reasoning {
-    // The tags are special tokens, so they always have their meaning, wherever they occur.
+    // The tags are special tokens, so they are tags wherever they occur.
     tags: &[Tags { open: &["<|channel>thought"], close: &["<channel|>"], position: MarkPosition::Anywhere }],
     answer: None,
 };
@@ -50,7 +50,7 @@ static GRANITE: Reasoning = Reasoning {
     answer: Some(("<response>", "</response>")),
 };
 
-/// The tags of a format. Harmony has none, because it is a format of the whole text.
+/// The tags of a format. Harmony has no tags, because it is a format of the whole text.
 pub(crate) fn reasoning(format: ReasoningFormat) -> &'static Reasoning {
     match format {
         ReasoningFormat::None | ReasoningFormat::Gptoss => &NONE,

@@ -4,9 +4,9 @@
 /// A certain part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanEvent {
-    /// The next character, which begins no marker.
+    /// The next character, which does not begin a marker.
     Letter(char),
-    /// A marker, by its index in the list.
+    /// A marker, identified by its index in the list.
     Marker(usize),
 }
 
@@ -23,8 +23,8 @@ impl Scanner {
         self.held.push(letter);
     }
 
-    /// Returns the next certain part of the text, if there is one. `markers` are those that count at the start of the
-    /// suffix; if two match, the one that is complete first counts.
+    /// Returns the next certain part of the text, if there is one. `markers` are the markers that are valid at the
+    /// start of the suffix; if two match, the one that is complete first takes precedence.
     pub(crate) fn settle(
         &mut self,
         markers: impl Iterator<Item = (usize, &'static str)>,
@@ -51,7 +51,7 @@ impl Scanner {
         std::mem::take(&mut self.work)
     }
 
-    /// Ends the text and returns what was held back.
+    /// Ends the text and returns the part that was held back.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -25,7 +25,7 @@ impl Tools {
         self.tools.is_empty()
     }
 
-    /// The types that a parameter may have. Unknown parameters are text.
+    /// The types that a parameter may have. Unknown parameters are strings.
     pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
         self.tools.get(tool).and_then(|parameters| parameters.get(parameter)).copied().unwrap_or_default()
     }
@@ -49,7 +49,7 @@ impl Types {
         self == Self::default()
     }
 
-    /// Whether every value is text.
+    /// Whether only strings are allowed.
     pub(crate) fn is_text_only(self) -> bool {
         self.is_unknown() || self == Self { text: true, ..Self::default() }
     }

@@ -1,5 +1,5 @@
 //! Tool formats: markers in the text that begin calls, and state machines that parse them. The module `marked` decides
-//! where text, reasoning and calls alternate.
+//! where text, reasoning and calls begin and end.
 
 mod bracketed;
 mod call_object;

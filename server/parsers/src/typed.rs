@@ -16,8 +16,8 @@ pub(crate) fn typed(text: &str, types: Types) -> String {
         .unwrap_or_else(|| quoted(text))
 }
 
-/// Converts `text`, which was cut off, to the beginning of a JSON value: of an allowed type if possible, otherwise of a
-/// string.
+/// Converts `text`, which was cut off, to the beginning of a JSON value of an allowed type if possible, and otherwise
+/// to the beginning of a string.
 pub(crate) fn partial(text: &str, types: Types) -> String {
     let value = text.trim();
     let words = [("true", types.boolean), ("false", types.boolean), ("null", types.null)];
@@ -78,7 +78,7 @@ fn compound(value: &str, types: Types) -> Option<String> {
     json(value).or_else(|| python::literal(value))
 }
 
-/// Parses all of `value` as JSON.
+/// Parses the whole of `value` as JSON.
 fn json(value: &str) -> Option<String> {
     let mut machine = JsonValue::new();
     let mut written = String::with_capacity(value.len());

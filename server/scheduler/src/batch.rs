@@ -5,12 +5,12 @@ use std::ops::Range;
 use crate::block::{BlockId, TokenId};
 use crate::request::SequenceId;
 
-/// The work of one step. The vectors are flat, so that their memory is reused from step to step and they map directly to
-/// the inputs of a model with paged attention.
+/// The work of one step. The vectors are flat, so that their memory can be reused in every step and they map directly
+/// to the inputs of a model with paged attention.
 ///
 /// # Guarantees
 /// - The ranges of the sequences in `tokens`, `blocks` and `samples` follow each other in the order of `sequences`.
-/// - `copies` must be carried out, in order, before anything is computed.
+/// - `copies` must be carried out, in order, before the tokens are computed.
 /// - A batch without sequences has nothing to compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -33,7 +33,7 @@ pub struct Batch {
 pub struct ScheduledSequence {
     /// The sequence to which the tokens belong.
     pub id: SequenceId,
-    /// The number of tokens that are computed already: the position of the first token of this step.
+    /// The number of tokens that are already computed: the position of the first token of this step.
     pub computed_tokens: u32,
     /// The number of computed tokens that are no longer in the cache because their blocks were evicted.
     pub evicted_tokens: u32,
@@ -41,11 +41,11 @@ pub struct ScheduledSequence {
     pub tokens: Range<u32>,
     /// The range of the block table in [`Batch::blocks`].
     pub blocks: Range<u32>,
-    /// The range in [`Batch::samples`] of the sequences that sample from the last token. It is empty for a chunk that does
-    /// not reach the end of the sequence and therefore needs no logits.
+    /// The range in [`Batch::samples`] of the sequences that sample a token after the last one. It is empty for a chunk
+    /// that does not reach the end of the sequence and therefore needs no logits.
     pub samples: Range<u32>,
-    /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The last
-    /// token of a prompt is never among them, because it is sampled from.
+    /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The
+    /// range never includes the last token of a prompt, whose logits are used for sampling.
     pub scored_tokens: Range<u32>,
     /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the drafts
     /// into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
@@ -60,7 +60,8 @@ impl ScheduledSequence {
         self.computed_tokens - self.evicted_tokens
     }
 
-    /// The range in [`Batch::tokens`] of the tokens that are sampled after: the draft tokens and the token before them.
+    /// The range in [`Batch::tokens`] of the tokens after which a token is sampled: the draft tokens and the token
+    /// before them.
     pub fn sampled_tokens(&self) -> Range<u32> {
         let end = self.tokens.end;
         if self.samples.is_empty() { end..end } else { end - 1 - self.num_draft_tokens..end }
@@ -87,7 +88,7 @@ impl Batch {
         copies.clear();
     }
 
-    /// The tokens that the step computes of `sequence`.
+    /// The tokens of `sequence` that the step computes.
     pub fn tokens_of(&self, sequence: &ScheduledSequence) -> &[TokenId] {
         &self.tokens[sequence.tokens.start as usize..sequence.tokens.end as usize]
     }
@@ -97,7 +98,7 @@ impl Batch {
         &self.blocks[sequence.blocks.start as usize..sequence.blocks.end as usize]
     }
 
-    /// The sequences that sample from the last token of `sequence`.
+    /// The sequences that sample a token after the last token of `sequence`.
     pub fn samples_of(&self, sequence: &ScheduledSequence) -> &[SequenceId] {
         &self.samples[sequence.samples.start as usize..sequence.samples.end as usize]
     }
@@ -107,22 +108,22 @@ impl Batch {
         (sequence.tokens.end - sequence.num_draft_tokens) as usize..sequence.tokens.end as usize
     }
 
-    /// The ascending indices in [`Self::tokens`] of the tokens whose logits are needed. A runner returns one row of logits
-    /// for each, in this order.
+    /// The ascending indices in [`Self::tokens`] of the tokens whose logits are needed. A runner returns one row of
+    /// logits for each of them, in this order.
     pub fn logits_indices(&self) -> impl Iterator<Item = u32> {
         self.sequences
             .iter()
             .flat_map(|sequence| sequence.scored_tokens.clone().chain(sequence.sampled_tokens()))
     }
 
-    /// The sequences that sample from their last token, in order.
+    /// The scheduled sequences after whose last token a token is sampled, in order.
     pub fn sampling_sequences(&self) -> impl Iterator<Item = &ScheduledSequence> {
         self.sequences.iter().filter(|sequence| !sequence.samples.is_empty())
     }
 
-    /// Removes draft tokens from the end of each sequence, so that no more than `num_draft_tokens` of it remain. The
-    /// caller uses this if it has fewer drafts than the scheduler allowed. Blocks that are not written because of this
-    /// are removed from the batch, but the sequences still hold them.
+    /// Removes draft tokens from the end of each sequence until at most `num_draft_tokens` of them remain. The caller
+    /// uses this method if it has fewer drafts than the scheduler allowed. Blocks that the step no longer writes are
+    /// removed from the batch, but remain allocated to their sequences.
     ///
     /// # Panics
     /// If `block_tokens` is zero.

@@ -1,4 +1,4 @@
-//! What identifies a block: its index in the cache, and the hash of the content that it may hold.
+//! The identity of a block: its index in the cache, and the hash of its content.
 //!
 //! The hash is a hint, never a proof: code that looks up a block by its hash also compares the content.
 
@@ -23,11 +23,11 @@ impl BlockHash {
     pub const NONE: Self = Self(0);
 }
 
-/// What precedes a block in its sequence.
+/// The predecessor of a block in its sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BlockParent {
-    /// The block is the first one. Blocks of different seeds or adapters have different content even if their tokens
-    /// are equal.
+    /// The block is the first of its sequence. Blocks with different seeds or adapters have different content even if
+    /// their tokens are equal.
     Start { prefix_seed: BlockHash, adapter: u32 },
     /// The block follows this cached block.
     Block(BlockId),
@@ -38,7 +38,7 @@ pub(crate) enum BlockParent {
 ///
 /// # Guarantees
 /// The hash is the same in every process, on every machine and in every version, so that other programs can predict
-/// what a cache holds.
+/// the content of a cache.
 pub fn block_hash(parent: BlockHash, tokens: &[TokenId]) -> BlockHash {
     const STACK_TOKENS: usize = 64;
     let mut stack = [0; 4 * STACK_TOKENS];

@@ -1,9 +1,9 @@
 //! Keys of blocks: names that identify the content of a block as reliably as the content itself, for storage of evicted
 //! blocks outside the cache.
 //!
-//! The key of a block is derived from the key of the block before it and from the block's tokens, and the key of a first
-//! block from the request's prefix seed and adapter. The caller provides the function, which must rule out collisions:
-//! what a key leads to is not compared.
+//! The key of a block is derived from the key of the block before it and from the block's tokens, and the key of a
+//! first block from the request's prefix seed and adapter. The caller provides the function, which must be
+//! collision-resistant, because content that is found by its key is not compared.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 
@@ -14,17 +14,17 @@ pub struct BlockKey(pub [u8; 32]);
 /// Derives the key of a block from the key before it and from its tokens.
 pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
 
-/// How the keys of blocks are derived.
+/// The scheme by which the keys of blocks are derived.
 #[derive(Clone, Debug)]
 pub struct BlockKeyScheme {
     /// The function that derives the key of a block.
     pub block_key: BlockKeyFn,
-    /// The keys that identify the adapters by their content, by the adapters' numbers. The first is that of the base
-    /// model.
+    /// The keys that identify the content of the adapters, indexed by the adapters' numbers. The first one is that of
+    /// the base model.
     pub adapters: Vec<BlockKey>,
 }
 
-/// A block that was evicted from the cache. Its content is intact until something is written into the block.
+/// A block that was evicted from the cache. Its content is intact until the block is overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvictedBlock {
     /// The block in the cache.
@@ -33,11 +33,11 @@ pub struct EvictedBlock {
     pub key: BlockKey,
 }
 
-/// The keys of the cached blocks, and the evictions that were not reported yet.
+/// The keys of the cached blocks, and the evictions that have not been reported yet.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockKeys {
     scheme: BlockKeyScheme,
-    /// The key of each block. Those of blocks that are not cached have no meaning.
+    /// The key of each block. The keys of blocks that are not cached are meaningless.
     keys: Vec<BlockKey>,
     evicted: Vec<EvictedBlock>,
 }
@@ -52,7 +52,8 @@ impl BlockKeys {
     pub(crate) fn parent_key(&self, parent: BlockParent) -> BlockKey {
         match parent {
             BlockParent::Start { prefix_seed: BlockHash(seed), adapter } => {
-                // No block follows the key of an adapter directly, so the result is not the key of a block.
+                // The key of an adapter is never the parent of a block's key, so the result differs from the key of any
+                // block.
                 let adapter = self.scheme.adapters[adapter as usize];
                 (self.scheme.block_key)(adapter, &[seed as u32, (seed >> 32) as u32])
             }
@@ -70,7 +71,7 @@ impl BlockKeys {
         self.keys[block.0 as usize] = self.block_key(self.parent_key(parent), tokens);
     }
 
-    /// Records that a block is cached no longer.
+    /// Records that a block is no longer cached.
     pub(crate) fn record_evicted(&mut self, block: BlockId) {
         self.evicted.push(EvictedBlock { block, key: self.keys[block.0 as usize] });
     }

@@ -1,7 +1,7 @@
-//! The blocks of the cache: which are in use, by how many sequences, and what the others have cached.
+//! The blocks of the cache: which blocks are in use, by how many sequences, and what content the other blocks have.
 //!
-//! The pool decides which block is allocated and which cached content is evicted. It knows nothing of sequences: its callers
-//! hold references and release each of them once.
+//! The pool decides which block is allocated and which cached content is evicted. It does not know sequences: its
+//! callers hold references and release each reference once.
 //!
 //! ```text
 //!            allocate              register                release (last reference)
@@ -13,12 +13,12 @@
 //! ```
 //!
 //! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and follow the same cached
-//! content: every registration has its own serial number, and a block stores that of its parent. So a hash collision costs
-//! a hit and never returns the content of another prefix.
+//! content: every registration has its own serial number, and a block stores the serial number of its parent. So a hash
+//! collision can only cause a cache miss, and never returns the content of another prefix.
 //!
-//! The parent of a cached block is cached too: a sequence that holds a block also holds those before it, releases the later
-//! ones first, and gets a block from the cache only after those before it. So the eviction queue has children before their
-//! parents.
+//! The parent of a cached block is also cached: a sequence that holds a block also holds the blocks before it, releases
+//! the later blocks first, and acquires a cached block only after the blocks before it. So the eviction queue has
+//! children before their parents.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::block_keys::BlockKeys;
@@ -31,8 +31,8 @@ mod tests;
 #[cfg(test)]
 mod traces;
 
-/// Hits of a block count as one if less than the cache size divided by this number was evicted between them: requests that
-/// arrive in a burst say little about later ones.
+/// Several hits of a block count as one if fewer blocks than the cache size divided by this number were evicted between
+/// them: requests that arrive in a burst say little about later ones.
 const BURSTS_PER_CACHE: u32 = 2;
 
 /// The serial number of a registration. It is never used twice.
@@ -40,11 +40,11 @@ const BURSTS_PER_CACHE: u32 = 2;
 pub(crate) struct Serial(u64);
 
 impl Serial {
-    /// The bit that is set in the numbers of starts, which no registration has.
+    /// The bit that distinguishes the serial numbers of starts from those of registrations.
     const START: u64 = 1 << 63;
 
-    /// The parent of the first block of a sequence that is computed with this adapter. Because each adapter has its own,
-    /// content is never shared between adapters, whatever the hashes are.
+    /// The parent of the first block of a sequence that is computed with this adapter. Because each adapter has its own
+    /// start, content is never shared between adapters, even if hashes collide.
     pub(crate) fn start(adapter: u32) -> Self {
         Self(Self::START | u64::from(adapter))
     }
@@ -67,7 +67,7 @@ pub(crate) struct BlockContent<'a> {
 pub(crate) enum RegisterResult {
     /// The block is cached.
     Cached,
-    /// The content was cached already, in this block (possibly the same).
+    /// The content was already cached, in this block (which may be the same block).
     Duplicate(BlockId),
     /// Other content has the same hash; this content is not cached.
     Collision,
@@ -84,15 +84,15 @@ struct CachedBlock {
     hash: BlockHash,
     serial: Serial,
     parent_serial: Serial,
-    /// The block before it, unless it is the first of its sequence.
+    /// The block before this one. `None` for the first block of a sequence.
     parent: Option<BlockId>,
-    /// Number of cached blocks that follow it.
+    /// Number of cached blocks that directly follow this one.
     children: u32,
     /// Number of counted hits.
     hits: u8,
-    /// The number of evictions when a hit was counted last.
+    /// The number of evictions at the time of the last counted hit.
     last_hit: u64,
-    /// Whether it was the last block that a request found in the cache.
+    /// Whether the cached prefix of some request ended with this block.
     has_ended_hit: bool,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct BlockPool {
     tokens: Vec<TokenId>,
     free: Vec<BlockId>,
     evictable: EvictionQueue,
-    /// Hits of a block count as one until this many blocks were evicted.
+    /// Number of evictions during which several hits of a block count as one.
     burst_evictions: u64,
     by_hash: IdMap<BlockHash, BlockId>,
     last_serial: u64,
@@ -117,25 +117,25 @@ impl BlockPool {
         Self::with_retention(blocks_total, block_tokens, RETENTION)
     }
 
-    /// As [`Self::new`], with another retention of reused blocks.
+    /// Like [`Self::new`], with another retention of reused blocks.
     fn with_retention(blocks_total: u32, block_tokens: u32, retention: [u32; RETENTION.len()]) -> Self {
         let blank = Block { ref_count: 0, cached: None };
         Self {
             block_tokens: block_tokens as usize,
             blocks: vec![blank; blocks_total as usize],
             tokens: vec![0; blocks_total as usize * block_tokens as usize],
-            // Allocated from the end: the first block first.
+            // Blocks are allocated from the end of the list, so the first block is the last entry.
             free: (0..blocks_total).rev().map(BlockId).collect(),
             evictable: EvictionQueue::new(blocks_total, retention),
             burst_evictions: u64::from(blocks_total / BURSTS_PER_CACHE),
-            // Twice the largest number of entries, so that the map never grows because of removals.
+            // The capacity is twice the largest number of entries, so that the map never grows because of removals.
             by_hash: IdMap::with_capacity_and_hasher(2 * blocks_total as usize, Default::default()),
             last_serial: 0,
             keys: None,
         }
     }
 
-    /// Sets whether blocks have keys and evictions are reported. Blocks that are cached already have no keys.
+    /// Sets whether blocks have keys and evictions are reported. Blocks that were cached before this call have no keys.
     pub(crate) fn set_keys(&mut self, keys: Option<BlockKeys>) {
         self.keys = keys;
     }
@@ -193,9 +193,9 @@ impl BlockPool {
 
     /// Records that a request found these blocks in the cache, each of which follows the one before.
     ///
-    /// The hit is counted only if another request's hit has ended at the same block, or other blocks follow it: then several
-    /// requests have this prefix. Otherwise the request is most likely the next turn of the same conversation, whose
-    /// earlier turns are of no use to others.
+    /// The hit is counted only if another request's hit has ended with the same block, or if other cached blocks follow
+    /// this block: in both cases, several requests have this prefix. Otherwise the request is most likely the next turn
+    /// of the same conversation, whose earlier turns are useless to other requests.
     pub(crate) fn record_hit(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
         let mut blocks = blocks.rev();
         let Some(last) = blocks.next() else { return };
@@ -255,7 +255,7 @@ impl BlockPool {
         self.by_hash.get(&hash).is_some_and(|block| self.blocks[block.0 as usize].ref_count > 0)
     }
 
-    /// The cached block with exactly this content after exactly this parent.
+    /// The cached block that has exactly this content, and follows exactly this parent.
     pub(crate) fn find(&self, content: BlockContent<'_>) -> Option<BlockId> {
         let block = *self.by_hash.get(&content.hash)?;
         self.has_content(block, content).then_some(block)

@@ -1,4 +1,4 @@
-//! Attention scores of a sequence's blocks, which decide the blocks that the sequence evicts while it generates.
+//! The attention scores of a sequence's blocks, by which the sequence selects the blocks to evict while it generates.
 //!
 //! The policy is that of H2O (Zhang et al., 2023): the blocks with the lowest mean attention of generated tokens are evicted,
 //! except for the first block and the most recent ones (Xiao et al., 2023).
@@ -86,10 +86,14 @@ mod tests {
     fn evicts_the_lowest_scores_but_not_the_first_and_the_recent_blocks() {
         let attention = [0.0, 0.3, 0.1, 0.4, 0.2, 0.5, 0.6, 0.0];
         assert_eq!(scores(8, &attention).blocks_to_evict(8, 0, 6), [2, 4]);
-        assert_eq!(scores(8, &attention).blocks_to_evict(8, 3, 6), [3, 4], "pinned blocks stay");
+        assert_eq!(scores(8, &attention).blocks_to_evict(8, 3, 6), [3, 4], "pinned blocks are not evicted");
         assert_eq!(scores(8, &attention).blocks_to_evict(6, 0, 6), [0; 0], "the limit is not exceeded");
         assert_eq!(scores(7, &attention).blocks_to_evict(8, 0, 6), [0; 0], "too few tokens are recorded");
-        assert_eq!(scores(8, &[0.0; 8]).blocks_to_evict(8, 0, 4), [1, 2, 3, 4], "of equal scores the older");
+        assert_eq!(
+            scores(8, &[0.0; 8]).blocks_to_evict(8, 0, 4),
+            [1, 2, 3, 4],
+            "among equal scores, older blocks are evicted"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Which blocks are being computed, and by which sequence.
+//! Records which blocks are being computed, and by which sequence.
 //!
-//! A claim is a hint for admission: a request whose next block is being computed already waits for it. Claims go by hash
-//! alone. A hash collision makes a request wait in vain until the claim is released.
+//! A claim is a hint for admission: a request waits if another sequence is computing its next block. Claims are
+//! compared by hash alone. If hashes collide, a request waits unnecessarily until the claim is released.
 
 use crate::block::BlockHash;
 use crate::id_map::IdMap;
@@ -26,7 +26,7 @@ impl Claims {
         self.owners.entry(hash).or_insert(owner);
     }
 
-    /// Removes the claim of `owner`, which has computed the block or never will.
+    /// Removes the claim of `owner`, which has computed the block or will not compute it.
     pub(crate) fn release(&mut self, hash: BlockHash, owner: u32) {
         if self.owners.get(&hash) == Some(&owner) {
             self.owners.remove(&hash);

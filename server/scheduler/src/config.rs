@@ -1,4 +1,4 @@
-//! The sizes and limits of a scheduler. The fields have the names of the server's flags where there is a flag.
+//! The sizes and limits of a scheduler. The fields have the names of the server's flags where such a flag exists.
 
 use std::time::Duration;
 
@@ -7,21 +7,23 @@ use crate::request::Rejection;
 /// The smallest number of blocks to which [`SchedulerConfig::kv_eviction_tokens`] may limit a sequence.
 pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 
-/// Number of prompt tokens in a step whose log probabilities are reported. The logits of each take as much memory as
-/// the vocabulary and about as much time as a layer or two.
+/// Number of prompt tokens in a step whose log probabilities are reported. Each of these tokens needs a row of logits,
+/// which is as long as the vocabulary and takes about as much time as one or two layers.
 ///
 /// Beyond it: the rest of the prompts is computed in the following steps.
 pub const SCORED_TOKENS_MAX: u32 = 128;
 
-/// The largest number of draft tokens in one step. The logits of every draft token are computed, so each takes as much
-/// memory as the vocabulary: without this limit, a step of drafts would need gigabytes of logits.
+/// The largest number of draft tokens in one step. Every draft token needs a row of logits, which is as long as the
+/// vocabulary. Without this limit, the logits of a step could need gigabytes.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
-/// The smallest number of prompt tokens that a step computes beside decodes, however long it takes. With a limited step time,
-/// the number of tokens in a step is a multiple of it, because a model prepares anew for each different number of tokens.
+/// The smallest number of prompt tokens that a step computes in addition to decodes, however long the step takes. With
+/// a limited step time, the number of tokens in a step is a multiple of this number, because a model has to prepare its
+/// operations for each new number of tokens.
 pub const PROMPT_TOKENS_MIN: u32 = 16;
 
-/// The size of the KV cache, which the compiled model and the available memory define. Both numbers are greater than zero.
+/// The size of the KV cache, which the compiled model and the available memory determine. Both numbers are greater than
+/// zero.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheSize {
     /// Number of tokens in a block.
@@ -33,31 +35,31 @@ pub struct CacheSize {
 /// The settings of a [`Scheduler`](crate::Scheduler). All numbers are greater than zero.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// Number of tokens that one step computes at most, over all sequences. A longer prompt is computed in chunks
-    /// beside the decoding sequences, which come first.
+    /// Maximum number of tokens that one step computes, over all sequences. A longer prompt is computed in chunks,
+    /// together with the decoding sequences, which have priority.
     pub max_num_batched_tokens: u32,
-    /// Number of tokens that a step computes at most while sequences decode and prompts wait to be computed. It limits
-    /// how long a prompt may delay the decoding sequences. Prompts get at least a quarter of it, however many sequences
-    /// decode. If several prompts wait for each decoding sequence, the limit is that many times as large, up to
-    /// `max_num_batched_tokens`.
+    /// Maximum number of tokens that a step computes while sequences decode and prompts wait to be computed. The
+    /// setting limits how long a prompt may delay the decoding sequences. Prompts get at least a quarter of these
+    /// tokens, however many sequences decode. If several prompts wait for each decoding sequence, the limit is that
+    /// many times as large, up to `max_num_batched_tokens`.
     pub max_chunk_tokens: u32,
-    /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into it,
-    /// predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but at
-    /// least [`PROMPT_TOKENS_MIN`]. Until enough steps were recorded, `max_chunk_tokens` applies.
+    /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
+    /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
+    /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, `max_chunk_tokens` applies.
     pub max_itl: Option<Duration>,
-    /// Number of sequences that run at the same time at most. It is reduced to `max_num_batched_tokens`, so that each
+    /// Maximum number of sequences that run at the same time. It is limited to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.
     pub max_num_seqs: u32,
-    /// Number of sequences that wait at most. Beyond it, requests get [`Rejection::QueueFull`].
+    /// Maximum number of waiting sequences. Further requests are rejected with [`Rejection::QueueFull`].
     pub max_queue: u32,
-    /// Number of tokens of a prompt and its completion together at most. It cannot exceed the size of the cache.
+    /// Maximum number of tokens of a prompt and its completion together. It cannot exceed the size of the cache.
     pub max_model_len: u32,
-    /// Whether blocks with equal content are computed once and stay cached after their sequence has ended.
+    /// Whether blocks with equal content are computed once and remain cached after their sequence has ended.
     pub prefix_caching: bool,
-    /// Number of tokens of a generating sequence that stay in the cache at most, rounded down to whole blocks. At least
-    /// [`KV_EVICTION_BLOCKS_MIN`] blocks must stay. The blocks with the lowest attention scores are evicted
-    /// ([`Scheduler::record_block_scores`](crate::Scheduler::record_block_scores)). The output of such a sequence is
-    /// no longer exact, and its blocks are not cached for other requests.
+    /// Maximum number of tokens of a generating sequence that remain in the cache, rounded down to whole blocks. At
+    /// least [`KV_EVICTION_BLOCKS_MIN`] blocks must remain. The blocks with the lowest attention scores are evicted
+    /// ([`Scheduler::record_block_scores`](crate::Scheduler::record_block_scores)). The output of such a sequence is no
+    /// longer exact, and its blocks are not cached for other requests.
     pub kv_eviction_tokens: Option<u32>,
 }
 
@@ -68,11 +70,11 @@ pub struct RequestLimits {
     pub block_tokens: u32,
     /// Number of blocks in the cache.
     pub blocks_total: u32,
-    /// Number of tokens of a prompt and its completion together at most.
+    /// Maximum number of tokens of a prompt and its completion together.
     pub max_model_len: u32,
-    /// Number of sequences of a request at most.
+    /// Maximum number of sequences of a request.
     pub max_num_seqs: u32,
-    /// Number of sequences that wait at most.
+    /// Maximum number of waiting sequences.
     pub max_queue: u32,
 }
 

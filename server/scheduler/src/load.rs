@@ -1,4 +1,4 @@
-//! The load of the scheduler, as it is reported.
+//! The load that the scheduler reports.
 
 /// A snapshot of the queues and the cache. `blocks_free + blocks_evictable + blocks_active == blocks_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,13 +11,15 @@ pub struct Load {
     pub blocks_evictable: u32,
     /// Number of blocks that no sequence holds and that have no content.
     pub blocks_free: u32,
-    /// Number of running sequences. The sequences of a request count before its prompt is computed.
+    /// Number of running sequences. All sequences of a request count, even while its prompt is being computed.
     pub running: u32,
     /// Number of waiting sequences, including preempted ones.
     pub waiting: u32,
-    /// Number of tokens that the waiting and running sequences have still to compute before each can sample. All tokens
-    /// of a waiting sequence count, because what the prefix cache has of them is known only when it is admitted.
+    /// Number of tokens that the waiting and running sequences still have to compute before each of them can sample.
+    /// All tokens of a waiting sequence count, because the number of cached ones is known only when the sequence is
+    /// admitted.
     pub uncomputed_tokens: u64,
-    /// Number of preemptions since the start: times a running sequence had to wait again because blocks ran out.
+    /// Number of preemptions since the start. A preemption returns a running sequence to the queue because no block is
+    /// free.
     pub preemptions_total: u64,
 }

@@ -24,18 +24,18 @@ pub struct NewRequest {
     /// The number of the request. The caller chooses it and never uses it twice.
     pub id: u64,
     /// The number of sequences that continue the prompt, at least one. The first sequence computes the prompt. The
-    /// others share its blocks (copy on write) from then on.
+    /// others then share its blocks (copy on write).
     pub num_sequences: u32,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
     /// The criteria by which each of the sequences ends.
     pub stop: StopCriteria,
-    /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt they run or wait together,
-    /// each takes its next token in the same step, and may then continue from the tokens of another
-    /// ([`SampledToken::parent`]).
+    /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt, they run or wait
+    /// together. Each receives its next token in the same step, and may then continue from the tokens of another
+    /// sequence ([`SampledToken::parent`]).
     pub lockstep: bool,
-    /// Whether the logits of all prompt tokens but the last are computed as well. If they are, the prompt is not taken
-    /// from the prefix cache.
+    /// Whether the logits of all prompt tokens except the last are computed as well. If they are, the prompt is not
+    /// taken from the prefix cache.
     pub scores_prompt: bool,
     /// The seed of the first block's hash. Requests with different seeds share no cached blocks.
     pub prefix_seed: BlockHash,
@@ -43,7 +43,7 @@ pub struct NewRequest {
     /// share no cached blocks.
     pub adapter: u32,
     /// The tenant to which the request belongs. Requests of one tenant do not wait behind the backlog of another. The
-    /// number has no meaning otherwise; all requests without a tenant use the same one.
+    /// number has no other meaning, and all requests without a tenant use the same one.
     pub tenant: u128,
 }
 
@@ -67,15 +67,15 @@ impl NewRequest {
 /// The token with which a sequence continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampledToken {
-    /// The sequence that the token belongs to.
+    /// The sequence to which the token belongs.
     pub sequence: SequenceId,
-    /// The sequence whose tokens this one continues: itself, unless the sequences of the request are in lockstep. Then it
-    /// may be another one that continues its own tokens in the same step.
+    /// The sequence whose tokens this one continues, usually itself. In lockstep, the parent may be another sequence of
+    /// the request that continues its own tokens in the same step.
     pub parent: SequenceId,
     /// The number of draft tokens of the sequence, from the first, that the model would have sampled as well.
     pub accepted_drafts: u32,
-    /// The token that follows these. `None` suspends the sequence: it keeps its position and its blocks, and takes part in
-    /// no step until [`Scheduler::resume`](crate::Scheduler::resume) provides the token.
+    /// The token that follows the accepted drafts. `None` suspends the sequence: it keeps its position and its blocks,
+    /// and takes part in no step until [`Scheduler::resume`](crate::Scheduler::resume) provides the token.
     pub token: Option<TokenId>,
 }
 
@@ -91,8 +91,8 @@ impl SampledToken {
     }
 }
 
-/// The criteria by which a sequence ends because of its tokens. Stop strings are the business of the caller, which knows
-/// the text and aborts the sequence.
+/// The criteria by which a sequence ends because of its tokens. The caller handles stop strings: it knows the text, and
+/// aborts the sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopCriteria {
     /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores them.
@@ -104,7 +104,7 @@ pub struct StopCriteria {
     pub min_tokens: u32,
 }
 
-/// Why a sequence ended without being aborted.
+/// The reason why a sequence ended, unless it was aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The sequence sampled a stop token.
@@ -113,18 +113,18 @@ pub enum FinishReason {
     Length,
 }
 
-/// A change caused by a step, besides the sampled tokens.
+/// A change of state that a step causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The request was in a step for the first time. Reported once for a request, for the first of its remaining
-    /// sequences, before any of them finishes.
+    /// A step has computed tokens of the request for the first time. The event is reported once per request, for the
+    /// first of its remaining sequences, before any of them finishes.
     Started {
         /// The sequence that computes the prompt.
         sequence: SequenceId,
         /// The number of prompt tokens that were in the prefix cache.
         cached_tokens: u32,
     },
-    /// A sequence ended with the token that it sampled in this step. It holds no blocks any more.
+    /// A sequence ended with the token that it sampled in this step. It no longer holds any blocks.
     Finished {
         /// The sequence that ended.
         sequence: SequenceId,
@@ -133,7 +133,7 @@ pub enum Event {
     },
 }
 
-/// Why a request was rejected. It was not queued and holds nothing.
+/// The reason why a request was rejected. A rejected request is not queued and holds no blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
     /// The prompt has no tokens.
@@ -152,6 +152,6 @@ pub enum Rejection {
         /// The largest number of sequences of a request.
         max_num_seqs: u32,
     },
-    /// The maximum number of sequences is waiting already.
+    /// The queue already has the maximum number of sequences.
     QueueFull,
 }

@@ -1,8 +1,8 @@
-//! Blocks that were evicted, are stored outside the cache, and are restored for a waiting request.
+//! Evicted blocks that are stored outside the cache, and their restoration for a waiting request.
 //!
-//! A restore holds the blocks of the request's prompt that are cached, and those restored so far, so that none of them is
-//! evicted meanwhile. When it ends, successfully or not, all these blocks are in the prefix cache, where the request gets
-//! them like any other. A restore gives way to sequences that need the space.
+//! A restore holds the cached blocks of the request's prompt, including those restored so far, so that none of them is
+//! evicted in the meantime. When the restore ends, successfully or not, all these blocks are in the prefix cache, where
+//! the request finds them like any other block. A restore ends early if running sequences need the space.
 
 use std::collections::BTreeSet;
 
@@ -22,15 +22,15 @@ pub struct RestoreRequest {
     pub keys: Vec<BlockKey>,
 }
 
-/// Where the next block of a restore is written.
+/// The destination of the next block of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreTarget {
-    /// Into this block. The caller writes it and then calls
+    /// The content is written into this block. The caller writes it and then calls
     /// [`Scheduler::finish_block_restore`](crate::Scheduler::finish_block_restore).
     Write(BlockId),
-    /// Nowhere, because the cache has the content already.
+    /// Nothing is written, because the cache already has the content.
     AlreadyCached,
-    /// Nowhere, because the restore has ended or no block is free.
+    /// Nothing is written, because the restore has ended or no block is free.
     Cancelled,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct BlockRestore {
 pub(crate) struct BlockRestores {
     pub(crate) stored: BTreeSet<BlockKey>,
     pub(crate) active: Vec<BlockRestore>,
-    /// The restores that were not reported to the caller yet.
+    /// The restores that have not been reported to the caller yet.
     pub(crate) requests: Vec<RestoreRequest>,
     pub(crate) next_id: u64,
 }

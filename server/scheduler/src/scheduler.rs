@@ -1,7 +1,7 @@
 //! The scheduler: the queues of waiting and running sequences, and the calls that change them.
 //!
-//! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its results,
-//! `restore` brings stored blocks back, and `invariants` checks what must hold at any time.
+//! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its
+//! results, `restore` restores stored blocks, and `invariants` checks the invariants.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ mod restore;
 mod schedule;
 mod sequence_table;
 
-/// The largest number of sequences for which memory is reserved at the start. With more, the tables grow once.
+/// The largest number of sequences for which memory is reserved at the start. If there are more, the tables grow.
 const RESERVED_SEQUENCES_MAX: u32 = 4096;
 
-/// Decides what each step computes. The documentation of the crate describes the policy.
+/// Decides what each step computes. The README of the crate describes the policy.
 ///
 /// A clone continues independently from the same state.
 ///
 /// # Guarantees
-/// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the batch reads or
-///   writes is allocated to another sequence, whatever is aborted meanwhile.
+/// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the batch reads
+///   or writes is allocated to another sequence, even if sequences are aborted in the meantime.
 /// - The next batch is not empty, unless [`Self::is_idle`], [`Self::is_restoring`] or [`Self::has_suspended`].
 /// - A step that only decodes does not allocate memory.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ pub struct Scheduler {
     waiting: VecDeque<QueueEntry>,
     /// The running sequences, by priority.
     running: Vec<QueueEntry>,
-    /// The slots of the sequences in the batch in flight. `None` for those that were aborted since.
+    /// The slots of the sequences in the batch in flight. `None` for those that have been aborted since then.
     in_flight: Vec<Option<u32>>,
     waiting_sequences: u32,
     running_sequences: u32,
@@ -85,11 +85,11 @@ impl Scheduler {
         Self::with_block_hash(config, cache, block_hash)
     }
 
-    /// Creates a scheduler that uses another hash of blocks. Any function is correct, even a constant one: the hash affects which
-    /// cached blocks are found, but never their content.
+    /// Creates a scheduler that uses another hash function for blocks. Any function is correct, even a constant one:
+    /// the hash affects which cached blocks are found, but never their content.
     ///
     /// # Panics
-    /// As [`Self::new`].
+    /// If [`Self::new`] would panic.
     pub fn with_block_hash(
         mut config: SchedulerConfig,
         cache: CacheSize,
@@ -102,7 +102,7 @@ impl Scheduler {
         let reserved = max_num_seqs.saturating_add(max_queue).min(RESERVED_SEQUENCES_MAX) as usize;
         let running = max_num_seqs.min(RESERVED_SEQUENCES_MAX) as usize;
         Self {
-            // One percent: enough for some steps of growth, and too few to be missed.
+            // One percent is enough for the growth during a few steps, and a negligible part of the cache.
             watermark_blocks: blocks_total / 100,
             block_hash,
             pool: BlockPool::new(blocks_total, block_tokens),
@@ -130,8 +130,8 @@ impl Scheduler {
     /// Adds a request to the waiting queue.
     ///
     /// # Errors
-    /// [`Rejection`] if the request exceeds a limit of the configuration. [`Rejection::TooLong`] applies to the prompt and
-    /// `max_tokens` together: a caller without a `max_tokens` requests the rest of the maximum length.
+    /// [`Rejection`] if the request exceeds a limit of the configuration. [`Rejection::TooLong`] applies to the prompt
+    /// and `max_tokens` together: a caller without a limit sets `max_tokens` to the rest of the maximum length.
     ///
     /// # Panics
     /// If the request has no sequences, or its id is in use.
@@ -176,18 +176,18 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Sets how many draft tokens the caller has for the next step of a sequence. The scheduler reserves room for as many
-    /// of them as it can without reducing the work of other sequences, and for none if the sequence does not decode in that
-    /// step. A step has at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all sequences. An
-    /// unknown id is ignored.
+    /// Sets the number of draft tokens that the caller has for the next step of a sequence. The scheduler reserves room
+    /// for as many of them as it can without reducing the work of other sequences, and for none if the sequence does
+    /// not decode in that step. A step has at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all
+    /// sequences. An unknown id is ignored.
     pub fn set_num_draft_tokens(&mut self, id: SequenceId, num_draft_tokens: u32) {
         if let Some(slot) = self.sequences.slot(id) {
             self.sequences.get_mut(slot).num_draft_tokens = num_draft_tokens;
         }
     }
 
-    /// Removes a sequence immediately, in any state. A token that it samples in a batch in flight is ignored, and so is the
-    /// id of a sequence that is unknown or has finished.
+    /// Removes a sequence immediately, in any state. A token that the batch in flight samples for the sequence is
+    /// ignored. An id of an unknown or finished sequence has no effect.
     pub fn abort(&mut self, id: SequenceId) {
         let Some(slot) = self.sequences.slot(id) else { return };
         let sequence = self.sequences.get_mut(slot);
@@ -196,7 +196,7 @@ impl Scheduler {
             return;
         }
         if sequence.id == id {
-            // The sequences are still identical: the next one replaces it.
+            // The siblings are still identical, so the next one replaces the aborted one.
             sequence.id = sequence.siblings.remove(0);
         } else {
             sequence.siblings.retain(|&sibling| sibling != id);
@@ -211,7 +211,7 @@ impl Scheduler {
     }
 
     /// Records the attention that the tokens of a batch paid to each block of [`Batch::blocks`], before the batch is
-    /// committed. Only sequences that decode one token count, and only the proportions of their scores matter.
+    /// committed. Only the scores of sequences that decode one token are used, and only their proportions matter.
     ///
     /// # Panics
     /// If `batch` is not the one in flight, or the number of scores is not the number of blocks.
@@ -229,7 +229,7 @@ impl Scheduler {
         }
     }
 
-    /// Records the time that the step of `batch`, the latest one, took.
+    /// Records the duration of the step that computed `batch`, the latest batch.
     pub fn record_step(&mut self, batch: &Batch, time: Duration) {
         if let Some(overhead) = self.step_time.overhead() {
             let cost = |work| self.step_time.cost(work);
@@ -258,7 +258,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether any sequence is suspended. While one is, batches may be empty.
+    /// Whether any sequence is suspended. In this case, batches may be empty.
     pub fn has_suspended(&self) -> bool {
         self.suspended_sequences > 0
     }

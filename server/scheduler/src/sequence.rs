@@ -20,7 +20,7 @@ pub(crate) struct Priority {
     pub(crate) index: u32,
 }
 
-/// What the sequences of a request have in common.
+/// The state that the sequences of a request share.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceGroup {
     pub(crate) stop: StopCriteria,
@@ -37,9 +37,9 @@ pub(crate) struct PrefixChain {
     /// The seed of the request.
     prefix_seed: BlockHash,
     adapter: u32,
-    /// The hash that precedes the first block's: the request's seed, combined with the adapter.
+    /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks, as far as they were needed.
+    /// The hashes of the leading full blocks, which are computed as far as they are needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
@@ -53,23 +53,23 @@ impl PrefixChain {
         adapter: u32,
         block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     ) -> Self {
-        // The hashes of different adapters differ, so that they do not collide.
+        // Combine the seed with the adapter, so that equal tokens of different adapters have different hashes.
         let first_parent = if adapter == 0 { prefix_seed } else { block_hash(prefix_seed, &[adapter]) };
         Self { prefix_seed, adapter, first_parent, hashes: Vec::new(), registered: 0, claims: 0..0 }
     }
 
-    /// The hash that precedes that of the next block in `hashes`.
+    /// The hash of the last block in `hashes`, from which the hash of the next block is derived.
     pub(crate) fn last_hash(&self) -> BlockHash {
         self.hashes.last().copied().unwrap_or(self.first_parent)
     }
 
-    /// What precedes the block after `blocks`, the cached blocks at the start of the sequence.
+    /// The parent of the block after `blocks`, the cached blocks at the start of the sequence.
     pub(crate) fn parent(&self, blocks: &[BlockId]) -> BlockParent {
         let start = BlockParent::Start { prefix_seed: self.prefix_seed, adapter: self.adapter };
         blocks.last().map_or(start, |&last| BlockParent::Block(last))
     }
 
-    /// The registration that precedes the block after `blocks`, the cached blocks at the start of the sequence.
+    /// The serial number of the parent of the block after `blocks`, the cached blocks at the start of the sequence.
     pub(crate) fn parent_serial(&self, blocks: &[BlockId], pool: &BlockPool) -> Serial {
         match blocks.last() {
             Some(&last) => pool.serial(last).expect("invariant: the parent of a cached block is cached"),
@@ -83,10 +83,10 @@ impl PrefixChain {
     }
 }
 
-/// What a sequence holds in the KV cache.
+/// The state of a sequence in the KV cache.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Residency {
-    /// The blocks of the sequence, except for evicted ones. It is empty while the sequence waits.
+    /// The blocks of the sequence, except for evicted ones. The table is empty while the sequence waits.
     pub(crate) block_table: Vec<BlockId>,
     /// Number of leading tokens whose keys and values were computed. Between steps it is less than the number of tokens,
     /// unless the sequence is suspended.
@@ -113,7 +113,7 @@ impl Residency {
 /// Whether a sequence waits for blocks that are restored from storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RestoreState {
-    /// The sequence was not admitted yet, and a restore may begin for it.
+    /// The sequence has not been admitted yet, and a restore may begin for it.
     Eligible,
     /// The sequence waits for its restore.
     Restoring,
@@ -121,7 +121,8 @@ pub(crate) enum RestoreState {
     Finished,
 }
 
-/// A sequence that waits or runs. Until their prompt is computed, all sequences of a request are represented by the first.
+/// A sequence that waits or runs. Until their prompt is computed, all sequences of a request are represented by the
+/// first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: SequenceId,
@@ -135,7 +136,8 @@ pub(crate) struct Sequence {
     pub(crate) restore: RestoreState,
     /// The positions of the prompt tokens whose logits are needed and not computed yet.
     pub(crate) unscored: Range<u32>,
-    /// Number of prompt tokens that were in the prefix cache when the sequence was admitted first. `None` before.
+    /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted. `None` before its
+    /// admission.
     pub(crate) cached_tokens: Option<u32>,
     /// Whether [`Event::Started`](crate::Event::Started) was reported.
     pub(crate) is_started: bool,
@@ -177,7 +179,8 @@ impl Sequence {
         if self.is_lockstep_member() { unneeded.min(self.num_tokens() - 1) } else { unneeded }
     }
 
-    /// Number of the next tokens of which no more than `scored_tokens` need logits for prompt log probabilities.
+    /// Number of next tokens that the sequence may compute so that at most `scored_tokens` of them need logits for
+    /// prompt log probabilities.
     pub(crate) fn next_tokens(&self, scored_tokens: u32) -> u32 {
         let Range { start, end } = self.unscored;
         if end.saturating_sub(start) <= scored_tokens {
@@ -187,7 +190,7 @@ impl Sequence {
         start.max(computed) - computed + scored_tokens
     }
 
-    /// Number of the next tokens that the sequence may compute without the other members of its lockstep group.
+    /// Number of next tokens that the sequence may compute without the other members of its lockstep group.
     pub(crate) fn chunk_tokens(&self, scored_tokens: u32) -> u32 {
         let next = self.next_tokens(scored_tokens);
         if self.is_lockstep_member() { next.min(self.uncomputed_tokens().saturating_sub(1)) } else { next }

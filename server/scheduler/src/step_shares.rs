@@ -1,20 +1,20 @@
-//! How tenants share the time of steps.
+//! Divides the time of steps among tenants.
 //!
-//! A step serves the sequences of all tenants, so one tenant's long prompts or many sequences make every step longer for
-//! everybody. Each tenant is charged for the time that its sequences take, and a tenant that has used more time than another
-//! one with work to do pauses until the other has caught up. Tenants that use little therefore keep short steps, and a tenant
-//! that is alone has the whole machine.
+//! A step serves the sequences of all tenants, so one tenant's long prompts or many sequences make every step longer
+//! for all tenants. Each tenant is charged for the time that its sequences take, and a tenant that has used more time
+//! than another one with work to do pauses until the other has caught up. Tenants that use little time therefore get
+//! short steps, and a tenant that is alone can use the whole machine.
 //!
-//! A pause cannot shorten a step that has begun. So a tenant with many generating sequences has only some of them in each step
-//! while there are other tenants, and continues with the next ones in the step after that.
+//! A pause cannot shorten a step that has begun. So while there are other tenants, only some sequences of a tenant with
+//! many generating ones take part in a step, and the next ones take part in the following step.
 
 use std::collections::BTreeMap;
 
 use crate::sequence::Priority;
 use crate::step_time::StepWork;
 
-/// How far a tenant may be ahead of another one with work to do, in times of a step without any token. Tenants with almost
-/// equal work seldom pause, because each pause makes steps less efficient.
+/// The maximum lead of a tenant over another one with work to do, in multiples of the time of a step without any token.
+/// Tenants with almost equal work seldom pause, because each pause makes steps less efficient.
 pub(crate) const LEAD_STEPS_MAX: f64 = 4.0;
 
 /// Number of steps after which a tenant without sequences no longer counts as present.
@@ -24,7 +24,7 @@ const PRESENCE_STEPS: u64 = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepShares {
     tenants: BTreeMap<u128, Usage>,
-    /// The time of the tenant with work that has used the least, in the latest step. New tenants start from it.
+    /// The least time that a tenant with work had used in the latest step. New tenants start from it.
     floor: f64,
     /// Number of steps so far.
     steps: u64,
@@ -32,16 +32,16 @@ pub(crate) struct StepShares {
 
 #[derive(Clone, Copy, Debug)]
 struct Usage {
-    /// Seconds of step time, plus those that the tenant gave up because it had no work.
+    /// Seconds of step time that the tenant has used, plus those that it has forgone because it had no work.
     seconds: f64,
-    /// Sequences that wait or run.
+    /// Number of sequences that wait or run.
     sequences: u32,
-    /// The latest step at which it had a sequence.
+    /// The latest step at which the tenant had a sequence.
     last_step: u64,
     is_paused: bool,
-    /// The work of its sequences in the latest step.
+    /// The work of the tenant's sequences in the latest step.
     work: StepWork,
-    /// The first sequence that generates a token in this step, if the step before had no time for it.
+    /// The first sequence that generates a token in this step, if the previous step had no time for it.
     first_decode: Option<Priority>,
     /// The first sequence for which this step has no time.
     next_decode: Option<Priority>,
@@ -55,7 +55,7 @@ impl Usage {
 }
 
 impl StepShares {
-    /// Records a sequence that waits or runs from now on.
+    /// Records a new sequence of a tenant.
     pub(crate) fn add_sequence(&mut self, tenant: u128) {
         let least = self.least_seconds().unwrap_or(self.floor);
         let steps = self.steps;
@@ -69,7 +69,7 @@ impl StepShares {
             next_decode: None,
         });
         if usage.sequences == 0 {
-            // Idle time is no credit, and time used before remains charged.
+            // Idle time earns no credit, and time used before remains charged.
             usage.seconds = usage.seconds.max(least);
         }
         usage.sequences += 1;
@@ -103,7 +103,7 @@ impl StepShares {
         }
     }
 
-    /// Whether more than one tenant has sequences, or had some until a short time ago.
+    /// Whether more than one tenant has sequences or had some recently.
     pub(crate) fn is_shared(&self) -> bool {
         self.tenants.len() > 1
     }
@@ -125,9 +125,9 @@ impl StepShares {
         any
     }
 
-    /// Whether a sequence generates no token in this step although its tenant does not pause: the sequence has had its turn,
-    /// or the `cost` of the sequences before it has reached the lead that a tenant may have. It must be called in the order of
-    /// priority.
+    /// Whether a sequence generates no token in this step although its tenant does not pause: the sequence has had its
+    /// turn, or the `cost` of the sequences before it has reached the lead that a tenant may have. The caller must pass
+    /// the sequences in the order of their priority.
     pub(crate) fn defer_decode(
         &mut self,
         tenant: u128,
@@ -147,20 +147,22 @@ impl StepShares {
         usage.defers(sequence)
     }
 
-    /// Whether [`Self::defer_decode`] has deferred a sequence, or would.
+    /// Whether [`Self::defer_decode`] has deferred this sequence or would defer it.
     pub(crate) fn is_decode_deferred(&self, tenant: u128, sequence: Priority) -> bool {
         self.tenants.get(&tenant).is_some_and(|usage| usage.defers(sequence))
     }
 
-    /// Records work of a tenant's sequence in this step: `tokens` of which it has computed `computed_tokens` before.
+    /// Records the work of a tenant's sequence in this step: `tokens` tokens that follow `computed_tokens` computed
+    /// ones.
     pub(crate) fn add_work(&mut self, tenant: u128, tokens: u32, computed_tokens: u32) {
         if let Some(usage) = self.tenants.get_mut(&tenant) {
             usage.work.add(tokens, computed_tokens);
         }
     }
 
-    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's work, in
-    /// which the `overhead` of the step is divided equally. `had_room` is true if the step had room for more work.
+    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's
+    /// work. The `overhead` of the step is divided equally among them. `had_room` is true if the step had room for more
+    /// work.
     pub(crate) fn end_step(
         &mut self,
         seconds: f64,
@@ -187,7 +189,7 @@ impl StepShares {
         }
     }
 
-    /// The time of the tenant that has used the least, of those with sequences.
+    /// The least time that a tenant with sequences has used.
     fn least_seconds(&self) -> Option<f64> {
         let busy = self.tenants.values().filter(|usage| usage.sequences > 0);
         busy.map(|usage| usage.seconds).min_by(f64::total_cmp)
@@ -219,7 +221,7 @@ mod tests {
                     seconds += f64::from(tokens) * 1e-4;
                 }
             }
-            assert!(seconds > 0.0, "somebody takes part in every step");
+            assert!(seconds > 0.0, "every step has a participant");
             shares.end_step(STEP + seconds, true, STEP, cost);
         }
         counts
@@ -248,7 +250,7 @@ mod tests {
         shares.add_sequence(1);
         shares.add_sequence(2);
         let counts = run(&mut shares, &[(1, 1000), (2, 10)], 1000);
-        assert_eq!(counts[1], 1000, "the small one never pauses");
+        assert_eq!(counts[1], 1000, "the tenant with little work never pauses");
         assert!((70..140).contains(&counts[0]), "{counts:?}");
     }
 
@@ -325,7 +327,7 @@ mod tests {
         };
         assert!((0..100).all(|_| !step(true)));
         step(false);
-        assert!(step(true), "the other one had no room");
+        assert!(step(true), "the step had no room for the other tenant");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! A model of how long steps take, which predicts how many tokens of a prompt fit into a step of limited duration.
+//! A model of the duration of steps, which predicts how many tokens of a prompt fit into a step of limited duration.
 //!
-//! The time of a step is modeled as a sum of three costs: one for the step, one for each of its tokens, and one for each pair
-//! of a token and a token that it attends to. A Kalman filter (1960) estimates the three costs from recorded steps. Each
-//! step changes the least certain costs most, a cost that does not vary for a long time is not forgotten, and a single
-//! outlier changes little.
+//! The time of a step is modeled as a sum of three costs: one for the step, one for each of its tokens, and one for
+//! each pair of a token and a token that it attends to. A Kalman filter (1960) estimates the three costs from recorded
+//! steps. Each step changes the least certain costs the most. The filter does not forget a cost that contributes
+//! nothing to many steps, and a single outlier changes little.
 //!
 //! The module makes no decisions and reads no clock: the caller records the times.
 
@@ -22,7 +22,7 @@ pub(crate) struct StepTimeModel {
     prompt_steps: u32,
 }
 
-/// The work of a step, as far as its duration depends on it.
+/// The part of a step's work that determines its duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepWork {
     pub(crate) tokens: u32,
@@ -30,15 +30,16 @@ pub(crate) struct StepWork {
     pub(crate) attention_pairs: u64,
 }
 
-/// Standard deviation of a step's time from the model, as a fraction of the time. Processors are shared.
+/// Standard deviation of a step's time from the predicted time, as a fraction of the time. Other programs use the
+/// processors as well.
 const STEP_NOISE: f64 = 0.1;
 /// Standard deviation of a cost's change from step to step, as a fraction of the cost.
 const DRIFT: f64 = 0.01;
-/// Position in a prompt from which on the chunks should take equally long.
+/// Position in a prompt after which the chunks should take equally long.
 const REFERENCE_POSITION: u32 = 512;
 /// Initial standard deviation of a cost in seconds.
 const INITIAL_DEVIATION: f64 = 1.0;
-/// Number of recorded steps with prompts from which on the estimate is used.
+/// Number of steps with prompts that must be recorded before the estimate is used.
 const PROMPT_STEPS_MIN: u32 = 8;
 /// Numbers of tokens and of attention pairs that cost about as much as a step without them.
 const TOKENS_SCALE: f64 = 64.0;
@@ -54,7 +55,7 @@ impl StepWork {
         work
     }
 
-    /// Adds `tokens` of a sequence of which `computed_tokens` are computed already.
+    /// Adds `tokens` tokens of a sequence that follow `computed_tokens` computed ones.
     pub(crate) fn add(&mut self, tokens: u32, computed_tokens: u32) {
         self.tokens += tokens;
         let (tokens, computed) = (u64::from(tokens), u64::from(computed_tokens));
@@ -91,12 +92,12 @@ impl StepTimeModel {
         }
     }
 
-    /// The predicted time of a step without any token, in seconds. `None` before enough steps were recorded.
+    /// The predicted time of a step without any token, in seconds. `None` until enough steps have been recorded.
     pub(crate) fn overhead(&self) -> Option<f64> {
         (self.prompt_steps >= PROMPT_STEPS_MIN).then_some(self.costs[0])
     }
 
-    /// The time by which `work` is predicted to make a step longer, in seconds.
+    /// The predicted time that `work` adds to a step, in seconds.
     pub(crate) fn cost(&self, work: StepWork) -> f64 {
         self.seconds(work) - self.costs[0]
     }
@@ -106,8 +107,8 @@ impl StepTimeModel {
         dot(self.costs, work.features())
     }
 
-    /// Returns how many tokens of a prompt, of which `computed_tokens` are computed already, fit into a step that also does
-    /// `work` and takes at most `time_max`. `None` before enough steps were recorded.
+    /// Returns how many tokens of a prompt, of which `computed_tokens` are already computed, fit into a step that also
+    /// does `work` and takes at most `time_max`. `None` until enough steps have been recorded.
     pub(crate) fn tokens_within(
         &self,
         time_max: Duration,
@@ -121,9 +122,9 @@ impl StepTimeModel {
         Some(self.tokens_in(remaining, computed_tokens))
     }
 
-    /// Returns how many tokens of a prompt, of which `computed_tokens` are computed already, take as long as `tokens` after
-    /// the first [`REFERENCE_POSITION`] tokens of a prompt, but at most `tokens`. `None` before enough steps were
-    /// recorded.
+    /// Returns how many tokens of a prompt, of which `computed_tokens` are already computed, take as long as `tokens`
+    /// tokens after the first [`REFERENCE_POSITION`] tokens of a prompt, but at most `tokens`. `None` until enough
+    /// steps have been recorded.
     pub(crate) fn equal_time_tokens(&self, tokens: u32, computed_tokens: u32) -> Option<u32> {
         if self.prompt_steps < PROMPT_STEPS_MIN {
             return None;
@@ -133,7 +134,7 @@ impl StepTimeModel {
         Some(self.tokens_in(self.seconds(work) - self.costs[0], computed_tokens).min(tokens))
     }
 
-    /// Returns how many tokens of a prompt, of which `computed_tokens` are computed already, take this many seconds.
+    /// Returns how many tokens of a prompt, of which `computed_tokens` are already computed, take this many seconds.
     fn tokens_in(&self, seconds: f64, computed_tokens: u32) -> u32 {
         if seconds <= 0.0 {
             return 0;
@@ -142,7 +143,7 @@ impl StepTimeModel {
         let pair = self.costs[2] / PAIRS_SCALE;
         let a = pair / 2.0;
         let b = self.costs[1] / TOKENS_SCALE + pair * f64::from(computed_tokens);
-        // This form of the root is exact for a small `a` too. If tokens cost nothing, `as` saturates.
+        // This form of the root is accurate for a small `a` as well. If tokens cost nothing, `as` saturates.
         (2.0 * seconds / (b + (b * b + 4.0 * a * seconds).sqrt())) as u32
     }
 }
@@ -165,7 +166,7 @@ mod tests {
     use crate::batch::ScheduledSequence;
     use crate::request::SequenceId;
 
-    /// Eight sequences of 300 tokens that decode, and a chunk of a prompt.
+    /// A batch of eight decoding sequences of 300 tokens, and a chunk of a prompt.
     fn batch(chunk: u32, computed_tokens: u32) -> Batch {
         let mut batch = Batch::default();
         let mut push = |tokens: u32, computed_tokens: u32| {

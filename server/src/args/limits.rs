@@ -42,8 +42,8 @@ pub struct LimitArgs {
     pub max_body_bytes: ByteSize,
 
     /// Total size of the request bodies and of their JSON values in memory, from their arrival until the requests are
-    /// prepared. What a response repeats of its request and the items that are to be stored with it count as well, until
-    /// the response is complete. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
+    /// prepared. The parts of a request that its response repeats, and the items to be stored with the response, count
+    /// until the response is complete. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, env = "OVFLEET_MAX_BUFFERED_BODY_BYTES", value_name = "SIZE", default_value = "256MiB")]

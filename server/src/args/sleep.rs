@@ -6,7 +6,7 @@ use clap::Args as ClapArgs;
 
 use process::units::duration;
 
-/// The flags of sleep: when an idle server releases memory, and how much.
+/// The flags of sleep, which determine when an idle server releases memory, and how much.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Sleep")]
 pub struct SleepArgs {

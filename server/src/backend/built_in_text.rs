@@ -9,18 +9,18 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Returns a tokenizer with a token for each byte, and a plain chat template.
+/// Returns a tokenizer that has a token for each byte, and a simple chat template.
 ///
 /// # Errors
-/// The temporary files that it is loaded from cannot be written.
+/// The temporary files from which the tokenizer is loaded cannot be written.
 pub fn built_in_text() -> anyhow::Result<ModelText> {
     built_in_text_with(TEMPLATE, &[])
 }
 
-/// Returns the built-in tokenizer with this chat template, and with more special tokens after its own three.
+/// Returns the built-in tokenizer with this chat template and, after its three special tokens, the additional ones.
 ///
 /// # Errors
-/// The temporary files that it is loaded from cannot be written, or the template is invalid.
+/// The temporary files from which the tokenizer is loaded cannot be written, or the template is invalid.
 pub fn built_in_text_with(template: &str, special_tokens: &[&str]) -> anyhow::Result<ModelText> {
     let special =
         ["<|endoftext|>", "<|im_start|>", "<|im_end|>"].into_iter().chain(special_tokens.iter().copied());
@@ -54,7 +54,7 @@ pub fn built_in_text_with(template: &str, special_tokens: &[&str]) -> anyhow::Re
     ModelText::load(folder.path()).context("failed to load the built-in tokenizer")
 }
 
-/// Returns the letter that stands for a byte in byte-level vocabularies.
+/// Returns the character that represents a byte in byte-level vocabularies.
 fn byte_letter(byte: u8) -> char {
     let plain = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if plain(byte) {

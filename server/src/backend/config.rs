@@ -62,7 +62,7 @@ pub(crate) struct OpenVinoConfig {
 }
 
 impl BackendConfig {
-    /// Rejects at once what would only fail after the model is loaded.
+    /// Rejects configurations immediately that would otherwise fail only after the model is loaded.
     ///
     /// # Errors
     /// There is no model, two flags contradict each other, or two models have the same name.

@@ -1,14 +1,15 @@
-//! Checks that a draft model has the vocabulary of the model.
+//! Checks that a draft model has the same vocabulary as the model.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use server_text::{ModelText, Tokenizer};
 
-/// Loads the tokenizer of the draft model at `path`. Its defaults for speculative decoding complete those of the model.
+/// Loads the tokenizer of the draft model at `path`. The draft model's defaults for speculative decoding fill in those
+/// that the model lacks.
 ///
 /// # Errors
-/// The tokenizer cannot be loaded, or its vocabulary is not that of the model.
+/// The tokenizer cannot be loaded, or its vocabulary differs from that of the model.
 pub(super) fn load_text(path: &Path, model: &mut ModelText) -> anyhow::Result<ModelText> {
     let draft = ModelText::load(path).context("failed to load the draft model's tokenizer")?;
     if let Some(difference) = difference(&model.tokenizer, &draft.tokenizer) {

@@ -10,7 +10,7 @@ use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::Runners;
 use crate::args::{ActivationPrecision, NamedAdapter};
 
-/// The context length of a model whose files do not have one.
+/// The context length of a model whose files do not specify one.
 const CONTEXT_DEFAULT: u32 = 8192;
 
 /// Loads the model and its draft model. `context` is the number of tokens of a prompt and its completion together.
@@ -72,8 +72,8 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
     })
 }
 
-/// Resolves links, because the runtime reads the suffix of the name, which the link `current` of a fetch does not have. Links
-/// from names to digests remain, as in the cache of the Hub.
+/// Resolves links, because the runtime evaluates the suffix of the name, which the link `current` of a fetch lacks.
+/// Links whose target is named by a digest, as in the cache of the Hub, are not resolved.
 fn resolved(path: &Path) -> PathBuf {
     let is_gguf = |path: &Path| path.extension().is_some_and(|suffix| suffix == "gguf");
     match path.canonicalize() {
@@ -82,7 +82,8 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the properties for the plugin: those of `--plugin-config`, and those of other flags that it does not set.
+/// Returns the properties for the plugin: those of `--plugin-config`, and the values of other flags that
+/// `--plugin-config` does not set.
 fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> {
     let mut properties: Vec<(String, String)> =
         config.plugin_config.iter().flat_map(|properties| properties.0.iter().cloned()).collect();

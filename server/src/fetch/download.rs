@@ -1,5 +1,5 @@
-//! Downloads a file: into a `.part`, with which a later attempt continues, and under its own name once it is complete and
-//! verified.
+//! Downloads a file into a `.part` file, from which a later attempt can continue. The file gets its final name once it
+//! is complete and verified.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,17 +19,17 @@ use super::source::File;
 /// The first and the longest pause between attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Size of a chunk that is read from a disk.
+/// Size of the chunks in which files are read from disk.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A file that was downloaded and verified.
+/// A file that has been downloaded and verified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FetchedFile {
-    /// Its path among the model's files.
+    /// The path of the file among the model's files.
     pub(crate) path: String,
-    /// Its size.
+    /// The size of the file in bytes.
     pub(crate) bytes: u64,
-    /// Its SHA-256.
+    /// The SHA-256 of the file.
     pub(crate) sha256: String,
 }
 
@@ -42,10 +42,10 @@ pub(crate) struct Downloader<'a> {
     pub(crate) attempts_max: u32,
 }
 
-/// The part of a file that was downloaded so far.
+/// The part of a file that has been downloaded so far.
 struct Part {
     path: PathBuf,
-    /// The path of the file with the ETag of the content.
+    /// The path of the file that stores the ETag of the content.
     etag: PathBuf,
     file: fs::File,
     hash: Sha256,
@@ -56,7 +56,7 @@ impl Downloader<'_> {
     /// Downloads `file` into `folder`.
     ///
     /// # Cancel safety
-    /// The downloaded part remains, and the next attempt continues with it.
+    /// If the future is dropped, the downloaded part remains, and the next attempt continues from it.
     pub(crate) async fn fetch(&mut self, folder: &Path, file: &File) -> Result<FetchedFile, Error> {
         let path = folder.join(&file.path);
         if let Some(parent) = path.parent() {
@@ -73,7 +73,7 @@ impl Downloader<'_> {
             let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
-                    // The part of an earlier attempt may belong to another file.
+                    // The part from an earlier attempt may belong to another file.
                     Err(Error::Digest { .. }) if is_resumed => {
                         is_resumed = false;
                         continue;
@@ -118,11 +118,11 @@ impl Downloader<'_> {
                 Ok(etag) => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, etag)
                 }
-                // The digest is verified at the end.
+                // Resuming is safe without an ETag, because the digest is verified at the end.
                 Err(_) if file.sha256.is_some() => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes))
                 }
-                // The content may have changed.
+                // The content may have changed since the earlier attempt.
                 Err(_) => self.restart(part).await?,
             }
         }
@@ -140,7 +140,7 @@ impl Downloader<'_> {
                 if let Some(error) = Error::status(url.as_str(), status, file.location.has_credentials()) {
                     return Err(error);
                 }
-                // The answer is the whole file.
+                // The source has sent the whole file.
                 self.restart(part).await?;
             }
         }
@@ -175,13 +175,14 @@ impl Downloader<'_> {
         part.flush().await
     }
 
-    /// Empties the part.
+    /// Truncates the part to zero bytes.
     async fn restart(&self, part: &mut Part) -> Result<(), Error> {
         self.progress.remove(part.bytes);
         part.empty().await
     }
 
-    /// Verifies the complete file and gives it its name. A wrong file is emptied.
+    /// Verifies the complete file and gives it its final name. If the verification fails, the file is truncated to zero
+    /// bytes.
     async fn place(&self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;
@@ -203,7 +204,7 @@ impl Downloader<'_> {
         }
         part.file.sync_all().await.map_err(|source| Error::disk("write", &part.path, source))?;
         fs::rename(&part.path, path).await.map_err(|source| Error::disk("rename", &part.path, source))?;
-        // A remaining ETag would do no harm.
+        // A leftover ETag file is harmless.
         let _ = fs::remove_file(&part.etag).await;
         Ok(FetchedFile { path: file.path.clone(), bytes, sha256: found })
     }

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 
 use reqwest::StatusCode;
 
-/// Why a fetch failed.
+/// The reason why a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The file does not exist at the source.
     #[error("{url} does not exist (status {status})")]
     NotFound { url: String, status: StatusCode },
-    /// The file is not the expected one.
+    /// The file differs from the expected one.
     #[error("{name} has the SHA-256 {found}, but {expected} was expected")]
     Digest { name: String, found: String, expected: String },
     /// The source requires other credentials.
@@ -28,10 +28,10 @@ pub(crate) enum Error {
     /// The source sends no data.
     #[error("{url} is too slow: it sent no data within --idle-timeout")]
     Slow { url: String },
-    /// The source cannot be reached, or fails.
+    /// The source cannot be reached, or returned an error.
     #[error("failed to fetch {url}: {problem}")]
     Source { url: String, problem: String },
-    /// The disk fails.
+    /// Reading from or writing to the disk failed.
     #[error("failed to {verb} {path}: {problem}")]
     Disk { verb: &'static str, path: PathBuf, problem: String },
     /// The process received a signal.
@@ -78,7 +78,7 @@ impl Error {
     #[expect(clippy::needless_pass_by_value, reason = "it is called in map_err")]
     pub(crate) fn disk(verb: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            // The last kind means that the file system does not allow a file of this size.
+            // `FileTooLarge` means that the file system does not allow a file of this size.
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
                 Self::DiskFull { path: path.to_owned(), problem: source.to_string() }
             }
@@ -92,7 +92,7 @@ impl Error {
         if error.is_timeout() {
             return Self::Slow { url };
         }
-        // The cause is at the end of the chain. The errors before contain the URL, which may have secrets.
+        // The cause is at the end of the chain. The errors before it contain the URL, which may contain secrets.
         let mut cause: &dyn std::error::Error = error;
         while let Some(deeper) = cause.source() {
             cause = deeper;
@@ -102,7 +102,7 @@ impl Error {
         Self::Source { url, problem }
     }
 
-    /// Returns the error that the status of an answer stands for, unless it is a success.
+    /// Returns the error for the status of an answer, unless the status is a success.
     pub(crate) fn status(url: &str, status: StatusCode, had_credentials: bool) -> Option<Self> {
         let url = without_query(url);
         match status.as_u16() {
@@ -110,7 +110,7 @@ impl Error {
             401 | 403 | 407 => Some(Self::Credentials { url, status, had_credentials }),
             404 | 410 => Some(Self::NotFound { url, status }),
             408 | 425 | 429 | 500..=599 => Some(Self::Source { url, problem: format!("status {status}") }),
-            _ => Some(Self::Wrong(format!("{url} answers with status {status}"))),
+            _ => Some(Self::Wrong(format!("{url} answered with status {status}"))),
         }
     }
 }

@@ -54,8 +54,8 @@ impl FetchedModel {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Returns the model of an earlier fetch from the same source if it is complete. Only the sizes of files are checked,
-    /// because files with their final name were verified.
+    /// Returns the model of an earlier fetch from the same source if it is complete. Only the sizes of files are
+    /// checked, because files get their final name only after they have been verified.
     pub(crate) fn load(into: &Path, source: &str) -> Option<Self> {
         let manifest: Manifest = serde_json::from_slice(&std::fs::read(into.join(MANIFEST)).ok()?).ok()?;
         let current = into.join(CURRENT);
@@ -68,10 +68,10 @@ impl FetchedModel {
     }
 }
 
-/// Writes the manifest for `files` and the link to `model`, which is its path among them.
+/// Writes the manifest for `files`, and the link to `model`, which is the path of one of these files.
 ///
 /// # Errors
-/// The disk fails.
+/// The disk cannot be written.
 pub(crate) fn finish(
     into: &Path,
     origin: Origin<'_>,
@@ -89,7 +89,7 @@ pub(crate) fn finish(
     };
     let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
     let current = into.join(CURRENT);
-    // The link comes first, because the manifest promises it.
+    // Create the link before the manifest, because the presence of the manifest means that the link exists.
     let part = into.join("current.part");
     let _ = std::fs::remove_file(&part);
     std::os::unix::fs::symlink(&model, &part).map_err(|source| Error::disk("create", &part, source))?;
@@ -109,10 +109,10 @@ fn digest(files: &[FetchedFile]) -> String {
     format!("sha256:{}", hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-/// Returns the path of the model among the files of a source.
+/// Returns the path of the model, which is one of the files of a source.
 ///
 /// # Errors
-/// The files contain no model or several, or parts of a model are missing.
+/// The files contain no model or several models, or parts of a model are missing.
 pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Error> {
     let ggufs: Vec<&str> =
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();

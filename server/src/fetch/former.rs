@@ -9,13 +9,13 @@ const REMOVED: &str = ".former-";
 /// The names of the files and folders that a fetch creates.
 const FETCHED: [&str; 5] = ["files", "current", "manifest.json", "current.part", "manifest.json.part"];
 
-/// Removes the sibling folders of `into` with earlier fetches, except those with a name in `keep`. A folder that cannot be
-/// removed is logged and does not fail the fetch.
+/// Removes the sibling folders of `into` with earlier fetches, except those with a name in `keep`. If a folder cannot
+/// be removed, the error is logged and the fetch continues.
 pub(crate) fn remove(into: &Path, keep: &[String]) {
     let (Some(beside), Some(own)) = (into.parent(), into.file_name()) else { return };
     let entries = match beside.read_dir() {
         Ok(entries) => entries,
-        // This is the first fetch.
+        // The parent folder does not exist yet: this is the first fetch.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => {
             tracing::warn!(path = %beside.display(), %error, "failed to list earlier fetches");
@@ -50,7 +50,7 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
     }
 }
 
-/// Whether a folder contains only what a fetch creates, so that no other files are removed.
+/// Whether a folder contains only files that a fetch creates. Other folders are not removed.
 fn is_of_a_fetch(folder: &Path) -> bool {
     let Ok(entries) = folder.read_dir() else { return false };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
@@ -88,7 +88,7 @@ mod tests {
             .collect();
         left.sort();
         assert_eq!(left, ["file", "lost+found", "mine", "own", "used"]);
-        // Before anything was fetched there is nothing to look at.
+        // Before the first fetch, the parent folder does not exist.
         remove(&folder.path().join("new/own"), &[]);
     }
 }

@@ -45,8 +45,8 @@ struct Lfs {
 }
 
 impl Hub<'_> {
-    /// Returns the files that match one of `patterns`, with all parts of a split model of which the first part matches, or all
-    /// files that are not hidden. Also returns their commit.
+    /// Returns the files that match one of `patterns`, or all files that are not hidden if there are no patterns, and
+    /// their commit. If the first part of a split model matches, all its parts are returned.
     pub(crate) async fn files(
         &self,
         client: &Client,

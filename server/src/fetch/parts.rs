@@ -1,4 +1,4 @@
-//! The parts of split GGUF models, according to the names of files. A path of a source can have folders.
+//! Determines the parts of split GGUF models by the names of files. Paths of a source can contain folders.
 
 use server_gguf::PartName;
 use server_gguf::limits::PARTS_MAX;
@@ -21,7 +21,8 @@ pub(crate) fn first_part(path: &str) -> Option<String> {
     PartName::parse(path).map(|name| name.of_part(1))
 }
 
-/// Returns the path from which the model is loaded, if `paths` are one GGUF file or all parts of one split model.
+/// Returns the path from which the model is loaded, if `paths` consists of one GGUF file or all parts of one split
+/// model.
 ///
 /// # Errors
 /// A part is missing, or the model has too many parts.

@@ -1,4 +1,4 @@
-//! The progress of a fetch, over HTTP and in the log.
+//! Reports the progress of a fetch over HTTP and in the log.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Progress {
     }
 }
 
-/// Serves the progress on `port`. A failure is logged and does not fail the fetch.
+/// Serves the progress on `port`. An error is logged, and the fetch continues.
 pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
     let pages = Router::new().route("/progress", get(page)).with_state(progress);
     let outcome = match TcpListener::bind(&every_address(port)[..]).await {
@@ -54,7 +54,7 @@ pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
     }
 }
 
-/// Logs the progress at an interval.
+/// Periodically logs the progress.
 pub(crate) async fn log(progress: Arc<Progress>) {
     const INTERVAL: Duration = Duration::from_secs(5);
     loop {
@@ -69,7 +69,7 @@ async fn page(State(progress): State<Arc<Progress>>) -> Json<Value> {
     Json(json!({"bytes": bytes, "bytes_total": total}))
 }
 
-/// Returns the addresses to bind, of which the first that works is used: IPv6, which includes IPv4, and IPv4 alone.
+/// Returns the addresses to bind: IPv6, which includes IPv4, and IPv4 alone. The first that works is used.
 fn every_address(port: u16) -> [SocketAddr; 2] {
     [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }

@@ -1,4 +1,4 @@
-//! Lists the objects of S3 and of compatible services.
+//! Lists the objects of S3 and compatible services.
 
 use reqwest::{Client, Url};
 use rusty_s3::actions::{ListObjectsV2, S3Action as _};
@@ -60,7 +60,7 @@ pub(crate) async fn files(
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {
-        // Consoles create such an object for an empty folder.
+        // S3 consoles create such an object for an empty folder.
         match found.strip_prefix(key) {
             Some(path) if !path.is_empty() && !path.ends_with('/') => files.push(file(&found, path, bytes)?),
             _ => {}

@@ -1,4 +1,4 @@
-//! The files of a source and their locations, and the source that is a URL.
+//! Defines the files of a source and their locations, and implements the source for a single URL.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::parts::all_parts;
 ///
 /// Beyond it: `ovfleet-server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
-/// How long a signed URL is valid: the request must begin within this time.
+/// The validity of a signed URL. The request must begin within this time.
 pub(super) const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// The files that a source consists of.
@@ -32,16 +32,16 @@ impl Source {
     }
 }
 
-/// A file that is to be fetched.
+/// A file to fetch.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// Its path among the model's files.
+    /// The path of the file among the model's files.
     pub(crate) path: String,
-    /// Its location.
+    /// The location of the file.
     pub(crate) location: Location,
-    /// Its size, if the source lists it.
+    /// The size of the file in bytes, if the source lists it.
     pub(crate) bytes: Option<u64>,
-    /// Its SHA-256, if it is known.
+    /// The SHA-256 of the file, if it is known.
     pub(crate) sha256: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl SourceCredentials {
     /// Reads the credentials.
     ///
     /// # Errors
-    /// A file exists and cannot be read.
+    /// A file exists but cannot be read.
     pub(crate) fn load(folder: Option<&Path>) -> Result<Self, Error> {
         let Some(folder) = folder else { return Ok(Self::default()) };
         let read = |name: &str| {
@@ -197,10 +197,10 @@ pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File
     all_parts(url.path())?.iter().map(file).collect()
 }
 
-/// Returns the path if it stays within its folder.
+/// Returns the path if it does not leave its folder.
 ///
 /// # Errors
-/// The path leaves its folder or is too long.
+/// The path leads out of its folder or is too long.
 pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {
@@ -209,7 +209,7 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     Ok(path.to_owned())
 }
 
-/// Returns an HTTP client. A source that sends nothing for longer than `idle` is an error.
+/// Returns an HTTP client. Requests fail if the source sends no data for longer than `idle`.
 ///
 /// # Errors
 /// The system's certificates cannot be read.
@@ -218,7 +218,7 @@ pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
     ///
     /// Beyond it: the attempt fails; see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);
-    // It fails only if a provider is already installed.
+    // Installing fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Client::builder()
         .connect_timeout(CONNECT.min(idle))

@@ -1,4 +1,4 @@
-//! Fetches from a web server of the test, which can be made to fail.
+//! Fetches from a web server that each test runs and that can simulate faults.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 
-/// The faults of a web server. Each occurs once, in order; later requests succeed.
+/// The faults of a web server. Each fault occurs once, in order; later requests succeed.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// Closes the connection after this many bytes.
+    /// Closes the connection after this number of bytes.
     BreaksOff(usize),
-    /// Sends nothing more after this many bytes.
+    /// Sends no more data after this number of bytes.
     FallsSilent(usize),
-    /// Fails.
+    /// Answers with this error status.
     Fails,
 }
 

@@ -1,4 +1,5 @@
-//! A client's connection: the client must read within the write timeout, and `hyper`'s own error responses get a body.
+//! A client's connection: the client must read within the write timeout, and error responses that `hyper` generates get
+//! a body.
 
 use std::future::Future as _;
 use std::io;
@@ -23,7 +24,7 @@ pub(super) struct Connection {
     peer: Peer,
     write: OwnedWriteHalf,
     stall: StallTimer,
-    /// The rest of an answer that replaces one of `hyper`'s.
+    /// The unwritten rest of an answer that replaces one of `hyper`'s.
     replacement: Option<Replacement>,
 }
 
@@ -31,7 +32,7 @@ pub(super) struct Connection {
 struct Replacement {
     bytes: Vec<u8>,
     written: usize,
-    /// The length of the answer that it replaces.
+    /// The length of the replaced answer.
     replaced: usize,
 }
 
@@ -143,7 +144,7 @@ impl AsyncWrite for Connection {
 #[derive(Debug)]
 struct StallTimer {
     timeout: Duration,
-    /// The time by which the client must have read, while it has not read all offered bytes.
+    /// The time by which the client must have read enough, or `None` if it has read all offered bytes.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Number of bytes written since the deadline was set.
     written: usize,

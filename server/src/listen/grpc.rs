@@ -1,4 +1,4 @@
-//! The gRPC listener: HTTP/2 connections, their limits, and their ends.
+//! The gRPC listener: it serves HTTP/2 connections, enforces limits, and closes connections.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -20,8 +20,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-/// Number of open connections to the port given by `--grpc-port`. It is greater than the number of streams of load reports,
-/// each of which has its own connection, so that `ovfleet-server drain` and health checks still get one.
+/// Number of open connections to the port given by `--grpc-port`. It is greater than the number of streams of load
+/// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
+/// checks.
 ///
 /// Beyond it: further connections wait, and connections without a gRPC call other than health checks are closed after one
 /// second to make room for them.
@@ -44,12 +45,13 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// The path of health checks. They need no token, so they do not keep a connection open.
+/// The path of health checks. Health checks need no token, so they do not count as activity that keeps a connection
+/// open.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 /// The time for a graceful shutdown of a connection.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Serves gRPC services. It never returns.
+/// Serves gRPC services. Never returns.
 ///
 /// # Cancel safety
 /// Dropping the future closes all connections.
@@ -61,7 +63,7 @@ pub(crate) async fn serve_grpc(listener: TcpListener, services: Routes) -> Infal
     loop {
         let (connection, permit) = tokio::select! {
             accepted = accept_within(&room, &pressure, &listener) => accepted,
-            // Removes the tasks of closed connections.
+            // Remove the tasks of closed connections.
             Some(_) = connections.join_next() => continue,
         };
         let (services, pressure) = (services.clone(), Arc::clone(&pressure));
@@ -106,7 +108,7 @@ async fn serve_connection(
         () = is_idle(&mut open_calls, pressure) => {}
     }
     connection.as_mut().graceful_shutdown();
-    // A call may have arrived at the last moment. It is finished.
+    // A call may have arrived at the last moment. The shutdown lets it finish.
     while timeout(GRACE, connection.as_mut()).await.is_err() && *open_calls.borrow() > 0 {}
 }
 
@@ -121,13 +123,13 @@ async fn is_idle(open_calls: &mut watch::Receiver<usize>, pressure: &Notify) {
         };
         tokio::select! {
             () = idle, if !has_calls => return,
-            // It fails only if the connection has ended.
+            // Waiting fails only if the connection has ended.
             _ = open_calls.changed() => {}
         }
     }
 }
 
-/// An open call of a connection, counted until it is dropped.
+/// An open call of a connection. The call counts until this value is dropped.
 struct OpenCall(watch::Sender<usize>);
 
 impl OpenCall {
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client sends before its first call: the preface and empty settings.
+    /// The bytes that a client sends before its first call: the preface and an empty SETTINGS frame.
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
     const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -172,7 +174,8 @@ mod tests {
         let field = |name: &[u8], value: &str| {
             [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
         };
-        // Names of HPACK's static table: `:method: POST` and `:scheme: http`, then `:path`, `:authority` and `content-type`.
+        // These are entries of HPACK's static table: `:method: POST` and `:scheme: http`, then `:path`, `:authority`
+        // and `content-type`.
         let head = [
             vec![0x83, 0x86],
             field(&[0x04], path),

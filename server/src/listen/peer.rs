@@ -1,5 +1,6 @@
-//! Detects whether a client still waits for its answer. A client that closes its connection and a client that only stops
-//! sending both send a FIN. An interim response distinguishes them, because only a closed connection answers with a reset.
+//! Detects whether a client still waits for its answer. A client sends a FIN both when it closes its connection and
+//! when it only stops sending. An interim response distinguishes the two cases, because only a closed connection
+//! answers with a reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +18,11 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// The interval between checks of a connection with unread bytes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The other end of a connection. Clones share it.
+/// The other end of a connection. Clones share the same connection.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     stream: Arc<OwnedReadHalf>,
-    /// Whether a part of an answer waits until the client reads.
+    /// Whether a part of an answer waits for the client to read.
     is_stalled: Arc<AtomicBool>,
 }
 
@@ -41,17 +42,17 @@ impl Peer {
     /// Waits until the client of an unanswered request has closed its connection.
     ///
     /// # Cancel safety
-    /// A future that is dropped before it is ready may have sent an interim response.
+    /// If the future is dropped before it is ready, it may have sent an interim response already.
     pub(super) async fn gone(&self, version: Version) {
         if self.closes().await.is_err() {
             return;
         }
-        // HTTP/1.0 has no interim responses, and none may be sent in the middle of another answer.
+        // HTTP/1.0 has no interim responses, and the server must not send one in the middle of another answer.
         let can_probe = version >= Version::HTTP_11 && !self.is_stalled.load(Ordering::Relaxed);
         if !can_probe || self.stream().try_write(PROBE).ok() != Some(PROBE.len()) {
             return;
         }
-        // An error also means a reset.
+        // Waiting fails only after a reset, so an error means the same as success.
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 

@@ -1,11 +1,12 @@
-//! Bodies for `hyper`'s own error responses, which are sent before there is a request and have no body.
+//! Adds bodies to `hyper`'s own error responses, which `hyper` sends without a body before it has parsed a request.
 
 use server_openai::{ErrorBody, ErrorObject};
 
-/// Size of the largest error response of `hyper`, a head without a body. Our own answers with these statuses have a body.
+/// Size of the largest error response of `hyper`, a head without a body. The server's own answers with these statuses
+/// have a body.
 const HEAD_BYTES_MAX: usize = 512;
 
-/// An error response of `hyper`.
+/// An error response that `hyper` generates.
 struct ProtocolError {
     /// The first line of the head, without its end.
     status_line: &'static str,
@@ -31,7 +32,7 @@ const ERRORS: [ProtocolError; 3] = [
     },
 ];
 
-/// Returns the answer that replaces `written` if that is an error response of `hyper`.
+/// Returns the answer that replaces `written`, if `written` is an error response of `hyper`.
 pub(super) fn replacement(written: &[u8]) -> Option<Vec<u8>> {
     if written.len() > HEAD_BYTES_MAX || !written.ends_with(b"\r\n\r\n") {
         return None;

@@ -14,7 +14,7 @@ pub(crate) enum Exposition {
 }
 
 impl Exposition {
-    /// Returns the format that the `Accept` header prefers, or OpenMetrics if it has no preference.
+    /// Returns the format that the `Accept` header prefers, or OpenMetrics if the header has no preference.
     pub(crate) fn preferred(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let ranges: Vec<&str> = accepted.flat_map(|value| value.split(',')).collect();
@@ -36,7 +36,7 @@ impl Exposition {
         }
     }
 
-    /// Converts metrics from OpenMetrics to this format.
+    /// Converts metrics from the OpenMetrics format to this format.
     pub(crate) fn convert_openmetrics(self, text: String) -> String {
         match self {
             Self::OpenMetrics => text,
@@ -45,7 +45,7 @@ impl Exposition {
     }
 }
 
-/// Returns the quality of a media range of the `Accept` header if it names this type.
+/// Returns the quality value of a media range of the `Accept` header, if the range names this type.
 fn quality_of(range: &str, media_type: &str) -> Option<f32> {
     let mut parts = range.split(';').map(str::trim);
     if !parts.next()?.eq_ignore_ascii_case(media_type) {
@@ -60,7 +60,7 @@ fn prometheus(openmetrics: &str) -> String {
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')))
         .collect();
-    // In Prometheus's format, a family has the name of its samples.
+    // In Prometheus's format, the name of a family is that of its samples.
     let family = |name: &str| match kinds.get(name).copied() {
         Some("counter") => format!("{name}_total"),
         Some("info") => format!("{name}_info"),

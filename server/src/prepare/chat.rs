@@ -1,4 +1,5 @@
-//! Requests to the chat endpoint, and what they share with those to the responses endpoint: conversations.
+//! Prepares requests to the chat endpoint, and the conversations that they have in common with requests to the
+//! responses endpoint.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
         return Err(Error::invalid("top_logprobs", "requires logprobs = true"));
     }
     let logprobs = has_logprobs.then(|| request.top_logprobs.unwrap_or(0));
-    // First, because the other errors depend on the model.
+    // Check the model first, because the other errors depend on it.
     let model = parameters::model(&generation, target.model)?;
     let answer = AnswerRequest { model, logprobs, tokens_max: TokensMax::requested(&generation) };
     let mut conversation = Conversation::of_chat(request)?;
@@ -34,7 +35,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     Ok(prepared)
 }
 
-/// The parameters of the answer that the chat and the responses endpoint name differently.
+/// The parameters of the answer whose names differ between the chat and the responses endpoint.
 pub(super) struct AnswerRequest {
     /// The name of the model in the request.
     pub(super) model: String,
@@ -66,7 +67,7 @@ pub(super) fn prepare_conversation(
     let rendered = prompt::render(conversation, target.model, resolved.prompt_tokens_max(target))?;
     resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
-    // A request for special tokens gets the text unparsed, as in OVMS.
+    // If a request asks for special tokens, the text is not parsed, as in OVMS.
     if resolved.text.skip_special && resolved.text.detokenize {
         let parser = ParserSettings::of(conversation, rendered.end, target.model, target.seed);
         resolved.text.parser = parser.map(Arc::new);

@@ -1,4 +1,4 @@
-//! Requests to the completions endpoint: prompts in four forms, echoes, and suffixes.
+//! Prepares requests to the completions endpoint, including prompts in four forms, echoes, and suffixes.
 
 use server_openai::{CompletionRequest, Prompt};
 
@@ -30,7 +30,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     if let Some(TokensMax { param, tokens: 0 }) = tokens_max
         && !echo
     {
-        // The answer would be empty.
+        // The answer would be empty without an echo.
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     let prompt = prompt.ok_or_else(|| Error::missing("prompt"))?;

@@ -1,5 +1,5 @@
-//! A conversation with tools, which the requests to the chat and the responses endpoint have in common. It is checked as far
-//! as possible without a model; `prompt` renders it.
+//! Conversations with tools, which requests to the chat and the responses endpoint have in common. This module checks a
+//! conversation as far as possible without a model; `prompt` renders it.
 
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};
@@ -8,7 +8,7 @@ use super::functions;
 use super::tools::{self, Tool, ToolChoice};
 use crate::error::Error;
 
-/// The conversation that the model answers.
+/// The conversation to which the model responds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation {
     /// The parameter with the messages, for errors: `messages` or `input`.
@@ -32,7 +32,7 @@ pub(crate) struct Conversation {
     pub(crate) continues: bool,
 }
 
-/// The effort of reasoning and its visibility.
+/// The effort of the reasoning, and whether the answer contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reasoning {
     /// The requested effort, if any.
@@ -73,7 +73,7 @@ impl Effort {
         }
     }
 
-    /// Returns the name of the effort in a template that knows three efforts.
+    /// Returns the name of the effort in templates that know only three efforts.
     pub(crate) fn of_three(self) -> &'static str {
         match self {
             Self::None | Self::Minimal | Self::Low => "low",
@@ -82,10 +82,10 @@ impl Effort {
         }
     }
 
-    /// Returns the effort with this name.
+    /// Parses the name of an effort.
     ///
     /// # Errors
-    /// There is no such effort.
+    /// The name is unknown.
     pub(crate) fn read(name: &str, param: &'static str) -> Result<Self, Error> {
         // `max` is OpenAI's name for the highest effort.
         let name = if name == "max" { Self::XHigh.name() } else { name };
@@ -132,7 +132,7 @@ impl Conversation {
         })
     }
 
-    /// Whether the model may call any tool.
+    /// Whether the model may call tools.
     pub(crate) fn may_call(&self) -> bool {
         !self.tools.is_empty() && self.choice != ToolChoice::None
     }

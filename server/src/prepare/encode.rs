@@ -1,5 +1,5 @@
-//! Tokenizes the texts of requests, within the memory that tokenizers may use. A prompt that certainly exceeds the context
-//! length is rejected without being tokenized.
+//! Tokenizes the texts of requests within the memory limit for tokenizers. A prompt that is certain to exceed the
+//! context length is rejected without being tokenized.
 
 use server_engine::TokenId;
 use server_text::EncodeError;
@@ -8,12 +8,12 @@ use crate::error::Error;
 use crate::limits::TextTooLong;
 use crate::model::Model;
 
-/// Whether the special tokens are added that the model expects around a prompt.
+/// Whether to add the special tokens that the model expects around a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Surround {
-    /// They are added: the text is a plain prompt.
+    /// Add the special tokens: the text is a plain prompt.
     Added,
-    /// They are not added: a chat template writes them itself.
+    /// Do not add the special tokens: a chat template writes them itself.
     Absent,
 }
 
@@ -27,7 +27,7 @@ impl Surround {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Encoder<'a> {
     pub(super) model: &'a Model,
-    /// The parameter, for errors.
+    /// The name of the parameter, for errors.
     pub(super) param: &'a str,
     /// The context length; `None` if the prompt is truncated or only counted.
     pub(super) tokens_max: Option<u32>,
@@ -37,7 +37,7 @@ impl Encoder<'_> {
     /// Tokenizes a prompt, which may contain special tokens as text.
     ///
     /// # Errors
-    /// The prompt is empty, too long, or the vocabulary cannot express it.
+    /// The prompt is empty, too long, or cannot be expressed in the vocabulary.
     pub(super) fn prompt(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
         // An empty text is not a prompt, even if special tokens are added.
         if text.is_empty() {
@@ -49,7 +49,7 @@ impl Encoder<'_> {
     /// Tokenizes a text like [`Self::prompt`], but the text may be empty.
     ///
     /// # Errors
-    /// The text is too long, or the vocabulary cannot express it.
+    /// The text is too long, or cannot be expressed in the vocabulary.
     pub(super) fn text(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
         let tokenizer = &self.model.text.tokenizer;
         let tokens_min = tokenizer.min_tokens(text);
@@ -64,10 +64,10 @@ impl Encoder<'_> {
         self.within_memory(text, || tokenizer.encode(text, surround == Surround::Added, true))
     }
 
-    /// Tokenizes a text without special tokens: their names are plain text.
+    /// Tokenizes a text without special tokens: the names of special tokens are plain text.
     ///
     /// # Errors
-    /// The text is too long, or the vocabulary cannot express it.
+    /// The text is too long, or cannot be expressed in the vocabulary.
     pub(super) fn literal(&self, text: &str) -> Result<Vec<TokenId>, Error> {
         self.within_memory(text, || self.model.text.tokenizer.encode(text, false, false))
     }

@@ -1,13 +1,13 @@
-//! Finds the longest end of a conversation that fits into the context length, with few attempts: each attempt renders and
-//! tokenizes a conversation.
+//! Finds the longest end of a conversation that fits into the context length. Few attempts are made, because each
+//! renders and tokenizes a conversation.
 
 use server_openai::Message;
 
 use super::encode::{Encoder, Surround};
 use crate::model::Model;
 
-/// Guesses which of `cuts` is the first that leaves at most `tokens_max` tokens: it tokenizes the messages as JSON, from
-/// the last one on, until they exceed the limit.
+/// Guesses which of `cuts` is the first that leaves at most `tokens_max` tokens. For the guess, the messages are
+/// tokenized as JSON, starting with the last one, until they exceed the limit.
 pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tokens_max: u32) -> usize {
     let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max) };
     let mut tokens = 0;
@@ -22,14 +22,14 @@ pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tok
     0
 }
 
-/// Returns the first of `cuts` that excludes the message at `at`.
+/// Returns the index of the first of `cuts` that excludes the message at `at`.
 fn after(cuts: &[usize], at: usize) -> usize {
     cuts.partition_point(|&cut| cut <= at)
 }
 
-/// Returns the first of `count` candidates that fits, with the result of its attempt. Every candidate after one that fits
-/// also fits. The search begins at `guess`. It needs two attempts if the guess is right, and otherwise twice the logarithm
-/// of its distance.
+/// Returns the first of `count` candidates that fits, with the result of its attempt. If a candidate fits, all later
+/// ones must fit too. The search begins at `guess`. It needs two attempts if the guess is right, and otherwise about
+/// twice the logarithm of the distance between the guess and the result.
 ///
 /// # Errors
 /// An attempt failed.
@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// The candidate that is found, and the attempts.
+    /// Returns the candidate that is found, and the attempts.
     fn search(count: usize, guess: usize, first: usize) -> (Option<usize>, usize) {
         let mut attempts = 0;
         let found = first_fitting(count, guess, |at| {
@@ -108,7 +108,7 @@ mod tests {
         };
         let messages: Vec<Message> = (0..100).map(message).collect();
         let cuts: Vec<usize> = (1..100).collect();
-        // A byte is a token.
+        // In this vocabulary, each byte is a token.
         let tokens = |from: usize| -> usize {
             messages[from..].iter().map(|message| serde_json::to_string(message).unwrap().len()).sum()
         };

@@ -1,12 +1,12 @@
-//! Functions, the deprecated form of tools: a request with functions becomes a request with tools, and its answer has the
-//! deprecated form.
+//! Supports functions, the deprecated form of tools: a request with functions is converted to a request with tools, and
+//! its answer is in the deprecated form.
 
 use serde_json::{Map, Value, json};
 use server_openai::{ChatRequest, Message};
 
 use crate::error::Error;
 
-/// Turns the functions of a request into tools. Returns whether it has any.
+/// Converts the functions of a request to tools. Returns whether the request has any.
 ///
 /// # Errors
 /// The request also has tools, or its functions are invalid.
@@ -44,7 +44,7 @@ pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Renames the parameter of an error about tools to that of the functions in the request.
+/// In an error about tools, replaces the name of the parameter with that of the functions in the request.
 pub(super) fn renamed(error: Error) -> Error {
     let Error::Invalid { code, param, message } = error else { return error };
     let problem = message.strip_prefix(&param).unwrap_or(&message);
@@ -55,7 +55,7 @@ pub(super) fn renamed(error: Error) -> Error {
     Error::Invalid { code, message: format!("{renamed}{problem}"), param: renamed }
 }
 
-/// Turns the function calls and their results in a conversation into those of tools.
+/// Converts the function calls in a conversation, and their results, to tool calls and results.
 ///
 /// # Errors
 /// A call or a result is malformed.

@@ -1,5 +1,5 @@
-//! The constraint of an answer: the form that a request demands in one of several ways, its tool calls, and the reasoning
-//! that may come before.
+//! Determines the constraint of an answer: the form that a request demands in one of several ways, its tool calls, and
+//! the reasoning that may precede them.
 //!
 //! ```text
 //! response_format, structured_outputs, guided_* ─► format ─┐
@@ -40,7 +40,7 @@ pub(super) fn of_prompt(
     Ok(Some(Arc::new(guide)))
 }
 
-/// Returns the constraint of the answers to a conversation. `prompt_end` is the end of its prompt.
+/// Returns the constraint for the answers to a conversation. `prompt_end` is the end of the rendered prompt.
 ///
 /// # Errors
 /// The requested form, or the schema of a strict tool, is invalid or not supported.
@@ -86,8 +86,8 @@ impl FormRequest<'_> {
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// Compiles the form. A schema that is not supported is an error if the tool is strict. The arguments of other tools
-    /// are not constrained then.
+    /// Compiles the form. An unsupported schema is an error if the tool is strict. If it is not, the arguments of the
+    /// tool are not constrained.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {
             vocabulary: compiler.vocabulary(),
@@ -97,8 +97,8 @@ impl FormRequest<'_> {
         })
     }
 
-    /// Implements [`Self::compiled`]. However many schemas are not supported, each is tried alone once, and all of them
-    /// together at most three times.
+    /// Implements [`Self::compiled`]. However many schemas are unsupported, each schema is compiled alone at most once,
+    /// and the whole form at most three times.
     fn compiled_by<T>(&self, attempts: &Attempts<'_, T>) -> Result<T, Error> {
         let Attempts { vocabulary, compile, accepts, param } = attempts;
         let mut rejection = match compile(&self.form(vocabulary, &HashSet::new())?) {
@@ -122,7 +122,7 @@ impl FormRequest<'_> {
         Err(rejected(rejection, param))
     }
 
-    /// Returns the form of a call of this tool alone, whether or not the request requires a call.
+    /// Returns the form of an answer that calls only this tool, whether or not the request requires a call.
     fn alone(&self, tool: &Tool, vocabulary: &Vocabulary) -> Result<Form, Error> {
         let conversation = Conversation {
             param: self.conversation.param,
@@ -166,7 +166,7 @@ struct Attempts<'a, T> {
     compile: &'a dyn Fn(&Form) -> Result<T, FormError>,
     /// Whether a form can be compiled.
     accepts: &'a dyn Fn(&Form) -> bool,
-    /// The parameter with the form, for errors without a location.
+    /// The name of the parameter with the form, for errors without a location.
     param: &'a str,
 }
 
@@ -200,7 +200,8 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
 
 /// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
-    // `format` is in `text` of responses. The last is the escape of a letter, with which a key can be spelled in other ways.
+    // `format` is in `text` of responses. The last entry is the beginning of an escape sequence, which can hide the
+    // name of a key.
     const SIGNS: [&[u8]; 6] = [
         b"\"response_format\"",
         b"\"structured_outputs\"",

@@ -1,5 +1,5 @@
-//! Fill-in-the-middle prompts: the text before and the text after a gap, in the form that models were trained with. A
-//! model supports a form if its vocabulary has the special tokens of the form.
+//! Builds fill-in-the-middle prompts: the text before and the text after a gap, in a format that models were trained
+//! with. A model supports a format if its vocabulary has the special tokens of the format.
 
 use server_engine::TokenId;
 use server_openai::Prompt;
@@ -11,19 +11,19 @@ use crate::model::Model;
 
 /// The special tokens before the prefix, before the suffix, and before the middle.
 const FORMS: [[&str; 3]; 5] = [
-    // Qwen Coder, CodeGemma.
+    // These are the tokens of Qwen Coder and CodeGemma.
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
-    // StarCoder, Granite Code.
+    // These are the tokens of StarCoder and Granite Code.
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
-    // SantaCoder.
+    // These are the tokens of SantaCoder.
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
-    // CodeLlama.
+    // These are the tokens of CodeLlama.
     ["▁<PRE>", "▁<SUF>", "▁<MID>"],
-    // DeepSeek Coder, in which the second token stands for the gap.
+    // These are the tokens of DeepSeek Coder. The second token marks the gap.
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// Returns the tokens of the prompts with a gap before `suffix`.
+/// Returns the tokens of prompts that have a gap before `suffix`.
 pub(super) fn prompts(
     prompt: Prompt,
     suffix: &str,
@@ -61,7 +61,7 @@ pub(super) fn prompts(
     Ok(prefixes.into_iter().map(arrange).collect())
 }
 
-/// Returns the first form that the vocabulary has all tokens of.
+/// Returns the first format of which the vocabulary has all tokens.
 fn form(tokenizer: &Tokenizer) -> Option<[TokenId; 3]> {
     FORMS.into_iter().find_map(|[before, after, middle]| {
         Some([tokenizer.token_id(before)?, tokenizer.token_id(after)?, tokenizer.token_id(middle)?])

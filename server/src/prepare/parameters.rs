@@ -1,6 +1,6 @@
-//! Resolves the parameters that the endpoints share: the request's value, else the model's, else the built-in default. It
-//! checks the rules between parameters. The rules for each parameter alone are in the [`table`](table.rs), against which
-//! every request is checked before.
+//! Resolves the parameters that the endpoints share: the value of the request, or else that of the model, or else the
+//! built-in default. This module checks the rules between parameters. The rules for individual parameters are in the
+//! [`table`](table.rs), against which every request is checked earlier.
 
 mod beams;
 mod biases;
@@ -39,7 +39,7 @@ pub(crate) fn checked(endpoint: Endpoint, body: &[u8]) -> Result<Value, Error> {
     Ok(request)
 }
 
-/// Returns the name of the model in a request if the model has this name.
+/// Returns the name that a request gives for the model, if the model has this name.
 pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Error> {
     match &generation.model {
         None => Err(Error::missing("model")),
@@ -68,7 +68,7 @@ pub(super) fn resolve(
     let text = text(generation, target)?;
     let beams = beams::beams(generation, choices, candidates, &text, &target.model.text.tokenizer)?;
     let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
-    // The engine reports token IDs with log probabilities, which also rank the choices of `best_of`.
+    // The engine reports token IDs only with log probabilities. These also rank the choices of `best_of`.
     let reported = logprobs.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
     let prompt_logprobs = generation.prompt_logprobs;
     Ok(ResolvedParameters {
@@ -150,12 +150,12 @@ fn truncate(generation: &Generation) -> Result<Option<Truncate>, Error> {
         None => Ok(None),
         Some(-1) => Ok(Some(Truncate::ToRoom)),
         Some(0) => Err(Error::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // A larger number never truncates.
+        // A number that does not fit never truncates a prompt.
         Some(tokens) => Ok(Some(Truncate::To(u32::try_from(tokens).unwrap_or(u32::MAX)))),
     }
 }
 
-/// Returns the hash of the cache salt, or 0 without one.
+/// Returns the hash of the cache salt, or 0 if there is none.
 fn salt(generation: &Generation) -> Result<u64, Error> {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     match generation.cache_salt.as_deref() {
@@ -173,7 +173,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let defaults = &target.model.text.defaults;
     let top_k = match generation.top_k {
         None => defaults.top_k.unwrap_or(TOP_K_DEFAULT),
-        // -1 means all tokens, as in vLLM.
+        // As in vLLM, -1 means all tokens.
         Some(top_k) => u32::try_from(top_k).unwrap_or(0),
     };
     if generation.num_assistant_tokens.is_some() && generation.assistant_confidence_threshold.is_some() {
@@ -185,7 +185,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let is_penalty =
         |penalty: &f32| (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&f64::from(*penalty));
     Ok(Sampling {
-        // The request's values are within their ranges; those of the model's files are clamped.
+        // The values of the request are within their ranges. Clamp the values from the model's files.
         temperature: number(generation.temperature, defaults.temperature, 1.0).clamp(0.0, 2.0),
         top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
         top_k,
@@ -208,7 +208,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     })
 }
 
-/// Checks the range of a value, which may come from a request that was not checked against the table.
+/// Checks the range of a value. The value may come from a request that was not checked against the table.
 fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
     if value < min {
         return Err(Error::coded("integer_below_min_value", param, format!("{value} is less than {min}")));
@@ -232,7 +232,7 @@ fn stop_tokens(generation: &Generation, target: Target<'_>) -> Result<Vec<TokenI
 
 fn stops(generation: &Generation, model: &Model) -> Vec<String> {
     let named = generation.stop.as_ref().map_or(&[][..], |stop| &stop.0);
-    // Every text contains an empty string, so it is ignored, as in other servers.
+    // Ignore empty stop strings, as other servers do, because every text contains them.
     let stops = model.text.defaults.stop.iter().chain(named).filter(|stop| !stop.is_empty());
     stops.cloned().collect()
 }

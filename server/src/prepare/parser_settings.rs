@@ -1,5 +1,5 @@
-//! How the text of an answer is parsed: the formats, the tools, and the parts that the client receives. The model defines
-//! the formats that it writes; this module decides which of them apply to a request.
+//! Determines how the text of an answer is parsed: the formats, the tools, and the parts that the client receives. The
+//! model defines the formats that it writes; this module decides which of them apply to a request.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use server_parsers::{Formats, Tools};
 use super::conversation::Conversation;
 use crate::model::Model;
 
-/// How the text of a choice is parsed.
+/// The settings for parsing the text of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct ParserSettings {
     pub(crate) formats: Formats,
     pub(crate) tools: Arc<Tools>,
     /// The end of the rendered prompt, in which a tag may have opened reasoning.
     pub(crate) prompt_end: String,
-    /// Number of calls that the client receives at most. The next call ends the choice.
+    /// The largest number of calls that the client receives. A further call ends the choice.
     pub(crate) calls_max: u32,
     /// Whether the client receives the reasoning.
     pub(crate) shows_reasoning: bool,
@@ -27,7 +27,7 @@ pub(crate) struct ParserSettings {
 }
 
 impl ParserSettings {
-    /// Returns how answers to `conversation` are parsed, or `None` if all of their text is content.
+    /// Returns the settings for parsing answers to `conversation`, or `None` if all of their text is content.
     pub(super) fn of(
         conversation: &Conversation,
         prompt_end: String,
@@ -56,11 +56,11 @@ impl ParserSettings {
         })
     }
 
-    /// Returns the ID of a call, in the form of OpenAI's.
+    /// Returns the ID of a call, in the format of OpenAI's IDs.
     pub(crate) fn call_id(&self, choice: u32, call: u32) -> String {
         const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
         const LENGTH: usize = 24;
-        /// Number of letters from one 64-bit number: 62^8 is less than 2^64.
+        /// Number of characters that are derived from one 64-bit number: 62^8 is less than 2^64.
         const LETTERS_EACH: usize = 8;
 
         let mut state = mix(self.seed ^ mix(u64::from(choice) << 32 | u64::from(call)));

@@ -1,4 +1,4 @@
-//! PreparedRequest requests: the requests to the engine, and how their tokens become an answer.
+//! Defines prepared requests: the requests to the engine, and how their tokens become an answer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(crate) struct Target<'a> {
     pub(crate) model: &'a Model,
     /// The limits of the engine.
     pub(crate) limits: server_engine::EngineLimits,
-    /// The seed for a request without one.
+    /// The seed for a request that does not set one.
     pub(crate) seed: u64,
 }
 
@@ -30,30 +30,30 @@ pub(crate) struct PreparedRequest {
     pub(crate) reply: Reply,
 }
 
-/// How tokens become the text of a choice.
+/// The rules by which tokens become the text of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct TextRule {
-    /// How the text is parsed; `None` if all of it is content.
+    /// The settings for parsing the text; `None` if all of it is content.
     pub(crate) parser: Option<Arc<ParserSettings>>,
-    /// Strings that end a choice. In parsed text they count only within content.
+    /// Strings that end a choice. In parsed text, they count only within content.
     pub(crate) stops: Vec<String>,
-    /// Number of tokens before which no stop string ends a choice.
+    /// The number of tokens that a choice must have before a stop string can end it.
     pub(crate) tokens_min: u32,
     /// Whether the string or token that ended a choice is part of its text.
     pub(crate) include_stop: bool,
-    /// Whether special tokens have no text.
+    /// Whether special tokens are omitted from the text.
     pub(crate) skip_special: bool,
-    /// Whether the text continues the prompt's text.
+    /// Whether the text continues the text of the prompt.
     pub(crate) continues_text: bool,
     /// The engine's stop tokens.
     pub(crate) stop_tokens: Vec<TokenId>,
     /// Whether tokens become text at all.
     pub(crate) detokenize: bool,
-    /// Whether the generated tokens are discarded: the engine generates at least one token.
+    /// Whether to discard the generated tokens. The request asks for no tokens, but the engine generates at least one.
     pub(crate) discards: bool,
 }
 
-/// How the answer is presented.
+/// The rules by which the answer is presented.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// The name of the model in the request.
@@ -61,28 +61,28 @@ pub(crate) struct Reply {
     pub(crate) stream: bool,
     /// When a streamed answer reports the usage.
     pub(crate) usage: UsageRule,
-    /// Number of returned choices for each prompt: the best, if more are generated.
+    /// Number of returned choices for each prompt. If more are generated, the best ones are returned.
     pub(crate) choices: u32,
     /// Number of most probable tokens with log probabilities; `None` for no log probabilities.
     pub(crate) logprobs: Option<u32>,
-    /// The same for the tokens of the prompt.
+    /// Number of most probable tokens with log probabilities for the tokens of the prompt; `None` for none.
     pub(crate) prompt_logprobs: Option<u32>,
     /// Whether the answer has the token IDs.
     pub(crate) token_ids: bool,
-    /// Whether log probabilities name tokens by their IDs.
+    /// Whether log probabilities identify tokens by their IDs.
     pub(crate) names_by_id: bool,
     /// Whether a call is reported as `function_call`, the deprecated form of `tool_calls`.
     pub(crate) calls_functions: bool,
-    /// The prompts' tokens, if the answer needs them or their log probabilities.
+    /// The tokens of the prompts, if the answer contains them or their log probabilities.
     pub(crate) prompts: Vec<Vec<TokenId>>,
 }
 
-/// When a streamed answer reports the usage.
+/// The chunks in which a streamed answer reports the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UsageRule {
     Never,
-    /// In an additional last chunk.
+    /// The usage is in an additional last chunk.
     Last,
-    /// In an additional last chunk, and the usage so far in each other chunk.
+    /// The usage is in an additional last chunk, and each other chunk has the usage up to that point.
     Always,
 }

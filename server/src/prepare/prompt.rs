@@ -15,7 +15,7 @@ use super::encode::{Encoder, Surround};
 use crate::error::Error;
 use crate::model::Model;
 
-/// Variables of a template that other parameters or the model set.
+/// Variables of a template that are set by other parameters or by the model.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
@@ -30,7 +30,7 @@ const END_BYTES: usize = 256;
 /// A rendered and tokenized prompt.
 pub(super) struct RenderedPrompt {
     pub(super) tokens: Vec<TokenId>,
-    /// The end of the prompt's text.
+    /// The end of the text of the prompt.
     pub(super) end: String,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn render(
     Ok(RenderedPrompt { tokens: encoder.prompt(&text, Surround::Absent)?, end })
 }
 
-/// Why a conversation could not be rendered.
+/// The reason why a conversation could not be rendered.
 enum RenderFailure {
     Conversation(Error),
     Render(RenderError),
@@ -144,14 +144,14 @@ fn text(
     }
 }
 
-/// Returns the variables that parameters set, overridden by those of `chat_template_kwargs`.
+/// Returns the variables that are set by parameters. Those of `chat_template_kwargs` take precedence.
 fn variables(conversation: &Conversation, model: &Model) -> Map<String, Value> {
     let mut variables = Map::new();
     if let Some(effort) = conversation.reasoning.effort {
         let has_three = model.formats.reasoning == ReasoningFormat::Gptoss;
         let name = if has_three { effort.of_three() } else { effort.name() };
         variables.insert("reasoning_effort".to_owned(), json!(name));
-        // Qwen's templates read the first variable, DeepSeek's and Granite's the second.
+        // Qwen's templates read the first variable; those of DeepSeek and Granite read the second.
         for name in ["enable_thinking", "thinking"] {
             variables.insert(name.to_owned(), json!(effort != Effort::None));
         }

@@ -1,5 +1,5 @@
-//! The parameters that all prompts of a request share, and how each prompt becomes a request to the engine: truncated if
-//! requested, and with the number of tokens that may be generated.
+//! Defines the parameters that all prompts of a request share, and turns each prompt into a request to the engine. A
+//! prompt is truncated if requested, and gets a limit for the number of generated tokens.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
 use crate::limits::CHOICES_MAX;
 
-/// Tokenized prompts, their parameter, and their texts if they are echoed.
+/// Tokenized prompts, with the name of their parameter, and with their texts if they are echoed.
 pub(super) struct PromptSource {
     pub(super) prompts: Vec<Vec<TokenId>>,
-    /// The parameter with the prompts, for errors.
+    /// The name of the parameter with the prompts, for errors.
     pub(super) param: &'static str,
     /// The texts of the prompts, or empty if they are not echoed.
     pub(super) echoes: Vec<String>,
@@ -25,20 +25,20 @@ pub(super) struct PromptSource {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Truncate {
     To(u32),
-    /// As many tokens as leave room for the answer.
+    /// The prompt is truncated just enough to leave room for the answer.
     ToRoom,
 }
 
 /// The limit for the number of generated tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokensMax {
-    /// The parameter with the limit, for errors.
+    /// The name of the parameter with the limit, for errors.
     pub(super) param: &'static str,
     pub(super) tokens: u32,
 }
 
 impl TokensMax {
-    /// Returns the limit in a request to the chat or the completions endpoint.
+    /// Returns the limit that a request to the chat or the completions endpoint sets.
     pub(super) fn requested(generation: &Generation) -> Option<Self> {
         let limit = |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens });
         limit("max_completion_tokens", generation.max_completion_tokens)
@@ -52,18 +52,18 @@ pub(super) struct ResolvedParameters {
     pub(super) choices: u32,
     /// Number of generated choices for each prompt.
     pub(super) candidates: u32,
-    /// The beam search, if the choices are not sampled.
+    /// The parameters of beam search, if the choices are not sampled.
     pub(super) beams: Option<BeamSearch>,
-    /// The prompt lookup, if it is enabled.
+    /// The parameters of prompt lookup, if it is enabled.
     pub(super) lookup: Option<PromptLookup>,
     /// The parameters of the draft model, if there is one.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextRule,
     pub(super) truncate: Option<Truncate>,
-    /// Number of most probable tokens with log probabilities at each generated token.
+    /// Number of most probable tokens that are reported with log probabilities at each generated token.
     pub(super) logprobs: Option<u32>,
-    /// The same at each token of the prompt.
+    /// Number of most probable tokens that are reported with log probabilities at each token of the prompt.
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) stream: bool,
     pub(super) usage: UsageRule,
@@ -80,7 +80,7 @@ impl ResolvedParameters {
     /// Checks, before any prompt is tokenized, that `count` prompts do not have too many choices.
     ///
     /// # Errors
-    /// They have too many choices.
+    /// The prompts together have too many choices.
     pub(super) fn check_choices(&self, count: usize) -> Result<(), Error> {
         if count as u64 * u64::from(self.candidates) <= u64::from(CHOICES_MAX) {
             return Ok(());
@@ -97,7 +97,7 @@ impl ResolvedParameters {
         self.truncate.is_none().then_some(target.limits.requests.max_model_len)
     }
 
-    /// Creates the requests to the engine. Without `tokens_max` an answer may fill the context length.
+    /// Creates the requests to the engine. Without `tokens_max`, an answer may fill the context length.
     pub(super) fn prepare(
         self,
         model: String,
@@ -190,7 +190,8 @@ impl ResolvedParameters {
         excess > 0
     }
 
-    /// Returns the number of tokens that may be generated after `prompt`, which is the value of `param`.
+    /// Returns the number of tokens that may be generated after `prompt`. `param` is the name of the prompt's
+    /// parameter.
     fn room(
         &self,
         prompt: &[TokenId],

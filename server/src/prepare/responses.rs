@@ -1,5 +1,5 @@
-//! Prepares requests to the responses endpoint: items become a conversation, and the fields of the response that repeat the
-//! request are set. The stored objects that a request refers to were looked up before ([`Context`]).
+//! Prepares requests to the responses endpoint: items become a conversation, and the fields of the response that repeat
+//! the request are set. The stored objects that a request refers to have been looked up earlier ([`Context`]).
 
 mod items;
 mod messages;
@@ -51,7 +51,7 @@ impl References {
 /// A reference to a stored item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ItemReference {
-    /// The parameter that names the item.
+    /// The name of the parameter that contains the reference.
     pub(crate) param: String,
     pub(crate) id: String,
 }
@@ -67,7 +67,7 @@ impl ItemReference {
 /// The stored items that a request refers to.
 #[derive(Debug, Default)]
 pub(crate) struct Context {
-    /// The items before the request's own items, oldest first.
+    /// The items that precede the request's own items, oldest first.
     pub(crate) history: Vec<Arc<Item>>,
     /// The referenced items, in the order of [`References::items`].
     pub(crate) items: Vec<Arc<Item>>,
@@ -83,7 +83,7 @@ pub(crate) struct PreparedResponse {
     pub(crate) ids: ItemIds,
     /// The items that the request adds to the conversation.
     pub(crate) input: Vec<Arc<Item>>,
-    /// How calls are reported.
+    /// The names under which calls are reported.
     pub(crate) call_names: CallNames,
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn references(request: &Request) -> Result<References, Error> {
     Ok(References { previous: request.previous_response_id.clone(), conversation, items })
 }
 
-/// Returns the elements of parameter `at` that refer to stored items.
+/// Returns the elements of the parameter `at` that refer to stored items.
 ///
 /// # Errors
 /// There are too many references.
@@ -145,7 +145,7 @@ pub(crate) fn responses(
     target: Target<'_>,
 ) -> Result<PreparedResponse, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
-    // First, because the other errors depend on the model.
+    // Check the model first, because the other errors depend on it.
     let model = parameters::model(&request.generation, target.model)?;
     let mut ids = id.items();
     check(request)?;
@@ -162,7 +162,7 @@ pub(crate) fn responses(
     let mut generation = request.generation.clone();
     target.model.api_rules.complete(&mut generation);
     generation.response_format = Some(chat_format(&format));
-    // These are the names of `max_output_tokens` at other endpoints, and have no effect here.
+    // Other endpoints use these names for `max_output_tokens`. They have no effect here.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
     // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
@@ -180,7 +180,7 @@ pub(crate) fn responses(
     Ok(PreparedResponse { prepared, response, ids, input, call_names })
 }
 
-/// Checks the rules between parameters, which the table of parameters does not contain.
+/// Checks the rules between parameters, which are not in the table of parameters.
 fn check(request: &Request) -> Result<(), Error> {
     if request.background == Some(true) && request.store == Some(false) {
         let problem = "cannot be combined with store = false, because the response could not be retrieved";
@@ -194,7 +194,7 @@ fn check(request: &Request) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks the metadata of a conversation. The table of parameters has only that of responses.
+/// Checks the metadata of a conversation. The table of parameters covers only the metadata of responses.
 ///
 /// # Errors
 /// The metadata has too many pairs, or a name or a value is too long.
@@ -202,7 +202,7 @@ pub(crate) fn check_metadata(metadata: &Map<String, Value>) -> Result<(), Error>
     parameters::Kind::Pairs(16, 64, 512).check("metadata", &Value::Object(metadata.clone()))
 }
 
-/// Returns the request's own items, with the referenced items in their places.
+/// Returns the request's own items, in which references are replaced with the referenced items.
 fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Result<Vec<Arc<Item>>, Error> {
     let given = match request.input.clone() {
         None => return Ok(Vec::new()),
@@ -218,7 +218,7 @@ fn input(request: &Request, referred: Vec<Arc<Item>>, ids: &mut ItemIds) -> Resu
     with_referenced(given, referred)
 }
 
-/// Replaces the references among the input elements by `referenced`, which are in the order of the references.
+/// Replaces the references among the input elements with `referenced`, whose items are in the order of the references.
 ///
 /// # Errors
 /// There are fewer referenced items than references.
@@ -264,8 +264,8 @@ fn logprobs(request: &Request) -> Option<u32> {
     is_requested.then(|| request.top_logprobs.unwrap_or(0))
 }
 
-/// If a conversation is truncated and the request has no `max_output_tokens`, one in this many tokens of the context
-/// length is left for the answer.
+/// If a conversation is truncated and the request has no `max_output_tokens`, this is the reciprocal of the fraction of
+/// the context length that is left for the answer.
 const ANSWER_SHARE: u32 = 4;
 
 /// Prepares the conversation, or the longest end of it that fits if it may be truncated.
@@ -300,12 +300,13 @@ fn prepare_fitting(
     let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at));
     match (tokens_max, cut) {
         (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
-        // The answer may fill the context length. The last turn alone may leave less room than the share.
+        // The answer may fill the context length. The last turn alone may leave less room than the fraction that is
+        // otherwise left.
         (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| too_long),
     }
 }
 
-/// Whether a shorter conversation may avoid the error.
+/// Whether shortening the conversation may avoid the error.
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
@@ -314,7 +315,8 @@ fn is_too_long(error: &Error) -> bool {
     }
 }
 
-/// Returns the format of the text in this endpoint's form. OVMS's clients may use the form of the chat endpoint.
+/// Returns the requested format of the text, converted to the form of this endpoint. OVMS's clients may use the form of
+/// the chat endpoint.
 fn format(request: &Request) -> Map<String, Value> {
     let plain = || Map::from_iter([("type".to_owned(), json!("text"))]);
     let requested = request.text.as_ref().and_then(|text| text.format.clone());
@@ -363,7 +365,7 @@ fn verbosity(request: &Request) -> Option<String> {
     Some(requested.unwrap_or_else(|| "medium".to_owned()))
 }
 
-/// Returns the tool choice in this endpoint's form, in which a function has no nested object.
+/// Returns the tool choice in the form of this endpoint, in which a function has no nested object.
 fn choice(request: &Request) -> Value {
     match &request.tool_choice {
         None => json!("auto"),

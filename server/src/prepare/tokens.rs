@@ -1,4 +1,4 @@
-//! The tokenize and detokenize endpoints, which do not use the engine.
+//! Prepares requests to the tokenize and detokenize endpoints, which do not use the engine.
 
 use serde_json::Value;
 use server_engine::TokenId;
@@ -22,7 +22,7 @@ const PADDED_TOKENS_MAX: usize = 1 << 20;
 /// Tokenizes a text, several texts, or a conversation.
 ///
 /// # Errors
-/// The request has none of them or more than one, or the text cannot be tokenized.
+/// The request has none of these or more than one, or the text cannot be tokenized.
 pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeResponse, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
@@ -143,8 +143,8 @@ fn response(
     TokenizeResponse { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
 }
 
-/// Returns the padding token that the model's files name, otherwise a token with the name of a padding token, otherwise the
-/// end token, with which models without a padding token are trained.
+/// Returns the padding token that the model's files name, or else a token with the usual name of a padding token, or
+/// else the end token, with which models without a padding token are usually trained.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
     let named =

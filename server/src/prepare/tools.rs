@@ -1,5 +1,6 @@
-//! The tools of a request and the choice of tools that may be called, for the chat and the responses endpoint. Both forms
-//! are read: OpenAI's form of the chat endpoint with a nested `function`, and the flat form of the responses endpoint.
+//! The tools of a request and the choice of tools that may be called, for the chat and the responses endpoint. Two
+//! forms are accepted: that of OpenAI's chat endpoint with a nested `function`, and the flat form of the responses
+//! endpoint.
 
 use serde_json::{Map, Value, json};
 
@@ -14,17 +15,17 @@ pub(crate) const TOOLS_MAX: usize = 512;
 /// Beyond it: 400, `invalid_value`.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
-/// A tool that the model is offered.
+/// A tool that is offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
-    /// The JSON schema of its arguments, if it has one.
+    /// The JSON schema of the arguments, if the tool has one.
     pub(crate) parameters: Option<Value>,
     /// Whether the arguments must match the schema.
     pub(crate) strict: bool,
     pub(crate) kind: ToolKind,
-    /// The namespace that declares the tool, if any. Its name is part of `name` then.
+    /// The namespace that declares the tool, if any. If there is one, its name is part of `name`.
     pub(crate) member: Option<Member>,
 }
 
@@ -32,20 +33,20 @@ pub(crate) struct Tool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,
-    /// A tool whose input is text. The model is offered a function with one parameter.
+    /// The input of the tool is text. The model is offered a function with one parameter.
     Custom,
 }
 
-/// The namespace of a tool and its name there.
+/// The namespace of a tool, and the name of the tool in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) namespace: String,
-    /// The tool's name within it.
+    /// The name of the tool within the namespace.
     pub(crate) name: String,
 }
 
-/// The types of tools that OpenAI's clients know and that the model cannot be offered, with the reason. The responses
-/// endpoint ignores such tools; functions, custom tools and namespaces are offered.
+/// The types of tools that OpenAI's clients use but that cannot be offered to the model, with the reason. The responses
+/// endpoint ignores such tools. It offers functions, custom tools and namespaces.
 pub(crate) const BUILT_IN: [(&str, &str); 16] = [
     ("web_search", HOSTED),
     ("web_search_2025_08_26", HOSTED),
@@ -69,7 +70,7 @@ const HOSTED: &str = "this server does not run tools";
 const OWN_CALLS: &str = "this server does not generate its type of calls; declare a function instead";
 const ALL_OFFERED: &str = "the model is offered every tool of the request at once";
 
-/// Returns why a tool of this type cannot be offered; `None` if the type is not a known built-in type.
+/// Returns the reason why a tool of this type cannot be offered; `None` if the type is not a known built-in type.
 pub(crate) fn built_in(kind: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(known, _)| *known == kind).map(|(_, reason)| *reason)
 }
@@ -82,7 +83,7 @@ pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
 }
 
 impl Tool {
-    /// Creates a function without strict arguments.
+    /// Creates a function that is not strict.
     pub(crate) fn function(name: String, description: Option<String>, parameters: Option<Value>) -> Self {
         Self { name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
     }
@@ -101,24 +102,25 @@ impl Tool {
     }
 }
 
-/// Which tools may or must be called.
+/// The choice of the tools that may or must be called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
     /// No tool may be called, and the prompt does not mention them.
     None,
-    /// The model decides.
+    /// The model decides whether to call tools.
     #[default]
     Auto,
     /// At least one tool must be called.
     Required,
     /// This tool must be called.
     Named(String),
-    /// Only these tools may be called, and at least one must be if it `is_required`. The prompt mentions all tools.
+    /// Only these tools may be called. At least one must be called if `is_required` is set. The prompt mentions all
+    /// tools.
     Allowed { names: Vec<String>, is_required: bool },
 }
 
 impl ToolChoice {
-    /// Reads a `tool_choice`.
+    /// Parses a `tool_choice`.
     ///
     /// # Errors
     /// The value is invalid, or names an unknown tool.
@@ -168,7 +170,7 @@ impl ToolChoice {
         }
     }
 
-    /// Whether an answer must have a call.
+    /// Whether an answer must contain a call.
     pub(crate) fn is_required(&self) -> bool {
         match self {
             Self::None | Self::Auto => false,
@@ -214,7 +216,7 @@ fn allowed(choice: &Map<String, Value>, tools: &[Tool]) -> Result<ToolChoice, Er
     }
 }
 
-/// Returns the name of a tool of the request from an object that names it in either form.
+/// Returns the name of the tool that an object refers to in either form. The request must have that tool.
 fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String, Error> {
     let (named, at) = match named.get("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
@@ -238,10 +240,10 @@ fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String,
     Ok(name)
 }
 
-/// Reads `tools`.
+/// Parses `tools`.
 ///
 /// # Errors
-/// A tool is malformed, there are too many, or two have the same name.
+/// A tool is malformed, there are too many tools, or two of them have the same name.
 pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     if tools.len() > TOOLS_MAX {
         let problem = format!("has {} tools (limit: {TOOLS_MAX})", tools.len());
@@ -258,7 +260,7 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     Ok(read)
 }
 
-/// Returns the problem if another tool has the name of `tool`.
+/// Returns a description of the problem if another tool has the same name as `tool`.
 pub(crate) fn duplicate(read: &[Tool], tool: &Tool) -> Option<String> {
     let is_taken = read.iter().any(|other| other.name == tool.name);
     is_taken.then(|| format!("another tool already has the name {:?}", tool.name))
@@ -276,7 +278,7 @@ fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     }
 }
 
-/// Reads a tool of type `function`, in either form.
+/// Parses a tool of type `function` in either form.
 ///
 /// # Errors
 /// A member is missing or has the wrong type.
@@ -290,7 +292,7 @@ pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<To
     };
     let name = read_name(&mut function, &at)?;
     let description = optional_text(&mut function, "description", &at)?;
-    // Null is the same as absent.
+    // `null` is equivalent to an absent member.
     let mut take = |field: &str| function.remove(field).filter(|value| !value.is_null());
     let wrong =
         |field: &str, problem: &str| Err(Error::coded("invalid_type", format!("{at}.{field}"), problem));

@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::prepare::TextRule;
 use crate::request_record::RequestRecord;
 
-/// An event of an answer. After `Finished` or `Failed` there are no others.
+/// An event of an answer. No events follow `Finished` or `Failed`.
 #[derive(Clone, Debug)]
 pub(crate) enum AnswerEvent {
-    /// The new deltas, at least one.
+    /// The new deltas, of which there is at least one.
     Deltas(Vec<ChoiceDelta>),
     /// All choices have ended.
     Finished(Usage),
@@ -28,19 +28,19 @@ pub(crate) enum AnswerEvent {
     Failed(Error),
 }
 
-/// An answer that is being generated. Dropping it aborts the rest.
+/// An answer that is being generated. Dropping it aborts the rest of the generation.
 #[derive(Debug)]
 pub(crate) struct Answer {
     prompts: Vec<PromptAnswer>,
     usage: Usage,
     record: RequestRecord,
-    /// If more choices are generated than returned: their numbers for each prompt.
+    /// The numbers of choices for each prompt, if more choices are generated than returned.
     best_of: Option<BestOf>,
     /// Deltas that wait for the log probabilities of all prompts.
     held: Vec<ChoiceDelta>,
     /// The first event, if [`Answer::start`] has received it.
     first: Option<AnswerEvent>,
-    /// The last event, once it is known.
+    /// The last event; `None` until it is known.
     end: Option<AnswerEvent>,
 }
 
@@ -61,9 +61,9 @@ struct PromptAnswer {
     first: u32,
     /// The log probabilities of the prompt, once they are known.
     scores: Option<Arc<[ScoredToken]>>,
-    /// Whether the log probabilities are requested and not known yet.
+    /// Whether the log probabilities are requested but not known yet.
     awaits_scores: bool,
-    /// Whether the generated tokens are discarded.
+    /// Whether to discard the generated tokens.
     discards: bool,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct SubmittedPrompt {
 }
 
 impl Answer {
-    /// Creates the answer to `submitted`, of which each prompt has `choices` returned choices.
+    /// Creates the answer to `submitted`. `choices` is the number of returned choices for each prompt.
     pub(crate) fn new(
         submitted: Vec<SubmittedPrompt>,
         choices: u32,
@@ -127,10 +127,10 @@ impl Answer {
         }
     }
 
-    /// Waits for the next event. All deltas since the last call are returned together.
+    /// Waits for the next event. The event contains all deltas since the last call.
     ///
     /// # Cancel safety
-    /// Dropping the future loses no event, unless more choices are generated than returned.
+    /// Dropping the future loses no events, unless more choices are generated than returned.
     pub(crate) async fn next(&mut self) -> AnswerEvent {
         if let Some(first) = self.first.take() {
             return first;
@@ -178,7 +178,7 @@ impl Answer {
                 self.record.failed(&error);
                 self.prompts.clear();
                 let failed = self.end.insert(AnswerEvent::Failed(error));
-                // The deltas before the failure come first.
+                // Return the deltas that precede the failure first.
                 let event = if deltas.is_empty() { failed.clone() } else { AnswerEvent::Deltas(deltas) };
                 return Poll::Ready(event);
             }
@@ -198,8 +198,8 @@ impl Answer {
         Poll::Pending
     }
 
-    /// Returns, for each prompt, the log probabilities of its tokens from the second on, if they are requested. They are
-    /// known from the first event on.
+    /// Returns, for each prompt, the log probabilities of its tokens from the second on, if they are requested. They
+    /// are known after the first event.
     pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
         self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
     }
@@ -220,7 +220,7 @@ fn count_drafts(DraftCounts { accepted, rejected }: DraftCounts, usage: &mut Usa
 }
 
 impl PromptAnswer {
-    /// Processes all events of the engine that are available.
+    /// Processes all available events of the engine.
     fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -251,13 +251,13 @@ impl PromptAnswer {
                         details.reasoning_tokens += reasoning_tokens;
                     }
                     if choice.has_ended() {
-                        // The engine does not know stop strings.
+                        // The engine does not know stop strings, so it must be told that the choice has ended.
                         stream.abort(index);
                     }
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count_drafts(drafts, usage);
-                    // The request allows no token, whatever the discarded token was.
+                    // The request allows no tokens, so its limit is reached, whatever the discarded token was.
                     let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }

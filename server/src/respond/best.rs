@@ -2,8 +2,8 @@
 
 use super::delta::ChoiceDelta;
 
-/// Returns, of `candidates` choices of each prompt, the deltas of the `returned` choices with the greatest mean log
-/// probability per token, renumbered from the best on.
+/// Selects the `returned` choices with the greatest mean log probability per token from the `candidates` choices of
+/// each prompt. Returns their deltas, with new numbers that begin with the best choice.
 pub(super) fn best(deltas: Vec<ChoiceDelta>, candidates: u32, returned: u32) -> Vec<ChoiceDelta> {
     let choices = deltas.iter().map(|delta| delta.choice() + 1).max().unwrap_or(0);
     let mut scores = vec![(0.0, 0_usize); choices as usize];
@@ -23,7 +23,7 @@ pub(super) fn best(deltas: Vec<ChoiceDelta>, candidates: u32, returned: u32) -> 
         sum / count.max(1) as f64
     };
     let mut order: Vec<u32> = (0..choices).collect();
-    // The sort is stable: of equal choices the first wins.
+    // The sort is stable, so the first of several equal choices wins.
     order.sort_by(|&a, &b| (a / candidates).cmp(&(b / candidates)).then(mean(b).total_cmp(&mean(a))));
     let mut numbers = vec![None; choices as usize];
     for (place, choice) in (0..).zip(order) {

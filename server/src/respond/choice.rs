@@ -1,4 +1,4 @@
-//! A choice: its tokens become text up to a stop string, which [`super::parsed`] parses if needed.
+//! Converts the tokens of a choice to text up to a stop string. [`super::parsed`] parses the text if needed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,10 +16,10 @@ const LOGPROB_MIN: f32 = -9999.0;
 
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// The text, until the choice has ended.
+    /// The state of the text; `None` after the choice has ended.
     text: Option<(Detokenizer, TextFilter)>,
     include_stop: bool,
-    /// Number of tokens until stop strings count.
+    /// The number of further tokens before stop strings take effect.
     tokens_until_stops: u32,
     detokenize: bool,
     /// The stop tokens, ascending.
@@ -29,13 +29,13 @@ pub(super) struct Choice {
     /// Number of bytes and characters of the detokenized text.
     bytes: usize,
     characters: usize,
-    /// Number of bytes that were returned.
+    /// Number of bytes that have been returned.
     bytes_out: usize,
     /// The time of the last token, for the metrics.
     pub(super) last_token: Option<Instant>,
 }
 
-/// What happens to the detokenized text.
+/// The processing of the detokenized text.
 #[derive(Debug)]
 enum TextFilter {
     /// The text is the answer, up to a stop string.
@@ -45,7 +45,7 @@ enum TextFilter {
 }
 
 impl TextFilter {
-    /// Activates the stop strings: those that are complete from now on count.
+    /// Activates the stop strings. They take effect if they are completed from now on.
     fn activate_stops(&mut self) {
         match self {
             Self::Plain(stops) => stops.activate(),
@@ -136,12 +136,12 @@ impl Choice {
         match filter.push(text) {
             StopFilterOutput::Text(text) => {
                 self.bytes_out += text.len();
-                // A token is returned with the end of its text.
+                // A token is returned together with the end of its text.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
                 let tokens = self.release(certain);
                 push(ChoiceDelta::Text { choice, text, tokens }, deltas);
             }
-            // A token without text is returned at once, unless text before it is held.
+            // Return a token without text immediately, unless earlier text is held back.
             StopFilterOutput::Held if self.bytes_out == self.bytes && !self.held.is_empty() => {
                 let tokens = self.release(usize::MAX);
                 push(ChoiceDelta::Text { choice, text: String::new(), tokens }, deltas);
@@ -180,7 +180,7 @@ impl Choice {
         deltas.push(ChoiceDelta::End { choice, reason });
     }
 
-    /// Releases the held tokens whose text begins before the byte `end`.
+    /// Releases the held tokens whose text begins before the byte position `end`.
     fn release(&mut self, end: usize) -> Vec<TokenText> {
         let count = self.held.iter().take_while(|(start, _)| *start < end).count();
         self.held.drain(..count).map(|(_, token)| token).collect()
@@ -194,14 +194,14 @@ fn finish_reason(reason: FinishReason) -> ChoiceFinishReason {
     }
 }
 
-/// Returns a token with its log probabilities, whose text begins at the character `start`.
+/// Returns a token, whose text begins at the character position `start`, with its log probabilities.
 fn token_text(token: TokenId, mut logprobs: TokenLogprobs, start: usize) -> TokenText {
     floor(&mut logprobs);
     let TokenLogprobs { chosen, top } = logprobs;
     TokenText { token, start, logprob: chosen.logprob, top }
 }
 
-/// Raises log probabilities to the least value that JSON can represent.
+/// Raises log probabilities to at least [`LOGPROB_MIN`], because JSON cannot represent negative infinity.
 pub(super) fn floor(logprobs: &mut TokenLogprobs) {
     for entry in logprobs.top.iter_mut().chain([&mut logprobs.chosen]) {
         entry.logprob = entry.logprob.max(LOGPROB_MIN);

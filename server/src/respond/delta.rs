@@ -12,7 +12,7 @@ pub(crate) enum ChoiceDelta {
     Text { choice: u32, text: String, tokens: Vec<TokenText> },
     /// Reasoning, and its tokens. Either may be empty, but not both.
     Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
-    /// The beginning of a tool call, with its number within the choice from 0. Its arguments follow.
+    /// The beginning of a tool call, with its number within the choice, starting at 0. Its arguments follow.
     CallBegin { choice: u32, call: u32, id: String, name: String },
     /// More of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
@@ -35,7 +35,7 @@ impl ChoiceDelta {
         }
     }
 
-    /// Returns the delta with another number of the choice.
+    /// Returns the delta with the number of its choice replaced.
     pub(super) fn with_choice(mut self, number: u32) -> Self {
         match &mut self {
             Self::Text { choice, .. }
@@ -48,7 +48,7 @@ impl ChoiceDelta {
         self
     }
 
-    /// Appends the next delta, or returns it if it has another kind, choice or call.
+    /// Appends the next delta, or returns it if its kind, choice or call is different.
     fn merge(&mut self, next: Self) -> Option<Self> {
         // The beginning of the second call separates the arguments of two calls.
         if discriminant(self) != discriminant(&next) || self.choice() != next.choice() {
@@ -72,7 +72,7 @@ impl ChoiceDelta {
     }
 }
 
-/// Adds a delta and merges it with the last one if that has the same kind and choice. Empty deltas are ignored.
+/// Adds a delta, and merges it with the last one if both have the same kind and choice. Empty deltas are ignored.
 pub(super) fn push(delta: ChoiceDelta, deltas: &mut Vec<ChoiceDelta>) {
     if let ChoiceDelta::Text { text, tokens, .. }
     | ChoiceDelta::Reasoning { text, tokens, .. }
@@ -93,7 +93,7 @@ pub(super) fn push(delta: ChoiceDelta, deltas: &mut Vec<ChoiceDelta>) {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TokenText {
     pub(crate) token: TokenId,
-    /// The position of its text in the generated text, in characters.
+    /// The position of the token's text in the generated text, in characters.
     pub(crate) start: usize,
     pub(crate) logprob: f32,
     /// The most probable tokens, in descending order.

@@ -1,5 +1,5 @@
-//! The parsed text of a choice: content up to a stop string, reasoning and tool calls. Stop strings count only in content,
-//! so that they do not cut off calls or reasoning. Tokens are returned with the first text after them.
+//! Parses the text of a choice into content up to a stop string, reasoning and tool calls. Stop strings count only in
+//! content, so that they do not cut off calls or reasoning. Tokens are returned with the first text after them.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::prepare::ParserSettings;
 
 #[derive(Debug)]
 pub(super) struct ParsedText {
-    /// The parser, until the text has ended.
+    /// The parser; `None` after the text has ended.
     parser: Option<Parser>,
     stops: StopFilter,
     settings: Arc<ParserSettings>,
-    /// Tokens that were not returned yet, with the numbers of bytes of their texts.
+    /// Tokens that have not been returned yet, each with the number of bytes of its text.
     pending: Vec<(usize, TokenText)>,
-    /// Number of calls that were returned.
+    /// Number of calls that have been returned.
     calls: u32,
-    /// Number of tokens of reasoning, including its tags.
+    /// Number of tokens of reasoning, including the tags around it.
     pub(super) reasoning_tokens: u64,
 }
 
@@ -37,17 +37,18 @@ impl ParsedText {
         }
     }
 
-    /// Activates the stop strings: those that are complete from now on count.
+    /// Activates the stop strings. They take effect if they are completed from now on.
     pub(super) fn activate_stops(&mut self) {
         self.stops.activate();
     }
 
-    /// Whether a stop token has a meaning to the parser.
+    /// Whether the parser needs the text of a stop token.
     pub(super) fn reads(&self, token: TokenId) -> bool {
         self.settings.visible_tokens.binary_search(&token).is_ok()
     }
 
-    /// Adds the text of the next token, and the token if it is reported. Returns why the choice ended, if it did.
+    /// Adds the text of the next token, and the token if it is reported. Returns the reason why the choice ended, if it
+    /// did.
     pub(super) fn push(
         &mut self,
         choice: u32,
@@ -63,7 +64,7 @@ impl ParsedText {
         self.convert(choice, parsed, deltas)
     }
 
-    /// Ends the text with `rest`, because the engine has ended the sequence. Returns why the choice ended.
+    /// Ends the text with `rest`, because the engine has ended the sequence. Returns the reason why the choice ended.
     pub(super) fn finish(
         &mut self,
         choice: u32,
@@ -89,7 +90,7 @@ impl ParsedText {
         }
     }
 
-    /// Converts the parser's deltas. Returns why the choice ended, if it did.
+    /// Converts the parser's deltas. Returns the reason why the choice ended, if it did.
     fn convert(
         &mut self,
         choice: u32,
@@ -136,7 +137,7 @@ impl ParsedText {
         None
     }
 
-    /// Returns held text: no stop string continues after it.
+    /// Releases the held text, because a stop string cannot span the part that follows.
     fn interrupt(&mut self, choice: u32, deltas: &mut Vec<ChoiceDelta>) {
         let text = self.stops.interrupt();
         if !text.is_empty() {
@@ -145,7 +146,7 @@ impl ParsedText {
         }
     }
 
-    /// Returns why a choice ended that was not cut off.
+    /// Returns the reason why a choice ended, if it was not cut off.
     fn stopped(&self) -> ChoiceFinishReason {
         if self.calls > 0 { ChoiceFinishReason::ToolCalls } else { ChoiceFinishReason::Stop }
     }
@@ -154,7 +155,7 @@ impl ParsedText {
         self.pending.drain(..).map(|(_, token)| token).collect()
     }
 
-    /// Releases the pending tokens, of which only those are returned whose text begins before the byte `end`.
+    /// Releases the pending tokens, and returns only those whose text begins before the byte position `end`.
     fn tokens_within(&mut self, end: usize) -> Vec<TokenText> {
         let mut at = 0;
         let mut begins_before = |(bytes, _): &(usize, TokenText)| {

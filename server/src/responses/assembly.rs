@@ -1,5 +1,5 @@
-//! Assembles a response from deltas, and reports its events. Pure: each change is passed to a sink, and a response that is
-//! not streamed is the result of the same changes.
+//! Assembles a response from deltas, and reports its events. This module is pure: it passes each change to a sink, and
+//! a response that is not streamed is the result of the same changes.
 //!
 //! ```text
 //! create ─► begin ─► push … push ─► complete ─► conclude        fail, cancel: at any time instead of complete
@@ -19,17 +19,17 @@ use crate::store::ItemIds;
 /// Converts tokens to the log probabilities of the API.
 pub(crate) type LogprobFormat = Box<dyn Fn(Vec<TokenText>) -> Vec<ChatTokenLogprob> + Send + Sync>;
 
-/// A response without output.
+/// A response without output, and the settings for assembling it.
 pub(crate) struct NewResponse {
     /// The response, which is in progress or queued.
     pub(crate) response: Response,
-    /// The IDs for its items.
+    /// The IDs for the items of the response.
     pub(crate) ids: ItemIds,
     /// The format of log probabilities, if they are requested.
     pub(crate) logprobs: Option<LogprobFormat>,
     /// Number of choices, each of which has its own items.
     pub(crate) choices: u32,
-    /// How calls are reported.
+    /// The names under which calls are reported.
     pub(crate) call_names: CallNames,
 }
 
@@ -51,16 +51,16 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Event<'_>);
 #[derive(Default)]
 struct Choice {
     open: OpenItem,
-    /// Whitespace that may begin a message or only separate items.
+    /// Whitespace that may be the beginning of a message or only separate items.
     blank: String,
-    /// The tokens of `blank`.
+    /// The tokens of the whitespace in `blank`.
     tokens: Vec<TokenText>,
     has_items: bool,
     /// The arguments of the open call of a custom tool, whose input is reported at its end.
     arguments: String,
 }
 
-/// The item that is being generated, with its index in the output.
+/// The kind of the item that is being generated, with its index in the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum OpenItem {
     #[default]
@@ -82,7 +82,7 @@ impl Assembly {
         &self.response
     }
 
-    /// Reports that the response exists, which is its first event.
+    /// Reports the first event: the response exists.
     pub(crate) fn create(&mut self, sink: Sink<'_>) {
         self.report(kind::CREATED, sink);
         if self.response.status == Status::Queued {
@@ -125,7 +125,7 @@ impl Assembly {
         self.response.store = is_stored;
     }
 
-    /// Reports the final state of the response, which is its last event.
+    /// Reports the last event: the final state of the response.
     pub(crate) fn conclude(&mut self, sink: Sink<'_>) {
         let kind = match self.response.status {
             Status::Completed => kind::COMPLETED,
@@ -135,7 +135,7 @@ impl Assembly {
         self.report(kind, sink);
     }
 
-    /// Marks the response as failed. Its output so far remains.
+    /// Marks the response as failed. The response keeps its partial output.
     pub(crate) fn fail(&mut self, error: &Error, sink: Sink<'_>) {
         let body = error.body().error;
         let data = EventData::Error { code: body.code, message: &body.message, param: body.param.as_deref() };
@@ -144,7 +144,7 @@ impl Assembly {
         self.response.error = Some(ResponseError { code: "server_error".to_owned(), message: body.message });
     }
 
-    /// Marks the response as canceled. Its output so far remains.
+    /// Marks the response as canceled. The response keeps its partial output.
     pub(crate) fn cancel(&mut self) {
         self.interrupt(Status::Cancelled);
     }
@@ -165,7 +165,7 @@ impl Assembly {
     fn text(&mut self, choice: usize, text: &str, tokens: Vec<TokenText>, sink: Sink<'_>) {
         let at = match self.choices[choice].open {
             OpenItem::Message(at) => at,
-            // Whitespace alone begins no message: it may only separate reasoning from a call.
+            // Whitespace alone does not begin a message: it may only separate reasoning from a call.
             _ if text.trim().is_empty() => {
                 self.choices[choice].blank.push_str(text);
                 self.choices[choice].tokens.extend(tokens);
@@ -294,7 +294,7 @@ impl Assembly {
 
     fn end(&mut self, choice: usize, reason: ChoiceFinishReason, sink: Sink<'_>) {
         if !self.choices[choice].has_items {
-            // An empty answer, or one of whitespace, is a message too.
+            // An answer that is empty or consists of whitespace is also a message.
             let at = self.open_message(choice, sink);
             let Choice { blank, tokens, .. } = std::mem::take(&mut self.choices[choice]);
             self.choices[choice].open = OpenItem::Message(at);
@@ -311,7 +311,7 @@ impl Assembly {
         self.finish(choice, status, sink);
     }
 
-    /// Ends the open item: a call with this `status`, and any other item as complete.
+    /// Ends the open item. A call gets this `status`; any other item is complete.
     fn close(&mut self, choice: usize, status: ItemStatus, sink: Sink<'_>) {
         let is_call = matches!(self.choices[choice].open, OpenItem::Call(_));
         self.finish(choice, if is_call { status } else { ItemStatus::Completed }, sink);
@@ -360,7 +360,7 @@ impl Assembly {
                 }
                 emit(number, kind::INPUT_DONE, EventData::InputDone { item_id, output_index, input }, sink);
             }
-            // The model does not generate these.
+            // The model does not generate results of calls.
             Item::FunctionCallOutput(_) | Item::CustomToolCallOutput(_) => {}
         }
         emit(number, kind::ITEM_DONE, EventData::Item { output_index: at, item }, sink);

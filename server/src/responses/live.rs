@@ -1,5 +1,5 @@
-//! Responses that are generated in the background: a client retrieves the current state of one, or follows its events from
-//! any of them on.
+//! Responses that are generated in the background. A client can retrieve the current state of a response, or follow its
+//! events from any position on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,10 +23,10 @@ const EVENTS_BYTES_MAX: usize = 8 << 20;
 ///
 /// Beyond it: the events of the response that exceeds it cannot be read again.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
-/// Size in bytes of the events that a follower gets at a time, unless a single event is larger.
+/// Maximum size in bytes of the events that a follower gets at a time, unless a single event is larger.
 const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
-/// All responses that are generated in the background. Clones share them.
+/// All responses that are generated in the background. Clones share the same responses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Background(Arc<Inner>);
 
@@ -35,14 +35,14 @@ struct Inner {
     live: Mutex<HashMap<String, Arc<LiveResponse>>>,
     tasks: TaskTracker,
     events_bytes: Arc<AtomicUsize>,
-    /// Ends all responses, which are then stored as failed.
+    /// Canceled to end all responses, which are then stored as failed.
     stop: CancellationToken,
-    /// Drops all responses without storing them.
+    /// Canceled to drop all responses without storing them.
     cut_off: CancellationToken,
 }
 
 impl Background {
-    /// Creates a response that is not generated yet.
+    /// Creates a response whose generation has not begun.
     pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
         let BackgroundResponse { assembly, retained, tenant, stores_events } = response;
         let events = stores_events.then(|| EventLog {
@@ -60,7 +60,7 @@ impl Background {
         })
     }
 
-    /// Lets `work` generate a response, which [`Background::find`] returns until the work is done.
+    /// Runs `work`, which generates a response. [`Background::find`] returns the response until the work is done.
     pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
         let id = live.state().assembly.response().id.clone();
         self.lock().insert(id.clone(), live);
@@ -77,13 +77,13 @@ impl Background {
         self.lock().get(id).filter(|live| live.tenant == tenant).cloned()
     }
 
-    /// Waits until all responses have ended. No other may begin after this call.
+    /// Waits until all responses have ended. No new response may begin after this call.
     pub(crate) async fn finished(&self) {
         self.0.tasks.close();
         self.0.tasks.wait().await;
     }
 
-    /// Ends all responses, and those that begin later at once. They are stored as failed.
+    /// Ends all responses, including those that begin later. They are stored as failed.
     pub(crate) fn stop(&self) {
         self.0.stop.cancel();
     }
@@ -98,7 +98,7 @@ impl Background {
     }
 }
 
-/// The registration of a response. Dropping it removes the response, however its work ended.
+/// The registration of a response. Dropping it removes the response, however the work on it has ended.
 struct Registration {
     background: Background,
     id: String,
@@ -113,12 +113,12 @@ impl Drop for Registration {
     }
 }
 
-/// A new response in the background.
+/// A new background response.
 pub(crate) struct BackgroundResponse {
     pub(crate) assembly: Assembly,
     pub(crate) retained: RetainedRequest,
     pub(crate) tenant: Tenant,
-    /// Whether its events can be replayed.
+    /// Whether the events of the response can be replayed.
     pub(crate) stores_events: bool,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct LiveResponse {
 
 struct State {
     assembly: Assembly,
-    /// The events, unless they are not stored or were discarded.
+    /// The events; `None` if they are not stored or were discarded.
     events: Option<EventLog>,
     is_done: bool,
 }
@@ -143,7 +143,7 @@ struct State {
 struct EventLog {
     list: Vec<Arc<str>>,
     bytes: usize,
-    /// The bytes of the events of all responses.
+    /// The total size of the events of all responses in bytes.
     all_bytes: Arc<AtomicUsize>,
 }
 
@@ -164,7 +164,7 @@ impl Drop for EventLog {
     }
 }
 
-/// Why a response ends before it is complete.
+/// The reason why a response ends before it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
     /// A client canceled the response.
@@ -184,9 +184,9 @@ impl std::fmt::Debug for LiveResponse {
 
 /// The next events for a follower.
 pub(crate) enum FollowedEvents {
-    /// New events, after which more follow.
+    /// There are new events, and more will follow.
     New(Vec<Arc<str>>),
-    /// The last events.
+    /// These are the last events.
     Last(Vec<Arc<str>>),
     /// The events were discarded.
     Discarded,
@@ -222,7 +222,7 @@ impl LiveResponse {
         self.state().events.is_some()
     }
 
-    /// Returns the items that its request added to the conversation.
+    /// Returns the items that the request added to the conversation.
     pub(crate) fn input(&self) -> &[Arc<Item>] {
         self.retained.items()
     }
@@ -242,12 +242,12 @@ impl LiveResponse {
         }
     }
 
-    /// Cancels the response. Its end is asynchronous.
+    /// Cancels the response. The response ends asynchronously.
     pub(crate) fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// Waits until the response must end.
+    /// Waits until the response is canceled or the process shuts down, and returns the reason.
     pub(crate) async fn interrupted(&self) -> Interruption {
         tokio::select! {
             () = self.cancel.cancelled() => Interruption::Cancelled,
@@ -300,7 +300,7 @@ impl LiveResponse {
     }
 }
 
-/// Returns as many of the events as are sent at a time.
+/// Returns the first events, up to the size that is sent at a time.
 fn limited(events: &[Arc<str>]) -> Vec<Arc<str>> {
     let mut bytes = 0;
     let fits = |event: &&Arc<str>| {

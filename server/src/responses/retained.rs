@@ -1,4 +1,4 @@
-//! What a response retains of its request while it is generated.
+//! The parts of a request that are retained while its response is generated.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -8,9 +8,10 @@ use server_openai::responses::Item;
 
 use crate::limits::{BudgetExhausted, ByteBudget, ByteClaim, ValuesMemory};
 
-/// The items that a request adds to the conversation, in memory until the response is stored, and a claim on the memory for
-/// them and for the parts of the request that the response repeats, such as its tools. The context length does not limit
-/// them: the prompt does not contain all parts of an item, nor tools that the model must not call.
+/// The items that a request adds to the conversation, which remain in memory until the response is stored. This value
+/// also claims the memory for them and for the parts of the request that the response repeats, such as its tools. The
+/// context length does not limit this memory, because the prompt contains neither all parts of an item nor the tools
+/// that the model must not call.
 #[derive(Debug)]
 pub(crate) struct RetainedRequest {
     items: Vec<Arc<Item>>,
@@ -18,7 +19,7 @@ pub(crate) struct RetainedRequest {
 }
 
 impl RetainedRequest {
-    /// Claims the memory for `items`, and for `response` before it has output.
+    /// Claims the memory for `items` and for `response`, which has no output yet.
     ///
     /// # Errors
     /// The budget is exhausted.
@@ -48,7 +49,7 @@ pub(crate) fn json_bytes(item: &Item) -> u64 {
     count.0
 }
 
-/// Counts the bytes that are written.
+/// A writer that only counts bytes.
 struct Count(u64);
 
 impl Write for Count {

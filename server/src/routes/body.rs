@@ -16,8 +16,8 @@ use crate::limits::{BudgetExhausted, ByteClaim, VALUES_BYTES_MAX, ValuesMemory};
 /// Beyond it: the server answers without reading the rest and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
-/// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count towards the budget until the
-/// last clone of the body is dropped, so whoever parses it must own it for as long as the values exist.
+/// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count towards the budget until
+/// the last clone of the body is dropped, so code that parses the body must own it for as long as the values exist.
 ///
 /// # Errors
 /// The body is too large or has too many values, did not arrive in time, or the budget is exhausted.
@@ -53,13 +53,14 @@ fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Whether the server can reject a body without reading it: it is too large to be discarded, or not sent yet.
+/// Whether the server should reject a body without reading it, because it is too large to be discarded, or too large
+/// and not sent yet.
 fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) -> bool {
     let waits = headers.contains_key(header::EXPECT);
     announced.is_some_and(|length| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))
 }
 
-/// Why a body is rejected.
+/// The reason why a body is rejected.
 #[derive(Clone, Copy, Debug)]
 enum Refusal {
     TooLarge,
@@ -85,7 +86,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Claims the memory for the values of the next piece, and `capacity` bytes for the text.
+    /// Claims the memory for the values in the next piece, and `capacity` bytes for the text of the body.
     fn claim(&mut self, piece: &[u8], capacity: usize) -> Result<(), Refusal> {
         self.values.add(piece);
         if self.values.bytes() > self.values_bytes_max {
@@ -102,7 +103,7 @@ impl Buffer {
         }
         let mut capacity = self.bytes.capacity();
         if length > capacity {
-            // The announced body need not arrive, so the buffer grows with the received bytes.
+            // The announced body may never arrive, so the buffer grows only with the received bytes.
             let expected = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
             capacity = (capacity * 2).min(expected).max(length);
         }
@@ -146,7 +147,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     }
     let Err(refusal) = pushed else { return Ok(buffer.finish()) };
     let readable = buffer.bytes_max + DROPPED_BYTES_MAX;
-    // Frees the bytes that have arrived.
+    // Free the memory for the bytes that have arrived.
     drop(buffer);
     while let Some(piece) = second {
         size += piece.len();

@@ -1,4 +1,4 @@
-//! `/chat/completions`.
+//! Serves `/chat/completions`.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -65,7 +65,7 @@ impl TextEndpoint for Chat {
                 let function = FunctionDelta { name: None, arguments: text };
                 (call_delta(head, call, None, function), tokens)
             }
-            // The next chunk shows that the call is complete.
+            // The client learns from the next chunk that the call is complete.
             ChoiceDelta::CallEnd { .. } => return,
             ChoiceDelta::End { reason, .. } => {
                 let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(head, reason)));
@@ -108,7 +108,7 @@ impl TextEndpoint for Chat {
     }
 }
 
-/// Returns the reason in the form of the request: `function_call` if it has functions instead of tools.
+/// Returns the reason in the form that the request uses: `function_call` if the request has functions instead of tools.
 fn finish_reason(head: &Head, reason: ChoiceFinishReason) -> ChoiceFinishReason {
     match reason {
         ChoiceFinishReason::ToolCalls if head.reply.calls_functions => ChoiceFinishReason::FunctionCall,
@@ -116,7 +116,7 @@ fn finish_reason(head: &Head, reason: ChoiceFinishReason) -> ChoiceFinishReason 
     }
 }
 
-/// Returns a part of the call with this number, in the form of the request. The first part has an ID.
+/// Returns a part of the call with this number, in the form that the request uses. The first part has an ID.
 fn call_delta(head: &Head, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
     if head.reply.calls_functions {
         return ChatDelta { function_call: Some(function), ..ChatDelta::default() };

@@ -1,4 +1,4 @@
-//! `/completions`.
+//! Serves `/completions`.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -95,7 +95,7 @@ fn empty_choice(index: u32) -> CompletionChoice {
     }
 }
 
-/// Returns a whole answer or a chunk, which have the same form.
+/// Returns a whole answer or a chunk, which have the same format.
 fn completion(head: &Head, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Completion {
     Completion {
         id: head.id.clone(),

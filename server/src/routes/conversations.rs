@@ -1,4 +1,4 @@
-//! `/conversations`: a conversation collects the items of successive responses.
+//! Serves `/conversations`: a conversation collects the items of successive responses.
 
 use std::sync::Arc;
 
@@ -168,7 +168,7 @@ pub(super) async fn remove(
     .await
 }
 
-/// Why an operation on the store failed.
+/// The reason why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -192,8 +192,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// Answers a request with a body, which `work` parses on a thread of the store. The body arrives before the request is
-/// admitted, so that slow clients do not exclude others.
+/// Answers a request with a body, which `work` parses on a thread of the store. The request is admitted only after its
+/// body has arrived, so that slow clients do not exclude others.
 async fn answered_with_body<T: Serialize>(
     app: &App,
     request: Request,
@@ -224,7 +224,7 @@ fn referenced(app: &App, tenant: Tenant, given: &[InputItem]) -> Result<Vec<Arc<
     Lookup::new(app, tenant).referenced(&item_references(given, "items")?)
 }
 
-/// Returns the items to store, with the referenced items in their places.
+/// Returns the items to store, in which references are replaced with the referenced items.
 fn new_items(given: Vec<InputItem>, referenced: Vec<Arc<Item>>, mut ids: ItemIds) -> Result<NewItems, Error> {
     let items = with_referenced(read_items(given, "items", &mut ids)?, referenced)?;
     Ok(NewItems { items, generated_ids: ids.count() })

@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::dispatches::Dispatch;
 use crate::error::Error;
 
-/// Marks a response whose request its endpoint has counted.
+/// Marks a response to a request that its endpoint has already counted.
 #[derive(Clone, Copy)]
 pub(super) struct CountedResponse;
 
@@ -23,7 +23,7 @@ pub(super) fn rejected(app: &App, endpoint: &'static str, error: Error) -> Respo
     error.into_response()
 }
 
-/// Counts a request that generates nothing.
+/// Counts a request that generates no tokens.
 pub(super) fn answered(
     app: &App,
     endpoint: &'static str,

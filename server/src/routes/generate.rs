@@ -1,5 +1,6 @@
-//! The chat and the completions endpoint have this in common: they admit, prepare and submit a request, and answer it with
-//! chunks or with the fold of the same deltas. [`TextEndpoint`] is the difference between the endpoints.
+//! The code that the chat and the completions endpoint share: both admit, prepare and submit a request, and answer it
+//! with chunks or with one answer that combines the same deltas. [`TextEndpoint`] defines the differences between the
+//! endpoints.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -29,12 +30,12 @@ use crate::tenant::Tenant;
 pub(super) trait TextEndpoint: Send + 'static {
     /// The name of the endpoint in metrics and logs.
     const NAME: &'static str;
-    /// The prefix of the IDs of its answers.
+    /// The prefix of the IDs of the endpoint's answers.
     const ID_PREFIX: &'static str;
-    /// A whole answer.
+    /// The type of a whole answer.
     type Whole: Serialize;
 
-    /// Reads and prepares a request.
+    /// Parses and prepares a request.
     fn prepare(body: &[u8], target: Target<'_>) -> Result<PreparedRequest, Error>;
     /// Encodes the first chunk of a choice, if there is one before its first delta.
     fn start(head: &Head, choice: u32, events: &mut Events);
@@ -52,12 +53,12 @@ pub(super) struct Head {
     pub(super) created: u64,
     pub(super) fingerprint: String,
     pub(super) reply: Reply,
-    /// The prefix of the text of each prompt's choices.
+    /// The prefix of the text of the choices, for each prompt.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
     /// For each prompt, the log probabilities of its tokens from the second on, if they are requested.
     pub(super) scores: Vec<Option<Arc<[ScoredToken]>>>,
-    /// The usage so far.
+    /// The usage up to this point.
     pub(super) usage: Usage,
     pub(super) errors: ErrorFormat,
 }
@@ -88,7 +89,7 @@ impl Head {
     }
 }
 
-/// The fold of a choice's deltas.
+/// The combined deltas of a choice.
 #[derive(Default)]
 pub(super) struct WholeChoice {
     pub(super) text: String,
@@ -193,7 +194,7 @@ async fn prepare<E: TextEndpoint>(
     if is_light { work(app) } else { preparation::on_thread(app, tenant, work).await }
 }
 
-/// Returns the response with the answer. Until its first delta, an error is a response of its own.
+/// Returns the response with the answer. An error before the first delta is returned as an error response.
 async fn respond<E: TextEndpoint>(head: Head, answer: Answer) -> Result<Response, Error> {
     let id = head.id.clone();
     let response = if head.reply.stream {
@@ -237,7 +238,7 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         events.done();
     }
 
-    /// The status was sent long before, so the error is an event, and there is no `[DONE]`.
+    /// The status has been sent already, so the error is sent as an event, and no `[DONE]` follows.
     fn fail(&mut self, error: &Error, events: &mut Events) {
         self.head.errors.push_error(error, events);
     }

@@ -1,4 +1,4 @@
-//! Probes and metrics.
+//! Serves the probes and the metrics.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -12,7 +12,7 @@ pub(super) async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// The readiness probe: the server should receive requests.
+/// The readiness probe: whether the server should receive requests.
 pub(super) async fn ready(State(app): State<App>) -> StatusCode {
     if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }

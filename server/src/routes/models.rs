@@ -1,4 +1,4 @@
-//! `/models`: the served models.
+//! Serves `/models`, the list of served models.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -8,7 +8,7 @@ use server_openai::{Model, ModelList};
 use crate::app::{App, ServedModel};
 use crate::error::Error;
 
-/// The header with the ID of the store, for routers that get no load reports.
+/// The header with the ID of the store, for routers that do not get load reports.
 const STORE_ID: &str = "x-ovfleet-store-id";
 
 pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Error> {

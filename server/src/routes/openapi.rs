@@ -1,6 +1,7 @@
-//! `/openapi.json`: the description of the API. Requests are described by the table that they are checked against
-//! ([`Endpoint::parameters`]), so the description is always correct. The elements of arrays that the table does not check
-//! are in `requests.json`, and the answers in `answers.json`; tests check requests and answers against these files.
+//! Serves `/openapi.json`, the description of the API. The description of requests is generated from the table against
+//! which they are checked ([`Endpoint::parameters`]), so it is always correct. `requests.json` describes the elements
+//! of arrays that the table does not check, and `answers.json` the answers; tests check requests and answers against
+//! these files.
 
 mod operations;
 
@@ -98,7 +99,7 @@ fn reference(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
-/// Describes an answer with the status of an error. Probes have no body.
+/// Describes an answer with an error status. Answers to probes have no body.
 fn problem(status: u16, has_body: bool) -> Value {
     let description = match status {
         400 => "A value is missing, malformed or out of range; `param` names it.",
@@ -191,7 +192,7 @@ fn schema(kind: Kind) -> Value {
         }
         Kind::Number(min, max) => json!({"type": "number", "minimum": min, "maximum": max}),
         Kind::Text(usize::MAX) => json!({"type": "string"}),
-        // The limit is in bytes. A text has at least as many bytes as characters, which `maxLength` counts.
+        // The limit is in bytes. `maxLength` counts characters, but a text never has more characters than bytes.
         Kind::Text(bytes_max) => json!({"type": "string", "maxLength": bytes_max}),
         Kind::OneOf(words) => json!({"type": "string", "enum": words}),
         Kind::Object => json!({"type": "object"}),

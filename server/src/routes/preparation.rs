@@ -1,4 +1,4 @@
-//! Where requests are prepared: small ones on the threads that serve connections, others on their own threads.
+//! Prepares small requests on the threads that serve connections, and other requests on separate threads.
 
 use crate::app::App;
 use crate::error::{Error, Resource};
@@ -6,16 +6,16 @@ use crate::limits::NoSlot;
 use crate::prepare;
 use crate::tenant::Tenant;
 
-/// Size up to which a body is prepared inline. Larger bodies, and those with a form that must be compiled, are prepared on
-/// their own threads, so that they do not delay the tokens of other requests.
+/// Size up to which a body is prepared inline. Larger bodies, and those with a form that must be compiled, are prepared
+/// on separate threads, so that they do not delay the tokens of other requests.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
-/// Whether a body is prepared so quickly that it needs no thread.
+/// Whether a body can be prepared so quickly that it needs no separate thread.
 pub(super) fn is_light(body: &[u8]) -> bool {
     body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body)
 }
 
-/// Prepares a request on its own thread once a slot is free.
+/// Prepares a request on a separate thread once a slot is free.
 pub(super) async fn on_thread<T: Send + 'static>(
     app: &App,
     tenant: Tenant,

@@ -1,4 +1,4 @@
-//! Log probabilities and token IDs in answers.
+//! Converts log probabilities and token IDs to the format of answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
     Some(logprobs)
 }
 
-/// Concatenates the log probabilities of two texts.
+/// Concatenates the log probabilities of an echoed prompt and a completion.
 pub(super) fn joined(
     before: Option<CompletionLogprobs>,
     after: Option<CompletionLogprobs>,
@@ -112,7 +112,7 @@ pub(super) fn joined(
     }
 }
 
-/// The log probability of a token and of the most probable tokens at its position.
+/// The log probabilities of a token and of the most probable tokens at its position.
 #[derive(Clone, Copy)]
 struct Score<'a> {
     logprob: f32,
@@ -127,7 +127,7 @@ fn push(
     logprobs: &mut CompletionLogprobs,
 ) {
     let name = name(head, token);
-    // The entries include the token itself, whether or not it is one of the most probable.
+    // Include the token itself, whether or not it is one of the most probable.
     let tops = score.map(|Score { logprob, top }| {
         let mut tops = Map::new();
         for top in top {
@@ -143,7 +143,7 @@ fn push(
 }
 
 /// Returns the position of each token's text within the echo, in characters. Special tokens have text in the echo of a
-/// prompt of token IDs, but not in the echo of a text, to which they were added.
+/// prompt that consists of token IDs, but not in the echo of a text, because there the tokenizer added them.
 fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     let length = echo.chars().count();
     let offsets = |skip_special| {
@@ -185,8 +185,8 @@ fn id(token: TokenId) -> String {
     format!("token_id:{token}")
 }
 
-/// Converts an `f32` with its shortest decimal form: a `Value` holds an `f64`, which would have the digits of the widened
-/// number.
+/// Converts an `f32` with its shortest decimal form. A `Value` contains an `f64`, which would be written with the
+/// digits of the widened number.
 fn number(logprob: f32) -> Value {
     let shortest = logprob.to_string().parse().ok();
     shortest.and_then(serde_json::Number::from_f64).map_or(Value::Null, Value::Number)

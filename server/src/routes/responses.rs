@@ -1,5 +1,5 @@
-//! `/responses`: this module looks up the objects that a request refers to and prepares it. [`answer`] generates the
-//! response, and [`stored`] serves stored responses.
+//! Serves `/responses`. This module looks up the objects that a request refers to, and prepares the request. [`answer`]
+//! generates the response, and [`stored`] serves stored responses.
 
 mod answer;
 mod context;
@@ -88,7 +88,7 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     Ok(PendingResponse { assembly, retained, answer, delivery, tenant })
 }
 
-/// Reads a body, looks up the objects that it refers to, and prepares it.
+/// Parses a body, looks up the objects that it refers to, and prepares the request.
 async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<PreparedResponse, Error> {
     let seed = app.next_id().seed();
     let work = move |app: &App, request: ReferringRequest| {
@@ -104,7 +104,7 @@ async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<Prepa
     if request.references.is_empty() {
         return work(app, request);
     }
-    // Stored objects may be on the disk.
+    // Stored objects may be on disk, so looking them up may block.
     preparation::on_thread(app, tenant, move |app| work(app, request)).await
 }
 
@@ -122,7 +122,7 @@ impl ReferringRequest {
     }
 }
 
-/// `POST /responses/input_tokens`: the length of the prompt.
+/// `POST /responses/input_tokens` returns the length of the prompt.
 pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
     let counted = async {
         app.served()?;

@@ -1,5 +1,5 @@
-//! vLLM's paths for sleep and wake-up. They exist only with `--enable-sleep-mode`, because any client could use them to
-//! delay all others.
+//! vLLM's paths for sleep and wake-up. These paths exist only with `--enable-sleep-mode`, because any client could use
+//! them to delay all others.
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
@@ -47,7 +47,7 @@ async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode, Error> {
     Ok(StatusCode::OK)
 }
 
-/// Wakes the whole engine: vLLM's `tags`, which name parts, are ignored.
+/// Wakes the whole engine. vLLM's `tags`, which select parts of the engine, are ignored.
 async fn wake_up(State(app): State<App>) -> Result<StatusCode, Error> {
     app.served()?.engine.wake().await?;
     Ok(StatusCode::OK)

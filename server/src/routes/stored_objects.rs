@@ -1,5 +1,6 @@
-//! Requests about stored objects. They have their own limit, so that they neither displace requests that generate nor are
-//! rejected because of them: a client that polls for a response gets it while the server is full.
+//! Requests about stored objects. These requests have a separate limit, so that they neither displace requests that
+//! generate text nor are rejected because of them: a client that polls for a response gets it even if the server is
+//! full.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -18,11 +19,12 @@ use crate::error::Error;
 use crate::limits::AdmittedRequest;
 use crate::tenant::Tenant;
 
-/// Size in bytes up to which an answer counts only until it is complete, because it fits into the buffers of the
-/// connection.
+/// Size in bytes up to which an answer does not count toward the limit while it is sent, because it fits into the
+/// buffers of the connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 
-/// Answers a request without a body, or whose body was read. A large answer counts until it was sent.
+/// Answers a request without a body, or whose body was read. A large answer counts toward the limit until it has been
+/// sent.
 pub(super) async fn answered(
     app: &App,
     endpoint: &'static str,
@@ -39,8 +41,8 @@ pub(super) async fn answered(
     counted::answered(app, endpoint, dispatch, answer)
 }
 
-/// Answers with what `work` returns, as JSON. It runs on a thread of the store, because it may block, and because records
-/// and answers may take long to parse and to serialize.
+/// Answers with the result of `work` as JSON. `work` runs on a thread of the store, because it may block, and because
+/// parsing records and serializing answers may take long.
 pub(super) async fn json<T: Serialize>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,
@@ -50,7 +52,8 @@ pub(super) async fn json<T: Serialize>(
 }
 
 fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
-    // A stream of events has no size. It sends the available events and waits for more.
+    // A stream of events has no known size. It does not count, because it sends the available events and then waits for
+    // more.
     let is_large = response.body().size_hint().exact().is_some_and(|bytes| bytes > UNCOUNTED_BYTES_MAX);
     if is_large {
         response.map(|body| Body::new(AdmittedBody { body, _admitted: admitted }))
@@ -59,7 +62,7 @@ fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
     }
 }
 
-/// The body of an answer that counts until it was sent.
+/// The body of an answer that counts toward the limit until it has been sent.
 struct AdmittedBody {
     body: Body,
     _admitted: AdmittedRequest,

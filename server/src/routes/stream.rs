@@ -12,7 +12,7 @@ use crate::sse::{self, Events};
 pub(super) trait Encoder: Send + 'static {
     /// Encodes the beginning of the answer, before its first delta.
     fn start(&mut self, answer: &Answer, events: &mut Events);
-    /// Encodes new deltas; `usage` is the usage so far.
+    /// Encodes new deltas. `usage` is the usage up to this point.
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
     /// Encodes the end of the answer.
     fn finish(&mut self, usage: Usage, events: &mut Events) -> impl Future<Output = ()> + Send;
@@ -23,8 +23,8 @@ pub(super) trait Encoder: Send + 'static {
 /// Returns a response that streams the events of `answer`.
 ///
 /// # Errors
-/// The answer failed before its first delta, so that the error can have its own status, and the router can retry the
-/// request elsewhere.
+/// The answer failed before its first delta, so that the error response has the right status, and the router can retry
+/// the request on another replica.
 pub(super) async fn stream(mut answer: Answer, encoder: impl Encoder) -> Result<Response, Error> {
     answer.start().await?;
     let state = AnswerStream { answer, encoder, is_started: false };

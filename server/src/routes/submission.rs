@@ -13,7 +13,7 @@ use crate::respond::{Answer, SubmittedPrompt};
 
 /// A prepared request.
 pub(super) struct Submission<'a> {
-    /// The endpoint in metrics and logs.
+    /// The name of the endpoint in metrics and logs.
     pub(super) endpoint: &'static str,
     /// The ID of the answer.
     pub(super) id: String,
@@ -28,7 +28,7 @@ pub(super) struct Submission<'a> {
 /// Submits all prompts of a request.
 ///
 /// # Errors
-/// The engine rejects a prompt. The other prompts are aborted then.
+/// The engine rejected a prompt. In this case, the other prompts are aborted.
 pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -> Result<Answer, Error> {
     let Submission { endpoint, id, arrived, admitted, prompts, text, choices } = request;
     let limits = served.engine.limits();

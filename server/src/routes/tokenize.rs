@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, which do not use the engine.
+//! Serves `/tokenize` and `/detokenize`, which do not use the engine.
 
 use axum::Json;
 use axum::extract::{Request, State};

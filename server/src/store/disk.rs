@@ -1,10 +1,11 @@
-//! Records in a directory, one file each. A new file is written under a temporary name and then renamed, so that it is
-//! complete or does not exist. The content of a file shows which appends are complete ([`super::record`]). The first line
-//! of a file has its number, its tenant and the record that it follows, so that opening the directory does not read all of
-//! it. Numbers define the order of the files, because clocks are too coarse and may go back.
+//! Stores records in a directory, one file per record. A new file is written under a temporary name and then renamed,
+//! so that it is either complete or absent. The content of a file shows which appends are complete ([`super::record`]).
+//! The first line of a file contains its number, its tenant and the record that it follows, so that opening the
+//! directory does not require reading whole files. Numbers define the order of the files, because clocks are too coarse
+//! and may go back.
 //!
-//! The directory belongs to one server at a time, which holds a lock on it. It also contains the ID of the store, so that
-//! the IDs of its objects remain valid after a restart.
+//! Only one server can use the directory at a time; it locks the directory. It also contains the ID of the store, so
+//! that the IDs of its objects remain valid after a restart.
 
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -20,20 +21,20 @@ use super::index::Entry;
 use super::record::StoredRecord;
 use crate::tenant::Tenant;
 
-/// The file that is locked and contains the ID of the store. Earlier versions have given it this name.
+/// The file that is locked and contains the ID of the store. The name is that of earlier versions.
 const STORE_ID_FILE: &str = "keeper";
 /// Number of hexadecimal digits of a store ID.
 const STORE_ID_DIGITS: usize = 16;
 /// The suffix of complete files.
 const SUFFIX: &str = ".record";
-/// The prefix of incomplete files, which a server leaves behind if it dies while it writes.
+/// The prefix of incomplete files, which a server leaves behind if it dies while writing.
 const UNFINISHED: &str = "unfinished-";
 /// Length of the longest first line.
 const LINE_BYTES_MAX: u64 = 128;
-/// The largest number of a file. No server writes that many files, so a larger number is damage; the numbers after it
-/// would soon overflow.
+/// The largest number of a file. No server writes that many files, so a larger number means that the file is damaged.
+/// Accepting it could make later numbers overflow.
 const NUMBER_MAX: u64 = (1 << 63) - 1;
-/// The default tenant in a first line.
+/// The name of the default tenant in a first line.
 const NO_TENANT: &str = "-";
 
 /// The directory of the records.
@@ -42,11 +43,11 @@ pub(super) struct Folder {
     path: PathBuf,
     /// The number of the next file.
     number: AtomicU64,
-    /// The file is locked as long as it is open.
+    /// The locked file, which must remain open, because the lock ends when it is closed.
     _lock: File,
 }
 
-/// An opened directory and its records.
+/// An opened directory and the records in it.
 pub(super) struct OpenedFolder {
     pub(super) folder: Folder,
     pub(super) store_id: u64,
@@ -54,7 +55,7 @@ pub(super) struct OpenedFolder {
     pub(super) files: Vec<(Key, Entry)>,
 }
 
-/// A new file with a temporary name. It is deleted if it is dropped.
+/// A new file with a temporary name. Dropping it deletes the file.
 pub(super) struct UnplacedFile<'a> {
     folder: &'a Folder,
     file: NamedTempFile,
@@ -94,7 +95,7 @@ impl Folder {
             let entry = entry.map_err(Error::io(&self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
             let Some(name) = name.to_str() else { continue };
-            // A server writes only regular files.
+            // The server writes only regular files.
             if !entry.file_type().map_err(Error::io(&path))?.is_file() {
                 continue;
             }
@@ -134,13 +135,13 @@ impl Folder {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let written = file.write_all(FirstLine { number, tenant, previous }.to_string().as_bytes());
         let written = written.and_then(|()| file.write_all(bytes));
-        // Otherwise the final name could reach the disk before the content.
+        // Without syncing, the final name could reach the disk before the content.
         written.and_then(|()| file.as_file().sync_data()).map_err(Error::io(&self.path))?;
         Ok(UnplacedFile { folder: self, file })
     }
 
-    /// Appends bytes to a record of `before` bytes, and overwrites the rest of a failed append. Returns whether the record
-    /// still exists.
+    /// Appends bytes to a record of `before` bytes, and overwrites what a failed append has left behind. Returns
+    /// whether the record still exists.
     pub(super) fn append(&self, key: Key, before: u64, bytes: &[u8]) -> Result<bool, Error> {
         let path = self.file(key);
         let opened = existing(File::options().read(true).write(true).open(&path));
@@ -197,8 +198,8 @@ fn skip_first_line(file: &mut File) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// Reads the store ID, which is on the last complete line with an ID. An interrupted write, or damage to the file, leaves
-/// other lines.
+/// Reads the store ID, which is on the last complete line with an ID. Interrupted writes and damage can leave other
+/// lines in the file.
 fn read_store_id(file: &File) -> std::io::Result<Option<u64>> {
     let mut known = None;
     let mut lines = BufReader::new(file);
@@ -228,11 +229,11 @@ struct FirstLine {
 }
 
 impl FirstLine {
-    /// Stands for a damaged first line: the file belongs to nobody and is evicted first.
+    /// Represents a damaged first line: the file belongs to no tenant and is evicted first.
     const DAMAGED: Self = Self { number: 0, tenant: Tenant::NOBODY, previous: None };
 
-    /// Reads what [`fmt::Display`] writes; `None` for anything else. A line that is incomplete or differs in a single byte
-    /// must not give the record to any tenant.
+    /// Parses the format of [`fmt::Display`]; returns `None` for anything else. A line that is incomplete or differs in
+    /// a single byte must not give the record to any tenant.
     fn parse(line: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(line).ok()?;
         let mut words = text.strip_suffix('\n')?.splitn(3, ' ');

@@ -1,4 +1,4 @@
-//! Why an object cannot be stored or read, and the limits that an error names.
+//! The reasons why an object cannot be stored or read, and the limits that errors name.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
 pub(super) const DEPTH_MAX: usize = 127;
 
-/// Why a record could not be stored or read.
+/// The reason why a record could not be stored or read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The record is larger than the limit for a record or than the whole store.
@@ -27,7 +27,7 @@ pub(crate) enum Error {
          and {CONVERSATION_BYTES_MAX} bytes"
     )]
     Full { items: usize, bytes: u64 },
-    /// The record could not be read again.
+    /// The record would be too deeply nested to be read again.
     #[error("the JSON is nested more than {DEPTH_MAX} levels deep")]
     TooDeep,
     /// A file could not be accessed.

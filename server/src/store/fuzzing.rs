@@ -1,6 +1,6 @@
-//! Any bytes in the files of the store's directory: the server starts, each tenant gets its own records and no others, and
-//! what is added to a damaged record can be read again after a restart. `server/fuzz` feeds `check` for hours, the test below for
-//! seconds.
+//! Fuzzes the files of the store's directory with arbitrary bytes. The server must start, each tenant must get only its
+//! own records, and data that is added to a damaged record must be readable after a restart. `server/fuzz` runs `check`
+//! for hours, and the test below for seconds.
 
 #[cfg(test)]
 #[path = "../../fuzz/mutations.rs"]
@@ -20,7 +20,7 @@ use crate::store::{
 };
 use crate::tenant::Tenant;
 
-/// Between the parts of an input: the file with the server's number, and the records.
+/// Separates the parts of an input: the file with the ID of the store, and the records.
 const SEPARATOR: u8 = 0x1e;
 /// The names of the records, in the order of the parts of an input.
 const NAMES: [&str; 4] = [
@@ -31,7 +31,8 @@ const NAMES: [&str; 4] = [
 ];
 /// A tenant that owns records of the seeds.
 const TENANT: &str = "0123456789abcdef0123456789abcdef";
-/// Bounds of the store. The larger one exceeds every input, so that only the smaller one evicts records.
+/// The limits of the store. The limit in bytes exceeds every input, so that only the limit on the number of records
+/// evicts records.
 const ENTRIES_MAX: usize = 3;
 const BYTES_MAX: u64 = 64 << 10;
 
@@ -39,15 +40,15 @@ thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// A record's file.
+/// The file of a record.
 struct RecordFile<'a> {
     id: Id,
     content: &'a [u8],
-    /// Whom its first line names, if that is one that a server writes.
+    /// The tenant that the first line names, if the line is one that a server writes.
     owner: Option<Tenant>,
 }
 
-/// What a record holds, as far as it can be read.
+/// The content of a record, as far as it can be read.
 #[derive(Debug, PartialEq)]
 struct Contents {
     head: Option<Value>,
@@ -98,7 +99,7 @@ fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
     assert!(records(folder) <= ENTRIES_MAX);
 }
 
-/// Checks what `tenant` can read and change in a file.
+/// Checks what a tenant can read and change in a file.
 fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, tenant: Tenant) {
     let id = file.id;
     let found = store.get(id, tenant).expect("the file can be read");
@@ -162,7 +163,7 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     assert_eq!(read().items, expected);
 }
 
-/// Stores a response again as it was read.
+/// Stores a response again, unchanged.
 fn replace(store: &Store, id: Id, tenant: Tenant, stored: &StoredRecord) {
     let Ok(mut response) = stored.response() else { return };
     response.id = id.to_string();
@@ -179,7 +180,7 @@ impl<'a> RecordFile<'a> {
     }
 }
 
-/// Whom the first line names, if a server has written it: `NUMBER TENANT PREVIOUS`.
+/// Returns the tenant that the first line names, if the line is one that a server writes: `NUMBER TENANT PREVIOUS`.
 fn owner(content: &[u8]) -> Option<Tenant> {
     let end = content.iter().position(|byte| *byte == b'\n')?;
     let line = std::str::from_utf8(&content[..end]).ok()?;
@@ -196,7 +197,8 @@ fn owner(content: &[u8]) -> Option<Tenant> {
     }
 }
 
-/// Returns the default tenant, a tenant that owns files of the seeds, and all other owners of these files.
+/// Returns the default tenant, the tenant that owns records of the seeds, [`Tenant::NOBODY`], and all other owners of
+/// these files.
 fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
     let mut tenants = vec![Tenant::default(), Tenant::parse(TENANT).expect("a tenant"), Tenant::NOBODY];
     for owner in files.iter().filter_map(|file| file.owner) {
@@ -216,14 +218,14 @@ impl Contents {
     }
 }
 
-/// All that each tenant sees.
+/// Returns all records as each tenant sees them.
 fn everything(store: &Store, files: &[RecordFile<'_>]) -> Vec<Option<Contents>> {
     let tenants = tenants(files);
     let of = |id: Id| tenants.iter().map(move |tenant| store.get(id, *tenant).expect("it can be read"));
     files.iter().flat_map(|file| of(file.id)).map(|stored| stored.as_ref().map(Contents::of)).collect()
 }
 
-/// The records in the folder.
+/// Returns the number of records in the folder.
 fn records(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).expect("the folder can be listed").map_while(Result::ok);
     entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "record")).count()

@@ -1,8 +1,8 @@
-//! The IDs of responses, conversations and items, such as `resp_` and 48 hexadecimal digits: 16 for the store, 24 random
-//! digits, and 8 that number the items of a response or conversation (0 is the object itself).
+//! The IDs of responses, conversations and items, such as `resp_` and 48 hexadecimal digits: 16 for the store, 24
+//! random digits, and 8 that number the items of a response or conversation (0 stands for the object itself).
 //!
-//! A router finds the replica of an object in its ID, and the server finds the owner of an item in the item's ID, without
-//! any shared state.
+//! From the ID alone, without any shared state, a router determines the replica of an object, and the server determines
+//! the owner of an item.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 pub(crate) struct Id {
     kind: Kind,
     store_id: u64,
-    /// The lower 96 bits.
+    /// The lower 96 bits of the ID.
     random: u128,
     number: u32,
 }
@@ -37,7 +37,7 @@ impl Id {
         Self { kind, store_id, random: random & RANDOM, number: 0 }
     }
 
-    /// Reads an ID; `None` if no server generates such an ID.
+    /// Parses an ID; returns `None` if no server generates such an ID.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (prefix, digits) = text.split_once('_')?;
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -67,17 +67,17 @@ impl Id {
         Self { kind, number: 0, ..self }
     }
 
-    /// Returns the key of the record: that of the object itself, or of the item's owner.
+    /// Returns the key of the record of the object itself, or of the record of the item's owner.
     pub(super) fn key(self) -> Key {
         Key { kind: self.kind, store_id: self.store_id, random: self.random }
     }
 
-    /// Returns the IDs for its items.
+    /// Returns the IDs for the items of the object.
     pub(crate) fn items(self) -> ItemIds {
         self.items_after(0)
     }
 
-    /// Returns the IDs for its items after the first `count`.
+    /// Returns the IDs for the items of the object after the first `count`.
     pub(crate) fn items_after(self, count: u32) -> ItemIds {
         ItemIds(Self { number: count, ..self })
     }
@@ -111,7 +111,7 @@ impl ItemIds {
         format!("{prefix}_{}", Digits(&self.0))
     }
 
-    /// Returns the number of IDs that were generated.
+    /// Returns the number of IDs that have been generated.
     pub(crate) fn count(&self) -> u32 {
         self.0.number
     }
@@ -132,7 +132,7 @@ impl Key {
         Id { kind, store_id, random, number: 0 }
     }
 
-    /// Reads what [`fmt::Display`] writes.
+    /// Parses the format of [`fmt::Display`].
     pub(super) fn parse(text: &str) -> Option<Self> {
         Id::parse(text).filter(|id| id.kind != Kind::Item).map(Id::key)
     }
@@ -176,7 +176,7 @@ mod tests {
             &good.to_uppercase(),
             &good.replace("conv_0", "conv_+"),
             "resp_../../../../../../../../etc/passwd..............x",
-            // An item without a number, and what is no item with one.
+            // The number of an item must not be 0, and that of other objects must be 0.
             &good.replace("conv", "msg"),
             &format!("{}1", &good[..good.len() - 1]),
         ];

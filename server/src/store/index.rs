@@ -1,9 +1,9 @@
-//! The stored records in the order of their eviction, within the store's limits. Pure: it reads neither a clock nor a
-//! disk.
+//! The stored records in the order of their eviction, within the limits of the store. This module is pure: it reads
+//! neither a clock nor a disk.
 //!
-//! A response is useless without the responses that it follows. So only *leaves*, records that no other record follows,
-//! can be evicted, least recently used first. A record that becomes a leaf counts as used when its last follower was.
-//! Every operation takes logarithmic time, however long a chain is.
+//! A response is useless without the responses that it follows. Therefore only *leaves*, which are records that no
+//! other record follows, can be evicted, least recently used first. When a record becomes a leaf, it inherits the last
+//! use of its last follower. Every operation takes logarithmic time, however long a chain is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::tenant::Tenant;
 ///
 /// Beyond it: 400, `invalid_value`.
 pub(crate) const CHAIN_MAX: usize = 1024;
-/// The content of a record in memory, with a chunk for each write.
+/// The content of a record in memory, as one chunk for each write.
 pub(super) type Chunks = Arc<Vec<Arc<[u8]>>>;
 
 /// The limits of the store.
@@ -25,24 +25,24 @@ pub(super) struct Bounds {
     pub(super) bytes_max: u64,
 }
 
-/// What the index knows about a record.
+/// The information that the index has about a record.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) tenant: Tenant,
     /// The record that this one follows.
     pub(super) previous: Option<Key>,
     pub(super) bytes: u64,
-    /// The content, unless the record is on the disk.
+    /// The content, unless the record is on disk.
     pub(super) data: Option<Chunks>,
-    /// `None` until the record is read for the first time after a restart.
+    /// The counts of the record. `None` after a restart, until the record is read for the first time.
     pub(super) tally: Option<Tally>,
 }
 
-/// The number of items and IDs of a conversation.
+/// The numbers of items and of generated IDs of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) items: usize,
-    /// Number of item IDs that were generated.
+    /// Number of item IDs that have been generated.
     pub(crate) generated_ids: u32,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Size {
     pub(super) tally: Tally,
 }
 
-/// Why the chain of a record cannot be listed.
+/// The reason why the chain of a record cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainError {
     /// This record is not stored. It may have been deleted.
@@ -69,9 +69,9 @@ pub(super) struct Index {
     records: HashMap<Key, Record>,
     /// The records that no other record follows, by their last use.
     leaves: BTreeMap<u64, Key>,
-    /// Number of records that follow each record, whether or not that is stored itself.
+    /// Number of records that follow each record, whether or not the followed record is stored.
     followers: HashMap<Key, usize>,
-    /// Number of uses, which is the clock of this index.
+    /// Number of uses, which serves as the clock of this index.
     uses: u64,
     bytes: u64,
 }
@@ -99,7 +99,7 @@ impl Index {
         self.bounds
     }
 
-    /// Returns the record of this tenant under `key`. It counts as used.
+    /// Returns the record of this tenant under `key`, which then counts as used.
     pub(super) fn get(&mut self, key: Key, tenant: Tenant) -> Option<&mut Entry> {
         self.find(key, tenant)?;
         self.touch(key);
@@ -140,7 +140,7 @@ impl Index {
         self.evict()
     }
 
-    /// Adds a chunk to a record; `data` is the chunk, unless it is on the disk. Returns the evicted records, or `None` if
+    /// Adds a chunk to a record; `data` is the chunk, unless it is on disk. Returns the evicted records, or `None` if
     /// the record itself has been evicted.
     pub(super) fn append(&mut self, key: Key, size: Size, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
@@ -166,7 +166,7 @@ impl Index {
     fn evict(&mut self) -> Vec<Key> {
         let mut evicted = Vec::new();
         while self.records.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
-            // Files that were tampered with may follow each other in a cycle, which has no leaf.
+            // If files were tampered with, records may follow each other in a cycle, which has no leaf.
             let oldest = self.leaves.first_key_value().map(|(_, key)| key);
             let Some(&oldest) = oldest.or_else(|| self.records.keys().next()) else { break };
             self.take(oldest);
@@ -189,7 +189,7 @@ impl Index {
             self.followers.remove(&previous);
         }
         if let Some(followed) = self.records.get_mut(&previous) {
-            // No other leaf has this number, because its owner has just been removed.
+            // No other leaf has this number, because the record that had it has just been removed.
             followed.used = followed.used.max(used);
             if is_leaf {
                 self.leaves.insert(followed.used, previous);

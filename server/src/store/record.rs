@@ -1,6 +1,6 @@
-//! The stored form of responses and conversations: lines, each of a letter, a space and JSON.
+//! The stored form of responses and conversations: lines that consist of a letter, a space and JSON.
 //!
-//! A line can be appended without rewriting the lines before it, and read without parsing the others. The letters:
+//! A line can be appended without rewriting the lines before it, and read without parsing the others. The letters mean:
 //!
 //! | letter | JSON |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `e` | an event of the response's stream, a string |
 //! | `n` | the number of item IDs that were generated; the last line of each write |
 //!
-//! The lines after the last `n` belong to an incomplete write and are ignored.
+//! Lines after the last `n` belong to an incomplete write and are ignored.
 
 use std::sync::Arc;
 
@@ -27,13 +27,13 @@ const OUTPUT: u8 = b'o';
 const EVENT: u8 = b'e';
 const GENERATED_IDS: u8 = b'n';
 
-/// A response and the input that it answers.
+/// A response and its input.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResponseRecord {
     pub(crate) response: Response,
-    /// The items that its request added to the conversation.
+    /// The items that the request added to the conversation.
     pub(crate) input: Vec<Arc<Item>>,
-    /// The encoded events of its stream, if they can be replayed.
+    /// The encoded events of the response's stream, if they can be replayed.
     pub(crate) events: Option<Vec<Arc<str>>>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct ResponseRecord {
 pub(crate) struct ConversationRecord {
     pub(crate) conversation: Conversation,
     pub(crate) items: Vec<Arc<Item>>,
-    /// Number of item IDs that were generated.
+    /// Number of item IDs that have been generated.
     pub(crate) generated_ids: u32,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct ConversationRecord {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NewItems {
     pub(crate) items: Vec<Arc<Item>>,
-    /// Number of item IDs that were generated, including those of earlier items.
+    /// Number of item IDs that have been generated, including those of earlier items.
     pub(crate) generated_ids: u32,
 }
 
@@ -98,7 +98,7 @@ impl Lines {
         Self::default().extend(items, generated_ids)
     }
 
-    /// Encodes a conversation with another head.
+    /// Encodes a conversation with a new head.
     ///
     /// # Errors
     /// [`Error::TooDeep`]
@@ -109,7 +109,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Encodes a conversation without its item number `removed`.
+    /// Encodes a conversation without the item that has the number `removed`.
     pub(super) fn without(stored: &StoredRecord, removed: usize) -> Self {
         let (mut lines, mut items) = (Self::default(), 0);
         lines.copy(stored, |line| {
@@ -200,7 +200,7 @@ struct Line<'a> {
     json: &'a [u8],
 }
 
-/// An item of a record that is not parsed yet.
+/// An item of a record that has not been parsed yet.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredItem<'a> {
     pub(crate) id: String,
@@ -208,7 +208,7 @@ pub(crate) struct StoredItem<'a> {
 }
 
 impl StoredItem<'_> {
-    /// Returns the size of its JSON.
+    /// Returns the size of the item's JSON.
     pub(crate) fn bytes(&self) -> u64 {
         self.json.len() as u64
     }
@@ -225,7 +225,7 @@ impl StoredRecord {
         Self(chunks)
     }
 
-    /// Returns the record in a file, without an incomplete write at its end.
+    /// Creates the record from the content of a file, without an incomplete write at its end.
     pub(super) fn of_file(mut bytes: Vec<u8>) -> Self {
         bytes.truncate(finished(&bytes));
         Self(Arc::new(vec![bytes.into()]))
@@ -248,12 +248,12 @@ impl StoredRecord {
     /// # Errors
     /// The record is damaged.
     pub(crate) fn head<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
-        // An empty head is an error like any other damage.
+        // A missing head is an error like any other damage.
         let head = self.tagged(HEAD).next().unwrap_or_default();
         serde_json::from_slice(head)
     }
 
-    /// Returns the input items: those of a conversation, or those that the request of a response added.
+    /// Returns the input items: the items of a conversation, or those that the request of a response added.
     pub(crate) fn input(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
         self.tagged(INPUT).map(item)
     }
@@ -296,7 +296,7 @@ impl StoredRecord {
     }
 }
 
-/// Returns the lines of a chunk with their ends. Malformed lines are skipped.
+/// Returns the lines of a chunk with the positions of their ends. Malformed lines are skipped.
 fn lines(chunk: &[u8]) -> impl Iterator<Item = (usize, Line<'_>)> {
     let mut begin = 0;
     memchr::memchr_iter(b'\n', chunk).filter_map(move |end| {
@@ -313,7 +313,7 @@ pub(super) fn finished(bytes: &[u8]) -> usize {
 
 fn item(line: &[u8]) -> Result<StoredItem<'_>, serde_json::Error> {
     let mut ids = serde_json::Deserializer::from_slice(line).into_iter::<String>();
-    // No ID at all is an error like any other damage.
+    // A missing ID is an error like any other damage.
     let id = ids.next().unwrap_or_else(|| serde_json::from_slice(b""))?;
     Ok(StoredItem { id, json: &line[ids.byte_offset()..] })
 }

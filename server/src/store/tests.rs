@@ -125,7 +125,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
-    // Files of a server that died while it was writing, and an unrelated file.
+    // Create the files of a server that died while writing, and an unrelated file.
     std::fs::write(folder.path().join("unfinished-x"), "half").unwrap();
     std::fs::write(folder.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
@@ -164,7 +164,7 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     drop(store);
     let longer = std::fs::read(&path).unwrap();
     assert!(longer.starts_with(&whole), "it is appended to, not rewritten");
-    // The process dies during an append: after the next start, and later ones, the append has no effect.
+    // If the process dies during an append, the append has no effect after the next start or any later one.
     std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     assert_eq!(texts(&store, id).unwrap(), ["a"]);
@@ -279,7 +279,7 @@ fn a_record_whose_first_line_is_damaged_belongs_to_nobody() {
     let (_, rest) = whole.split_once('\n').unwrap();
     let long = format!("0 - {}", "x".repeat(200));
     for first in ["0 -", "0 - ", "+0 - ", "00 - ", " - ", "0 - x", "0  ", "18446744073709551615 - ", &long] {
-        // Without the end of the line, an appended item would become a part of it.
+        // Without the end of its first line, an appended item would become a part of that line.
         let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
         std::fs::write(&path, content).unwrap();
         let is_sound = first == "0 - ";

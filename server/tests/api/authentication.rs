@@ -1,4 +1,4 @@
-//! The replica token: without it no request to the API is served.
+//! Tests the replica token: requests to the API without it are rejected.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::harness::{Answer, Server, chat, completion};
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// Creates a token file. The folder must outlive it.
+/// Creates a token file. Dropping the folder deletes the file.
 fn token_file(text: &str) -> (tempfile::TempDir, PathBuf, ReplicaTokenFile) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");

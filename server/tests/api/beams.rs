@@ -44,7 +44,7 @@ async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
 #[tokio::test]
 async fn the_best_texts_come_first_and_a_wider_search_is_no_worse() {
     let server = random();
-    // Over all tokens, to which the log probabilities refer. Few of them are text.
+    // Search over all tokens, because log probabilities refer to all tokens. Few of them are text.
     let of_all = |mut parameters: Value| {
         parameters["allowed_token_ids"] = Value::Null;
         parameters["return_token_ids"] = json!(true);
@@ -83,7 +83,7 @@ async fn the_parameters_of_beam_search_have_their_effects() {
     firsts.dedup();
     assert_eq!(firsts.len(), 4, "each group begins with another token: {diverse:?}");
 
-    // Half of the letters end a text, so short texts are found at once.
+    // Half of the letters end a text, so the search finds short texts immediately.
     let stops: Vec<u8> = (b'a'..=b'z').step_by(2).collect();
     let ending = async |parameters: Value| {
         let mut all = json!({"n": 4, "stop_token_ids": stops, "max_tokens": 12});

@@ -1,9 +1,9 @@
-//! Randomly mutated bodies: they are answered or rejected in OpenAI's form, and the server continues. `server/fuzz` runs
-//! `check` for hours.
+//! Sends randomly mutated bodies. They must be answered, or rejected in OpenAI's format, and the server must continue
+//! to serve. `server/fuzz` runs `check` for hours.
 
 use crate::harness::{Server, Setup};
 
-/// The paths for the bodies; the first byte of an input selects one.
+/// The paths to which bodies are sent. The first byte of an input selects one.
 const PATHS: [&str; 4] = ["/v3/chat/completions", "/v3/completions", "/v3/responses", "/v3/tokenize"];
 
 /// A server that answers immediately.

@@ -1,4 +1,4 @@
-//! Clients that disconnect.
+//! Tests clients that disconnect.
 
 use http_body_util::BodyExt as _;
 use serde_json::json;
@@ -33,7 +33,7 @@ async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
     {
         let request = server.open(PATH, chat(json!({"max_tokens": 400})));
         tokio::pin!(request);
-        // The request is polled until it waits, and then dropped.
+        // Poll the request until it waits, and then drop it.
         assert!(futures_util::poll!(&mut request).is_pending());
         assert_eq!(server.app.requests(), 1);
     }
@@ -63,7 +63,7 @@ async fn cancelling_half_of_two_hundred_streams_does_not_change_the_others() {
         clients.spawn(async move {
             let mut response = server.open(PATH, body(client)).await;
             if client % 2 == 0 {
-                // Some streams are dropped at once, some after a few chunks.
+                // Some streams are dropped immediately, and some after a few chunks.
                 for _ in 0..client % 7 {
                     response.body_mut().frame().await;
                 }

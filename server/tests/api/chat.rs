@@ -1,4 +1,4 @@
-//! Answers of `/chat/completions` on the wire.
+//! Tests the wire format of answers of `/chat/completions`.
 
 use expect_test::expect;
 use http_body_util::BodyExt as _;
@@ -235,7 +235,7 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
         let frame = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
         seen += std::str::from_utf8(&frame).unwrap();
     }
-    // The held step may have started before; the next step has only the other sequence.
+    // The held step may have started before the choice ended. The next step contains only the other sequence.
     permits.send(()).unwrap();
     server.engine.handle().load().wait_for(|load| load.load.running == 1).await.unwrap();
     drop(permits);

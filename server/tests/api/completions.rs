@@ -1,4 +1,4 @@
-//! Answers of `/completions` on the wire.
+//! Tests the wire format of answers of `/completions`.
 
 use expect_test::expect;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! The effects of parameters without their own test file.
+//! Tests the effects of parameters that have no test file of their own.
 
 use serde_json::{Value, json};
 use server::Model;
@@ -9,7 +9,8 @@ use crate::harness::{Parrot, Server, Setup, VOCABULARY, chat, completion, faulty
 
 const PATH: &str = "/v3/completions";
 
-/// The model repeats this text: the token at position `p` is `TEXT[p]`, modulo its length. The prompt is `Hi`.
+/// The text that the model repeats: the token at position `p` is `TEXT[p]`, modulo the length of the text. The prompt
+/// is `Hi`.
 const TEXT: &str = "abcdefgh";
 
 async fn answer(server: &Server, parameters: Value) -> Value {
@@ -31,7 +32,8 @@ fn gibberish() -> Server {
 async fn bad_words_are_excluded_and_their_parts_are_not() {
     let server = Server::parrot(TEXT);
     assert_eq!(text(&server, json!({})).await, "cdefghab");
-    // The most probable remaining token comes instead: all are equally probable, so it is the first.
+    // The most probable of the remaining tokens is generated instead. They are equally probable, so it is the first
+    // one.
     assert_eq!(text(&server, json!({"bad_words": ["e"]})).await, "cd\0fghab");
     assert_eq!(text(&server, json!({"bad_words": ["fg", "ha"]})).await, "cdef\0h\0b");
     assert_eq!(text(&server, json!({"bad_words": ["xg"]})).await, "cdefghab");
@@ -126,12 +128,12 @@ async fn best_of_returns_the_best_choices() {
     assert_eq!(best_scores, means[..2]);
     assert_eq!(best["choices"][1]["index"], 1);
     assert_eq!(best["usage"]["completion_tokens"], 48, "all that were generated count");
-    // Each prompt has its own best choice.
+    // The best choice is selected separately for each prompt.
     let mut two = parameters(1, 3);
     two["prompt"] = json!(["Hi", "Ho"]);
     let two = answer(&server, two).await["choices"].as_array().unwrap().clone();
     assert_eq!(two.len(), 2);
-    // Also without log probabilities in the answer.
+    // The best choice is also selected if the answer has no log probabilities.
     let mut plain = parameters(2, 6);
     plain["logprobs"] = Value::Null;
     let plain = answer(&server, plain).await;
@@ -156,7 +158,7 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
     let generated =
         answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
     let tokens = generated["choices"][0]["logprobs"].clone();
-    // The generated text is now the prompt.
+    // Send the generated text as the prompt.
     let ids =
         answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true}))
             .await;
@@ -206,7 +208,7 @@ async fn an_echo_with_log_probabilities_is_the_same_streamed() {
         }
         assert_eq!(text, choice["text"].as_str().unwrap());
         assert_eq!(joined, choice["logprobs"]);
-        // Offsets refer to the whole text.
+        // Offsets refer to the whole text, including the prompt.
         let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
         assert!(offsets.is_sorted_by_key(|offset| offset.as_u64()) && offsets[0] == 0, "{offsets:?}");
     }
@@ -215,12 +217,12 @@ async fn an_echo_with_log_probabilities_is_the_same_streamed() {
 #[tokio::test]
 async fn a_prompt_is_scored_on_both_endpoints() {
     let server = Server::parrot(TEXT);
-    // At position 1 the model expects b, and gets i.
+    // At position 1, the model predicts `b`, but the prompt has `i`.
     let scored = answer(&server, json!({"prompt": "Hi", "prompt_logprobs": 1})).await;
     let scores = scored["choices"][0]["prompt_logprobs"].clone();
     assert_eq!((scores.as_array().unwrap().len(), &scores[0]), (2, &Value::Null));
     assert_eq!((&scores[1]["98"]["rank"], &scores[1]["98"]["decoded_token"]), (&json!(1), &json!("b")));
-    // All others are equally probable: the lower ID comes first.
+    // All other tokens are equally probable, so their ranks follow their IDs.
     assert_eq!((&scores[1]["105"]["rank"], &scores[1]["105"]["decoded_token"]), (&json!(106), &json!("i")));
     let one = answer(&server, json!({"prompt": "H", "prompt_logprobs": 0})).await;
     assert_eq!(one["choices"][0]["prompt_logprobs"], json!([null]));
@@ -296,11 +298,11 @@ async fn no_stop_string_ends_a_choice_before_min_tokens() {
     let text_and_reason = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
     assert_eq!(with(json!({"stop": "e"})).await, text_and_reason("cd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, text_and_reason("cd", "stop"));
-    // The third token completes the stop string but is text; the next occurrence counts.
+    // The third token completes the stop string too early, so the string is text. The next occurrence ends the choice.
     let later = json!({"stop": "e", "min_tokens": 3, "max_tokens": 20});
     assert_eq!(with(later).await, text_and_reason("cdefghabcd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, text_and_reason("cdefghab", "length"));
-    // The stop string may begin before `min_tokens`.
+    // The stop string may begin before `min_tokens` is reached.
     assert_eq!(with(json!({"stop": "def", "min_tokens": 3})).await, text_and_reason("c", "stop"));
     let streamed =
         server.post(PATH, completion(json!({"stop": "de", "min_tokens": 4, "stream": true}))).await;
@@ -367,7 +369,7 @@ async fn errors_are_strings_with_ovms_rules() {
         (404, json!({"error": "the path /v3/nowhere does not exist"}))
     );
     assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
-    // Also in streams.
+    // The same applies to streams.
     for (path, body) in [
         (PATH, completion(json!({"stream": true, "ignore_eos": true}))),
         ("/v3/chat/completions", chat(json!({"stream": true, "ignore_eos": true}))),

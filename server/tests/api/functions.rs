@@ -1,4 +1,4 @@
-//! `functions` and `function_call`, the deprecated form of tools.
+//! Tests `functions` and `function_call`, the deprecated form of tools.
 
 use serde_json::{Value, json};
 

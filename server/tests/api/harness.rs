@@ -1,4 +1,4 @@
-//! A server without a process: the router, the engine, and models whose output the tests know.
+//! A server that runs inside the test process: the axum router, the engine, and models whose output the tests know.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -63,8 +63,8 @@ impl Setup {
         }
     }
 
-    /// Uses a model with this chat template and these special tokens, after the three built-in ones, that gives `answers` in its
-    /// turns.
+    /// Uses a model with this chat template, and with these special tokens after the three built-in ones. The model
+    /// gives `answers` in its turns.
     pub(crate) fn scripted(template: &str, special_tokens: &[&str], answers: &[&str]) -> Self {
         let text = built_in_text_with(template, special_tokens).unwrap();
         let config = SimConfig {
@@ -133,7 +133,7 @@ impl Server {
         Answer::read(self.open(path, body).await).await
     }
 
-    /// Like [`Self::post`], but the body of the answer is not read.
+    /// Like [`Self::post`], but does not read the body of the answer.
     pub(crate) async fn open(&self, path: &str, body: impl Into<Body>) -> Response {
         let request = Request::post(path).header("content-type", "application/json");
         self.send(request.body(body.into()).unwrap()).await
@@ -224,7 +224,7 @@ fn redacted(answer: Value) -> String {
     redact(answer).to_string()
 }
 
-/// A chat request of one message with these parameters, which is greedy by default.
+/// Returns a chat request of one message with these parameters, with greedy sampling by default.
 pub(crate) fn chat(parameters: Value) -> String {
     with(
         json!({
@@ -235,7 +235,7 @@ pub(crate) fn chat(parameters: Value) -> String {
     )
 }
 
-/// A completion request with these parameters.
+/// Returns a completion request with these parameters.
 pub(crate) fn completion(parameters: Value) -> String {
     with(json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"}), parameters)
 }
@@ -286,7 +286,7 @@ impl ModelRunner for Parrot {
     }
 }
 
-/// A runner that needs a permit for each step, until the sender of permits is dropped.
+/// A runner that waits for a permit before each step, until the sender of permits is dropped.
 pub(crate) struct GatedRunner {
     runner: Parrot,
     permits: mpsc::Receiver<()>,
@@ -311,7 +311,7 @@ impl ModelRunner for GatedRunner {
     }
 }
 
-/// The engine's simulated model, with faults.
+/// A runner with the engine's simulated model and with faults.
 pub(crate) fn faulty(faults: Vec<SimFault>) -> SimRunner {
     let config = SimConfig {
         block_tokens: BLOCK_TOKENS,

@@ -1,4 +1,4 @@
-//! The gRPC health service of the server process.
+//! Tests the gRPC health service of the server process.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +16,7 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process may have ended.
+        // The process may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Requests beyond a limit are rejected at once.
+//! Tests that requests beyond a limit are rejected immediately.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +80,7 @@ async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
     let mut setup = Setup::new(runner);
     setup.max_queue = 2;
     let server = setup.start();
-    // The first request has started, and its next step is held, so other requests wait.
+    // The first request has started. Its next step waits for a permit, so other requests wait too.
     permits.send(()).unwrap();
     let mut first = server.open(PATH, chat(json!({"stream": true}))).await;
     first.body_mut().frame().await.unwrap().unwrap();
@@ -117,7 +117,8 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     setup.limits.max_body_bytes = 64 * 1024;
     setup.limits.max_buffered_body_bytes = 160 * 1024;
     let server = setup.start();
-    // A body of which only 40 KiB arrive. Its buffer has 64 KiB, and its text counts a second time, as a value.
+    // Only 40 KiB of this body arrive. Its buffer has 64 KiB, and its text counts a second time, because it may become
+    // a value.
     let begun = Bytes::from(vec![b' '; 40 * 1024]);
     let (sender, sent) = tokio::sync::oneshot::channel::<()>();
     let pieces = futures_util::stream::iter([begun.clone(), Bytes::from_static(b" ")])
@@ -160,7 +161,7 @@ async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
     ] {
         let tools =
             |count| format!("{{\"model\": \"parrot\", \"tools\": [{}{{}}]}}", "{\"\":0},".repeat(count));
-        // The first is cut off, so that parsing it would give another error.
+        // Cut off a body, so that parsing it would cause a different error.
         let cut = tools(110_000).trim_end_matches(']').to_owned();
         for body in [tools(110_000), cut] {
             let rejected = server.post(path, body).await;

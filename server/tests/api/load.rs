@@ -1,4 +1,4 @@
-//! The load report and the health service, over gRPC.
+//! Tests the load reports and the health service over gRPC.
 
 use std::time::Duration;
 

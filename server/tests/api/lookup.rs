@@ -1,4 +1,4 @@
-//! Speculative decoding over HTTP: its parameters and its usage.
+//! Tests speculative decoding over HTTP: its parameters and its usage.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,8 @@ async fn prompt_lookup_changes_only_the_usage() {
 #[tokio::test]
 async fn a_prediction_provides_draft_tokens() {
     let server = Server::parrot("abcdefgh");
-    // The prompt has no part of the answer, which ends before it repeats itself.
+    // The prompt contains no part of the answer, and the answer ends before it repeats itself, so prompt lookup
+    // proposes nothing.
     let body_with =
         |prediction: Value| chat(json!({"max_tokens": 8, "prediction": prediction, "stream_options": null}));
     let plain = server.post("/v3/chat/completions", chat(json!({"max_tokens": 8}))).await;
@@ -107,7 +108,7 @@ async fn a_draft_model_serves_all_requests_and_changes_only_the_usage() {
 #[tokio::test]
 async fn a_request_sets_the_number_or_the_confidence_of_draft_tokens() {
     let server = drafted("abcdefgh", "abcdefgh");
-    // Its tokens have a probability of about 0.92.
+    // The tokens of the draft model have a probability of about 0.92.
     let guessed = async |more: Value| {
         let mut body = json!({"max_tokens": 40});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

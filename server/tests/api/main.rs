@@ -1,4 +1,4 @@
-//! The HTTP and gRPC contract: the router in process, over a simulated model.
+//! Tests the HTTP and gRPC contract: the axum router runs in the test process, with a simulated model.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;

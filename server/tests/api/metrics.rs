@@ -1,4 +1,4 @@
-//! The metrics after some requests.
+//! Tests the metrics after some requests.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! `/openapi.json` is correct: it describes exactly the paths that exist, and answers match its schemas.
+//! Tests that `/openapi.json` is correct: it describes exactly the paths that exist, and answers match its schemas.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -29,7 +29,7 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
             );
         }
     }
-    // The routes in the source code.
+    // Compare with the routes in the source code.
     let source = [include_str!("../../src/routes.rs"), include_str!("../../src/routes/sleep.rs")].concat();
     let mut count = 0;
     for route in source.split(".route(").skip(1) {
@@ -132,7 +132,7 @@ async fn exactly_the_required_parameters_are_required() {
             without.as_object_mut().unwrap().remove(member);
             let answer = server.post(path, without.to_string()).await;
             let is_required = required.contains(&json!(member));
-            // One of several members is required, which the document only describes in text.
+            // These endpoints require one of several members, which the document describes only as text.
             let is_one_of =
                 path == "/tokenize" && member == "text" || path == "/v3/responses" && member == "input";
             assert_eq!(
@@ -233,7 +233,7 @@ fn the_check_finds_mismatches() {
     }
 }
 
-/// Whether a value matches a schema, for the keywords that our schemas use.
+/// Whether a value matches a schema, for the keywords that the server's schemas use.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target =
@@ -242,10 +242,14 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     }
     if let Some(kinds) = schema["anyOf"].as_array() {
         let fitting = kinds.iter().any(|kind| fits(document, kind, value).is_ok());
-        return if fitting { Ok(()) } else { Err(format!("{value} is none of {schema}")) };
+        return if fitting { Ok(()) } else { Err(format!("{value} matches no alternative of {schema}")) };
     }
     if let Some(words) = schema["enum"].as_array() {
-        return if words.contains(value) { Ok(()) } else { Err(format!("{value} is none of {schema}")) };
+        return if words.contains(value) {
+            Ok(())
+        } else {
+            Err(format!("{value} matches no alternative of {schema}"))
+        };
     }
     let types = match &schema["type"] {
         Value::Array(types) => types.clone(),

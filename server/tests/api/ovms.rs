@@ -1,4 +1,4 @@
-//! What `--ovms-compat` changes besides the form of errors, and what it does not change.
+//! Tests what `--ovms-compat` changes in addition to the format of errors, and what it does not change.
 
 use serde_json::{Value, json};
 use server::{ApiRules, Model, built_in_text};
@@ -31,7 +31,7 @@ async fn completion_tokens(rules: ApiRules, parameters: Value) -> u64 {
 async fn completions_fill_the_context_with_ovms_rules() {
     let open = || json!({"max_tokens": null, "ignore_eos": true});
     assert_eq!(completion_tokens(ApiRules::OpenAi, open()).await, 16);
-    // The prompt has two tokens of 512.
+    // The prompt takes two of the 512 tokens.
     assert_eq!(completion_tokens(ApiRules::Ovms, open()).await, 510);
     assert_eq!(completion_tokens(ApiRules::Ovms, json!({"max_tokens": 3, "ignore_eos": true})).await, 3);
 }
@@ -52,7 +52,7 @@ async fn best_of_enables_beam_search_with_ovms_rules() {
     let searched = texts(ApiRules::OpenAi, parameters(json!({"use_beam_search": true}))).await;
     assert_eq!(texts(ApiRules::Ovms, parameters(json!({}))).await, searched);
     assert_ne!(searched[0], searched[1], "beams differ");
-    // An explicit false disables the search.
+    // An explicit `false` disables beam search.
     let sampled = json!({"use_beam_search": false, "seed": 1, "best_of": 2});
     let answers = [
         texts(ApiRules::Ovms, parameters(sampled.clone())).await,

@@ -1,5 +1,5 @@
-//! Every row of the table of parameters in `/openapi.json`: an accepted value, values of every wrong type,
-//! and values beyond each end of its range, including those of members. `rows` tests the effects.
+//! Tests every row of the table of parameters in `/openapi.json` with an accepted value, values of every wrong type,
+//! and values beyond each end of the range. Members of objects are tested too. The module `rows` tests the effects.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ const ELEMENTS_MAX: u64 = 5_000;
 /// A body with several parameters.
 type Body = fn(Value) -> String;
 
-/// Parameters that need a special model or a stored object; other tests have them.
+/// Parameters that need a special model or a stored object. Other tests cover them.
 const NEED_MORE: [&str; 3] = ["suffix", "previous_response_id", "conversation"];
 
 /// The endpoints: the path, the schema of the body, and a body with some parameters.
@@ -175,7 +175,7 @@ async fn each_parameter_accepts_its_valid_values() {
             let example = example(schema, &name);
             let answer: Answer = server.post(path, body(example.clone())).await;
             assert_eq!(answer.status, 200, "{path} {example}: {}", answer.body);
-            // Null is the same as absent.
+            // `null` is equivalent to an absent parameter.
             if !property_is_required(&server, schema, &name).await {
                 let answer = server.post(path, body(json!({&name: null}))).await;
                 assert_eq!(answer.status, 200, "{path} {name}: {}", answer.body);
@@ -188,7 +188,7 @@ async fn each_parameter_accepts_its_valid_values() {
 async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool {
     let document = server.get("/openapi.json").await.json();
     let required = document["components"]["schemas"][schema]["required"].as_array().unwrap().clone();
-    // One of several members is required.
+    // The endpoint requires one of several members.
     let one_of = [("TokenizeRequest", "text"), ("ResponsesRequest", "input")];
     required.contains(&json!(name)) || one_of.contains(&(schema, name))
 }

@@ -1,5 +1,4 @@
-//! Random requests with all parameters: they are answered or rejected, and the
-//! server continues.
+//! Sends random requests with all parameters. They must be answered or rejected, and the server must continue to serve.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -73,7 +72,7 @@ async fn any_request_is_answered_or_rejected() {
         let mut given = json!({});
         for _ in 0..rng.random_range(1..4) {
             let name = names[which].choose(&mut rng).unwrap();
-            // Other tests have values of wrong types.
+            // Other tests cover values of wrong types.
             let value = if rng.random_bool(0.5) { number(&mut rng) } else { value(&mut rng, 0) };
             given[name.as_str()] = value;
         }

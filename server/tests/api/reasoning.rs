@@ -1,4 +1,4 @@
-//! Reasoning and content of answers.
+//! Tests the reasoning and the content of answers.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Rejected requests and their messages: every parameter, and every malformed body.
+//! Tests rejected requests and their messages, for every parameter and for malformed bodies.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -302,7 +302,7 @@ async fn both_endpoints_reject_shared_parameters_alike() {
             let answer = server.post(path, body).await;
             let mut error = answer.json()["error"].clone();
             if error["code"] == "context_length_exceeded" {
-                // The message has the length of the prompt, which includes the template in chat.
+                // The message contains the length of the prompt, which includes the template for chats.
                 error["message"] = json!("…");
             }
             (answer.status.as_u16(), error)
@@ -325,7 +325,7 @@ async fn unknown_fields_and_nulls_are_ignored() {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-/// Values that are in range as JSON numbers, but not as the engine's `f32`.
+/// These values are in range as JSON numbers, but not as the `f32` that the engine uses.
 #[tokio::test]
 async fn numbers_at_the_end_of_their_ranges_fail_no_step() {
     let server = Setup::new(crate::harness::faulty(Vec::new())).start();

@@ -1,4 +1,4 @@
-//! Answers of `/responses` on the wire: whole, and as events.
+//! Tests the wire format of answers of `/responses`, both whole and as events.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in 
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
-/// A request with these parameters, which is greedy by default.
+/// Returns a request with these parameters, with greedy sampling by default.
 pub(crate) fn request(parameters: Value) -> String {
     let mut request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
     let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
@@ -43,7 +43,7 @@ pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     all.split("\n\n").enumerate().map(read).collect()
 }
 
-/// Folds the events to a response, like the official clients.
+/// Combines the events to a response, like the official clients.
 fn folded(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
@@ -320,7 +320,7 @@ async fn a_response_that_is_cut_off_is_incomplete() {
     let events = events(&streamed);
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
     assert_eq!(folded(&events), events.last().unwrap()["response"]["output"]);
-    // A response that ends with an end token is complete.
+    // A response that ends at an end token is complete.
     let ended = server.post(PATH, request(json!({"stop": ["fox"], "max_output_tokens": 60}))).await.json();
     assert_eq!(ended["status"], "completed");
     assert!(ended["completed_at"].as_u64().unwrap() >= ended["created_at"].as_u64().unwrap());

@@ -1,4 +1,4 @@
-//! Responses that refer to others, and requests about stored responses: retrieve, delete, cancel, list.
+//! Tests responses that refer to others, and requests that retrieve, delete, cancel and list stored responses.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ async fn tools_are_called_and_answered_over_three_turns() {
         previous = ask(&server, next).await;
     }
     assert_eq!(text(&previous), "It is warm.");
-    // The same conversation without stored responses: the client sends all items again.
+    // Continue the same conversation without stored responses: the client sends all items again.
     let items = server.get(&format!("{PATH}/{}/input_items?order=asc", id(&previous))).await.json();
     let again = ask(&server, json!({"input": items["data"], "tools": [weather()], "store": false})).await;
     assert_eq!(again["usage"]["input_tokens"], previous["usage"]["input_tokens"]);
@@ -182,7 +182,7 @@ async fn stored_responses_are_retrieved_listed_and_deleted() {
     ] {
         assert_eq!(code(&answer), (404, "response_not_found".to_owned()));
     }
-    // The response that followed it still exists, but no response can follow it.
+    // The response that followed the deleted one still exists, but no new response can follow it.
     assert_eq!(server.get(&path).await.status, 200);
     for (previous, missing) in [(&first, &first), (&second, &first)] {
         let answer = server.post(PATH, request(json!({"previous_response_id": previous["id"]}))).await;
@@ -216,7 +216,7 @@ async fn a_streamed_response_is_stored_before_its_last_event() {
     assert_eq!(server.get(&format!("{PATH}/{}", id(&first))).await.json(), first);
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
     assert_eq!(text(&second), "Two.");
-    // Its events are not stored.
+    // The events of this response are not stored.
     let replay = server.get(&format!("{PATH}/{}?stream=true", id(&first))).await;
     assert_eq!((replay.status.as_u16(), &replay.json()["error"]["param"]), (400, &json!("stream")));
 }
@@ -349,7 +349,7 @@ async fn a_background_response_is_polled_until_it_is_complete() {
         (&json!("incomplete"), 8)
     );
     assert_eq!(done["usage"]["output_tokens"], 8);
-    // Its final state does not change.
+    // The final state of the response does not change.
     assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), done);
     let next = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
     assert_eq!(next.status, 200, "{}", next.body);
@@ -409,7 +409,7 @@ async fn the_events_of_a_background_response_can_be_replayed_from_any_number_on(
     assert_eq!(all.last().unwrap()["type"], "response.incomplete");
     let done = until_final(&server, &path).await;
     assert_eq!(all.last().unwrap()["response"], done);
-    // Replays all events, or the rest of them.
+    // A client can replay all events, or only the later ones.
     assert_eq!(events(&server.get(&format!("{path}?stream=true")).await), all);
     let rest = server.get(&format!("{path}?stream=true&starting_after=4")).await.body;
     let rest: Vec<&str> = rest.split("\n\n").filter(|event| event.starts_with("event: ")).collect();
@@ -426,7 +426,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let (runner, permits) = GatedRunner::new("x");
     let server = Setup { store: store(), ..Setup::new(runner) }.start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
-    // The content of the disk once the response has begun; the process may die at any time.
+    // Copy the content of the disk once the response has begun, because the process may die at any time.
     let path = folder.path().join(format!("{}.record", id(&begun)));
     let waited = tokio::time::timeout(Duration::from_secs(30), async {
         while !path.exists() {

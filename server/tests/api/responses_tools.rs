@@ -1,5 +1,5 @@
-//! Tools of other types than functions on `/responses`: tools that agents such as Codex declare are offered to the model or
-//! ignored with a warning, and calls are reported in the form of their declaration.
+//! Tests tools on `/responses` that are not functions: tools that agents such as Codex declare are offered to the model
+//! or ignored with a warning, and calls are reported in the form in which the tools were declared.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ async fn the_tools_of_an_agent_are_accepted_and_ignored_ones_cause_warnings() {
         .collect();
     let code = json!("unsupported_tool");
     assert_eq!(warned, [(&code, &json!("tools[3]")), (&code, &json!("tools[4]"))]);
-    // Without warnings, the member does not exist.
+    // Without warnings, the member is absent.
     let plain = server.post(PATH, request(json!({"tools": [weather()]}))).await.json();
     assert!(plain.get("warnings").is_none(), "{plain}");
 }
@@ -113,7 +113,7 @@ async fn a_streamed_call_of_a_custom_tool_has_its_own_events() {
 
 #[tokio::test]
 async fn a_call_of_a_custom_tool_that_is_cut_off_retains_its_input() {
-    // By then, the arguments have more than their first word.
+    // At this limit, the arguments contain more than their first word.
     let tokens = PATCH.find("+a").unwrap() + 1;
     let answer = server(&[PATCH]).post(PATH, asks(json!({"max_output_tokens": tokens}))).await.json();
     let call = &answer["output"][0];

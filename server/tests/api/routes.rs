@@ -1,4 +1,4 @@
-//! Paths that exist, and paths that do not.
+//! Tests paths that exist, and paths that do not.
 
 use axum::body::Body;
 use axum::http::Request;

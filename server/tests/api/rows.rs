@@ -1,12 +1,12 @@
-//! Every row of the tables of parameters: a parameter that works changes the answer, and one that is only accepted does
-//! not. A row without an entry here fails.
+//! Tests every row of the tables of parameters: a supported parameter changes the answer, and one that is only accepted
+//! does not. The test fails for rows without an entry here.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, IM_END, Parrot, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
-/// Rows whose effect needs more than two requests, with their tests.
+/// Rows whose effect can be tested only with more than two requests, and the tests that do so.
 const ELSEWHERE: [(&str, &str, &str); 8] = [
     (
         "previous_response_id",
@@ -35,7 +35,7 @@ const NAMES: [&str; 8] = [
     "system_fingerprint",
     "sequence_number",
 ];
-/// Members that depend on the sizes of the chunks.
+/// Members that depend on how the text is split into chunks.
 const PIECES: [&str; 5] = ["delta", "text", "content", "logprobs", "item"];
 
 const TEMPLATE: &str = "{% for document in documents or [] %}{{ document.text }}{% endfor %}{{ mood or '' }}\
@@ -47,14 +47,14 @@ const TEMPLATE: &str = "{% for document in documents or [] %}{{ document.text }}
 const ANSWER: &str = "<think>\nHm.\n</think>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
 
-/// The model that a row is tested with.
+/// The model with which a row is tested.
 #[derive(Clone, Copy)]
 enum Model {
-    /// Repeats a text, and samples other tokens with a temperature.
+    /// The model repeats a text, and samples other tokens if there is a temperature.
     Plain,
-    /// The same with an end token.
+    /// The same model, with an end token.
     Ending,
-    /// Reasons, calls two tools, supports fill-in-the-middle, and has a template that renders all variables.
+    /// The model reasons, calls two tools, supports fill-in-the-middle, and has a template that renders all variables.
     Able,
 }
 
@@ -225,11 +225,11 @@ fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     (Model::Able, base, value)
 }
 
-/// Returns an answer without members that differ between answers; for a stream, the set of its events.
+/// Returns an answer, or the set of events of a stream, without members that differ between answers.
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
-        // Members that depend on the speed are ignored.
+        // Ignore members that depend on the speed.
         if let Some(usage) = whole.get_mut("usage").and_then(Value::as_object_mut) {
             usage.remove("completion_tokens_details");
         }
@@ -282,7 +282,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
             };
             let server = models.get(model);
             let without = REPEATED_FIELDS.iter().all(|repeated| *repeated != name).then_some(name.as_str());
-            // The second request finds the prompt in the prefix cache.
+            // Send the request twice: the second one finds its prompt in the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
             let mut changed = base.clone();

@@ -1,4 +1,4 @@
-//! Sleep on request and after idle time, and the load reports about it.
+//! Tests sleep on request and after idle time, and the load reports about sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +43,7 @@ impl ModelRunner for Drowsy {
     }
 }
 
-/// A server with the paths for sleep, whose wake-up fails this many times.
+/// A server with the paths for sleep, whose wake-up fails `failures` times.
 fn drowsy(failures: u32) -> Server {
     let inner = Parrot::new("x".bytes().map(TokenId::from));
     let mut server = Setup::new(Drowsy { inner, failures: Arc::new(AtomicU32::new(failures)) }).start();
@@ -127,7 +127,7 @@ async fn a_busy_engine_does_not_sleep() {
     permits.send(()).unwrap();
     let response = server.open(PATH, chat(json!({"stream": true, "max_tokens": 100}))).await;
     let mut pending_request = Box::pin(server.post("/sleep", Body::empty()));
-    // The engine reads the command after the step that the gate holds.
+    // The engine reads the command only after the step that waits for a permit.
     assert!(pending_request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(permits);
     let answer = pending_request.await;

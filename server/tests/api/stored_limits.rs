@@ -1,4 +1,5 @@
-//! The limits of stored objects: bytes of a request's stored items, items of conversations, pages, and concurrent requests.
+//! Tests the limits of stored objects: bytes of a request's stored items, items of conversations, pages, and concurrent
+//! requests.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -44,7 +45,7 @@ async fn references_cannot_multiply_a_stored_item() {
     let server = start();
     let (path, ids) = conversation(&server, &[said(&"x".repeat(1 << 20))]).await;
     let input = |count| request(json!({"input": references(&ids[0], count)}));
-    // 16 of them exceed 16 MiB together with their JSON members.
+    // Together with their other JSON members, 16 such items exceed 16 MiB.
     let many = server.post(PATH, input(16)).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[0].id")));
     assert!(many.body.contains("stored items of the request"), "{}", many.body);
@@ -82,7 +83,7 @@ async fn a_history_that_is_too_large_is_rejected_before_it_is_parsed() {
     let add = || server.post(&added, body.clone());
     assert_eq!(add().await.status, 200);
     let name = path.rsplit('/').next().unwrap();
-    // 14 MiB are within the limit, and one more item exceeds it.
+    // The conversation's 14 MiB are within the limit, and one more item exceeds it.
     let body = json!({"conversation": name, "input": references(&ids[0], 1)});
     let more = server.post(PATH, request(body)).await;
     assert_eq!(refusal(&more), (400, json!("context_length_exceeded"), json!("input[0].id")));

@@ -1,4 +1,4 @@
-//! Structured output over HTTP, with a model of pseudorandom logits.
+//! Tests structured output over HTTP, with a model that has pseudorandom logits.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

@@ -1,11 +1,12 @@
-//! The variables of `chat_template_kwargs` in the chat template.
+//! Tests the variables of `chat_template_kwargs` in the chat template.
 
 use serde_json::{Value, json};
 use server::{Model, built_in_text_with};
 
 use crate::harness::{Parrot, Server, Setup, chat};
 
-/// A runner that records its prompt. The tokens of the built-in tokenizer are bytes, so the test can read it.
+/// A template that renders some variables. The answer contains the tokens of the prompt, which are bytes, so that the
+/// tests can read the prompt.
 const TEMPLATE: &str = "{{ messages[0].content }}|{{ tone | default('none') }}|{{ list | default([]) | join('+') }}|\
     {{ enable_thinking | default('unset') }}|{{ add_generation_prompt }}";
 
@@ -35,7 +36,7 @@ async fn variables_of_a_chat_reach_the_template() {
     assert_eq!(prompt(json!({})).await, "Hi|none||unset|True");
     let kwargs = json!({"tone": "dry", "list": [1, "b"], "unused": {"a": null}});
     assert_eq!(prompt(json!({"chat_template_kwargs": kwargs})).await, "Hi|dry|1+b|unset|True");
-    // They override the variables that other parameters set.
+    // `chat_template_kwargs` override the variables that other parameters set.
     assert_eq!(prompt(json!({"reasoning_effort": "none"})).await, "Hi|none||False|True");
     let both = json!({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": true}});
     assert_eq!(prompt(both).await, "Hi|none||True|True");

@@ -1,4 +1,4 @@
-//! Objects and cached prompts of one tenant are invisible to every other.
+//! Tests that objects and cached prompts of one tenant are invisible to every other tenant.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -12,7 +12,7 @@ const ALICE: &str = "0000000000000000000000000000a11c";
 const BOB: &str = "00000000000000000000000000000b0b";
 
 impl Server {
-    /// Sends a request of this tenant, or without a tenant.
+    /// Sends a request with this tenant, or without a tenant.
     async fn ask(&self, tenant: Option<&str>, method: &str, path: &str, body: String) -> Answer {
         let mut request =
             Request::builder().method(method).uri(path).header("content-type", "application/json");
@@ -127,7 +127,7 @@ async fn cached_tokens_reveal_nothing_about_the_prompts_of_others() {
         }
         assert_eq!(cached, [false, true, false, false, true, true], "{path}");
     }
-    // A salt also separates the prompts of one tenant.
+    // A salt separates even the prompts of a single tenant.
     let salted = chat(json!({"messages": said, "cache_salt": "s"}));
     let answer = server.ask(Some(ALICE), "POST", "/v3/chat/completions", salted).await.json();
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, in OVMS's and in vLLM's form.
+//! Tests `/tokenize` and `/detokenize` in OVMS's and vLLM's formats.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Tool calls on `/chat/completions`: one model for each format, streamed or not.
+//! Tests tool calls on `/chat/completions`, with one model for each format, streamed or not.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -186,7 +186,7 @@ async fn a_streamed_answer_with_a_call() {
 async fn calls_are_parsed_in_the_format_of_the_template() {
     let cases: [(&str, &[&str], &str); 6] = [
         (HERMES, &[], CALL),
-        // The template does not render tools, so they are described as text, which defines the format.
+        // The template does not render tools, so they are described as text, and the description determines the format.
         (PLAIN, &[], CALL),
         (
             "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<|python_tag|>{% endif %}{% if add_generation_prompt %}<|start_header_id|>assistant\n{% endif %}",

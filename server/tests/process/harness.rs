@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The time limit for a message in the log, far more than any takes.
+/// The time limit for a message in the log, which is far longer than any message takes.
 const LOG_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A running server. Dropping it kills it.
+/// A running server. Dropping it kills the process.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
@@ -24,7 +24,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// A command whose process may open only this many file descriptors.
+/// Returns a command whose process may open only this number of file descriptors.
 pub(crate) fn with_descriptors(count: usize, command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -n {count} && exec \"$0\" \"$@\"")]);
@@ -74,7 +74,7 @@ impl Server {
         TcpStream::connect(&self.address).unwrap()
     }
 
-    /// Opens a connection on which an answer of this many tokens has begun.
+    /// Opens a connection on which an answer of `tokens` tokens has begun.
     pub(crate) fn begun(&self, max_tokens: u32) -> TcpStream {
         let body = format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,
@@ -117,7 +117,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,5 @@
-//! Hostile clients: whatever they send or do not read, other clients get answers and the memory stays bounded.
+//! Tests hostile clients: whatever they send or do not read, other clients get answers, and the memory use remains
+//! bounded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -19,7 +20,7 @@ fn post(path: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// The answer to a request, from an address.
+/// Sends a request to an address and returns the answer.
 fn answer(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -28,7 +29,7 @@ fn answer(address: &str, request: &[u8]) -> String {
     rest(stream)
 }
 
-/// The status of an answer, and the object of an error.
+/// Returns the status of an answer, and the error object.
 fn refusal(answer: &str) -> (u16, Value) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     assert!(head.to_ascii_lowercase().contains("content-type: application/json"), "{answer}");
@@ -44,7 +45,7 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
     let server = Server::start(&mut command(&arguments));
     let admin = server.logged("metrics and probes on ");
     let mut silent = server.connect();
-    // The connection is accepted once it has an answer.
+    // Once an answer arrives, the connection has been accepted.
     silent.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     silent.read_exact(&mut [0; 12]).unwrap();
     let get = |path: &str| {
@@ -59,7 +60,8 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
 #[test]
 fn silent_connections_make_room_for_those_with_a_request() {
     let server = Server::start(&mut command(&["--max-connections", "4", "--read-timeout", "1h"]));
-    // More connections than may be open or are accepted at a time; some have sent a part of a request's head.
+    // Open more connections than the server accepts at the same time. Some of them send a part of the head of a
+    // request.
     let silent: Vec<TcpStream> = (0..10)
         .map(|number| {
             let mut connection = server.connect();
@@ -70,7 +72,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
     let request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut client = server.connect();
     for _ in 0..2 {
-        // The second request uses the same connection, which was not closed in favor of others.
+        // Send the second request on the same connection, which was not closed to make room for others.
         client.write_all(request).unwrap();
         client.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut answer = Vec::new();
@@ -87,7 +89,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
 
 #[tokio::test]
 async fn silent_grpc_connections_leave_room_for_routers_and_file_descriptors_for_the_api() {
-    /// As many file descriptors as the process may open: more than there may be connections to the gRPC port.
+    /// The number of file descriptors that the process may open. It exceeds the limit of connections to the gRPC port.
     const DESCRIPTORS: usize = 400;
     let server = Server::start(&mut with_descriptors(DESCRIPTORS, &command(&[])));
     let address = server.logged("gRPC on ");
@@ -191,7 +193,7 @@ fn texts_that_need_too_much_memory_are_rejected_before_they_are_tokenized() {
             });
         }
     });
-    // Smaller texts are tokenized, as many at the same time as the memory allows.
+    // Smaller texts are tokenized, as many at once as the memory allows.
     let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
     std::thread::scope(|scope| {
         for _ in 0..4 {

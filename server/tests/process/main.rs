@@ -1,4 +1,4 @@
-//! The process of the server, with the simulator: its start, its errors at the start, and its end.
+//! Tests the server process with the simulator: how it starts, fails to start, and exits.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod harness;
@@ -16,7 +16,7 @@ fn files(folder: &std::path::Path) -> usize {
     entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
-/// Runs a server that does not start. Returns its standard error.
+/// Runs a server that fails to start. Returns its standard error.
 fn refusal(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     let said = String::from_utf8(stderr).unwrap();

@@ -1,4 +1,4 @@
-//! A server with a replica token: its API, its admin port, `ovfleet-server drain`, and a token that is replaced.
+//! Tests a server with a replica token: its API, its admin port, `ovfleet-server drain`, and replacing the token.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::refusal;
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// The status of an answer to `GET path`, with this token.
+/// Returns the status of the answer to `GET path` with this token.
 fn get(address: &str, path: &str, token: &str) -> u16 {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
@@ -60,7 +60,7 @@ fn the_token_can_be_replaced_and_drain_sends_it() {
     }
     assert_eq!(get(&server.address, "/v3/models", OLD), 200);
     std::fs::write(&path, "too short").unwrap();
-    server.await_log("the previous one stays in effect");
+    server.await_log("the previous one remains in effect");
     std::fs::write(&path, NEW).unwrap();
     while get(&server.address, "/v3/models", OLD) == 200 {}
     assert!(!drain(&[]));

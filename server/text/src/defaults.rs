@@ -9,19 +9,19 @@ use crate::{LoadError, Tokenizer, json_file::JsonFile};
 /// The recommended generation parameters; `None` means that there is no recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// The temperature; 0 means greedy decoding, also if the file disables sampling.
+    /// The temperature; 0 means greedy decoding, which is also the value if the file disables sampling.
     pub temperature: Option<f32>,
-    /// Sample from the most probable tokens whose probabilities add up to this.
+    /// Sample only from the most probable tokens whose probabilities add up to this value.
     pub top_p: Option<f32>,
-    /// Sample from this many most probable tokens.
+    /// Sample only from this number of most probable tokens.
     pub top_k: Option<u32>,
-    /// Sample from the tokens that are at least this times as probable as the most probable one.
+    /// Sample only from tokens whose probability is at least this fraction of that of the most probable token.
     pub min_p: Option<f32>,
     /// The divisor of positive logits, and the factor of negative logits, of tokens that occurred before.
     pub repetition_penalty: Option<f32>,
     /// The penalty subtracted from the logits of generated tokens, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// The penalty subtracted from the logits of generated tokens, once.
+    /// The penalty subtracted from the logits of generated tokens, however often they occur.
     pub presence_penalty: Option<f32>,
     /// The largest number of tokens to generate.
     pub tokens_max: Option<u32>,
@@ -39,7 +39,7 @@ pub struct GenerationDefaults {
     pub stop: Vec<String>,
 }
 
-/// Tokens that end a turn or a text in the models that have them. Not all files list them all.
+/// Tokens that end a turn or a text in the models that have them. Some model files do not list all of them.
 const END_TOKENS: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -135,15 +135,15 @@ impl GenerationDefaults {
     }
 }
 
-/// The end tokens that are special tokens of the vocabulary.
+/// Returns the end tokens that are special tokens of the vocabulary.
 fn end_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
     let find = |text: &&str| tokenizer.token_id(text).filter(|&token| tokenizer.is_special(token));
-    // If calls and returns have tokens of their own, <|end|> only ends a message within a turn.
+    // If the vocabulary has `<|call|>` and `<|return|>`, `<|end|>` only ends a message within a turn.
     let ends_messages = find(&"<|return|>").is_some() && find(&"<|call|>").is_some();
     END_TOKENS.iter().filter(|text| !(ends_messages && **text == "<|end|>")).filter_map(find).collect()
 }
 
-/// Reads a token id, a list of token ids, or nothing.
+/// Parses a token ID or a list of token IDs; a missing value is an empty list.
 fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     let fault = || file.fault(field, "is neither a token id nor a list of token ids");
     let token = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(fault);
@@ -154,7 +154,7 @@ fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     }
 }
 
-/// Reads a string, a list of strings, or nothing.
+/// Parses a string or a list of strings; a missing value is an empty list.
 fn strings(file: &JsonFile, field: &str) -> Result<Vec<String>, LoadError> {
     let fault = || file.fault(field, "is neither a string nor a list of strings");
     let string = |value: &Json| value.as_str().map(str::to_owned).ok_or_else(fault);

@@ -4,18 +4,18 @@ use std::{mem, sync::Arc};
 
 use crate::Tokenizer;
 
-/// How tokens are converted to text.
+/// Options for converting tokens to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetokenizeOptions {
-    /// Whether to leave out special tokens, such as the end of a turn.
+    /// Whether to omit special tokens, such as the end of a turn.
     pub skip_special: bool,
     /// Whether the tokens continue existing text. Some tokenizers put a space at the start of every text; in a
-    /// continuation, a leading space is a real one and is not removed.
+    /// continuation, a leading space is part of the text and is not removed.
     pub continues_text: bool,
 }
 
-/// Converts tokens to text incrementally. It returns only complete characters; bytes that cannot become a
-/// character are replaced by U+FFFD as soon as that is certain.
+/// Converts tokens to text incrementally. It returns only complete characters; bytes that cannot become a character are
+/// replaced with U+FFFD as soon as that is certain.
 ///
 /// # Guarantees
 /// The concatenated results of all calls equal the result of [`Tokenizer::decode`] for all tokens at once. The
@@ -24,11 +24,11 @@ pub struct DetokenizeOptions {
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     options: DetokenizeOptions,
-    /// The special tokens that are converted to text in any case, in ascending order.
+    /// The special tokens that are always converted to text, in ascending order.
     visible_special: Arc<[u32]>,
-    /// The first bytes of an incomplete character.
+    /// The bytes of an incomplete character.
     held: Vec<u8>,
-    /// Whether a leading space would still be the one that the tokenizer adds.
+    /// Whether the next space, if any, is the leading space that the tokenizer adds.
     at_start: bool,
 }
 
@@ -39,7 +39,7 @@ impl Detokenizer {
         Self { tokenizer, options, visible_special: Arc::default(), held: Vec::new(), at_start }
     }
 
-    /// Converts these special tokens to text even if others are left out. `tokens` must be in ascending order.
+    /// Converts these special tokens to text even if others are omitted. `tokens` must be in ascending order.
     #[must_use]
     pub fn with_visible_special(self, tokens: Arc<[u32]>) -> Self {
         debug_assert!(tokens.is_sorted(), "binary search requires ascending order");
@@ -79,7 +79,7 @@ fn append_certain(bytes: &[u8], text: &mut String) -> usize {
         done += chunk.valid().len();
         let invalid = chunk.invalid();
         let at_end = done + invalid.len() == bytes.len();
-        // Only bytes at the end can still become a character.
+        // Only bytes at the end of the text can still become a character.
         if at_end && std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none()) {
             return done;
         }

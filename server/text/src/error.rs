@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 /// A model's tokenizer, template or configuration could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The operating system cannot read the file.
+    /// The file could not be read.
     #[error("failed to read {path}")]
     Read {
         /// The path of the file.
@@ -46,7 +46,7 @@ pub enum LoadError {
     },
 }
 
-/// The reason why a text cannot be tokenized.
+/// The reason why text cannot be tokenized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("failed to tokenize the text: {0}")]
 pub struct EncodeError(pub(crate) String);

@@ -14,7 +14,7 @@ use crate::LoadError;
 /// Beyond it: the server does not start.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
-/// The content of a JSON file, with its path for errors. A missing file is the same as an empty object.
+/// The content of a JSON file, with its path for errors. A missing file is equivalent to an empty object.
 #[derive(Debug)]
 pub(crate) struct JsonFile {
     pub(crate) path: PathBuf,
@@ -80,7 +80,7 @@ impl JsonFile {
             .transpose()
     }
 
-    /// The field as a token: a string, or an object whose `content` is one.
+    /// The field as a token: a string, or an object whose `content` is a string.
     pub(crate) fn token(&self, field: &str) -> Result<Option<&str>, LoadError> {
         self.get(field)
             .map(|value| {

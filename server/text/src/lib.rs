@@ -1,8 +1,8 @@
-//! Converts text to tokens and back, and loads everything else that turns a token model into a language model:
-//! the chat template, incremental detokenization, stop strings and default generation parameters.
+//! Converts text to tokens and back, and provides everything else that connects tokens with text: chat templates,
+//! incremental detokenization, stop strings and default generation parameters.
 //!
-//! The crate knows no network and no engine. Loading reads files; everything after that is synchronous and
-//! pure, and can be shared between threads.
+//! The crate depends neither on the network nor on the engine. Loading reads files; everything after that is
+//! synchronous and pure, and can be shared between threads.
 //!
 //! ```text
 //! messages ─► ChatTemplate::render ─► text ─► Tokenizer::encode ─► tokens

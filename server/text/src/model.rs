@@ -22,20 +22,20 @@ pub struct ModelText {
     pub tokenizer: Arc<Tokenizer>,
     /// Renders conversations as text; `None` for base models.
     pub chat_template: Option<ChatTemplate>,
-    /// The generation parameters that its publisher recommends.
+    /// The generation parameters that the publisher of the model recommends.
     pub defaults: GenerationDefaults,
-    /// The largest number of tokens of prompt and response together, if the model states one.
+    /// The largest number of tokens of prompt and response together, if the model files specify it.
     pub context_tokens_max: Option<u32>,
-    /// The number of tokens in the vocabulary according to the configuration, which is the width of the logits.
+    /// The size of the vocabulary according to the configuration. This is the width of the logits.
     pub vocabulary_size: u32,
-    /// The name that the model states, or the name of its file or folder.
+    /// The name in the model files, or else the name of the file or folder.
     pub name: String,
 }
 
-/// Options that override or complete the information in the model files.
+/// Options that override or supplement the information in the model files.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// The pre-tokenizer to use instead of the one that a GGUF file with byte-level BPE names.
+    /// The name of the pre-tokenizer to use instead of the one that a GGUF file with byte-level BPE specifies.
     pub pre_tokenizer: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl TextSource {
     /// Loads the tokenizer, the templates and the defaults.
     ///
     /// # Errors
-    /// The same errors as of [`ModelText::load`].
+    /// The errors are the same as those of [`ModelText::load`].
     pub fn load(&self, options: &LoadOptions) -> Result<ModelText, LoadError> {
         match &self.0 {
             Source::Gguf(file) => ModelText::from_gguf(file, options),
@@ -100,7 +100,7 @@ impl ModelText {
     /// Loads the model at `path`, with options.
     ///
     /// # Errors
-    /// The same errors as of [`ModelText::load`].
+    /// The errors are the same as those of [`ModelText::load`].
     pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, LoadError> {
         TextSource::open(path)?.load(options)
     }
@@ -108,7 +108,7 @@ impl ModelText {
     /// Loads the model from an open GGUF file.
     ///
     /// # Errors
-    /// The same errors as of [`ModelText::load`].
+    /// The errors are the same as those of [`ModelText::load`].
     pub fn from_gguf(file: &GgufFile, options: &LoadOptions) -> Result<Self, LoadError> {
         let tokenizer = Arc::new(tokenizer::from_gguf(file, options.pre_tokenizer.as_deref())?);
         let text = |key: &str| file.get(key).and_then(Value::str);
@@ -146,13 +146,14 @@ fn folder_context(config: &JsonFile) -> Option<u32> {
     names.iter().find_map(|name| field(config, name))
 }
 
-/// A number in the configuration, or in its part about text (in multimodal models).
+/// Returns a number in the configuration or, for multimodal models, in its part about text.
 fn field(config: &JsonFile, name: &str) -> Option<u32> {
     let value = config.get(name).or_else(|| config.get("text_config")?.get(name))?;
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// Returns the default name of a model: that of its file or folder, or what the names of its parts have in common.
+/// Returns the default name of a model: the name of its file or folder, or the common part of the names of a split
+/// model's files.
 #[must_use]
 pub fn model_name(path: &Path) -> String {
     let path: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -165,7 +166,7 @@ pub fn model_name(path: &Path) -> String {
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The named templates of a GGUF file: `tokenizer.chat_template` and `tokenizer.chat_template.{name}`.
+/// Returns the named templates of a GGUF file: `tokenizer.chat_template` and `tokenizer.chat_template.{name}`.
 fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LoadError> {
     const KEY: &str = "tokenizer.chat_template";
     let fault = |key: &str, problem: String| LoadError::Field {
@@ -188,7 +189,7 @@ fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTe
         .map_err(|problem| fault(KEY, problem))
 }
 
-/// The templates of a folder. Separate files take precedence over fields of the configuration.
+/// Returns the templates of a folder. Separate files take precedence over fields of the configuration.
 fn folder_template(
     folder: &Path,
     config: &JsonFile,
@@ -208,7 +209,7 @@ fn folder_template(
         let fault = |problem| LoadError::Field { path, field: "the template".to_owned(), problem };
         return chat_template(sources, bos, eos).map_err(fault);
     }
-    // Multimodal models store the template in a file of its own.
+    // Multimodal models store the template in a separate file.
     let own = JsonFile::read(folder, "chat_template.json")?;
     let file = if config.get(FIELD).is_some() { config } else { &own };
     let sources = match file.get(FIELD) {
@@ -227,7 +228,7 @@ fn folder_template(
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// The templates in the files `{name}.jinja` of a folder that may not exist.
+/// Returns the templates in the files `{name}.jinja` of a folder, which may not exist.
 fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadError> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut sources = Vec::new();

@@ -3,7 +3,7 @@
 /// The result of filtering a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopFilterOutput {
-    /// This text is certain not to be part of a stop string.
+    /// The text is certain not to be part of a stop string.
     Text(String),
     /// The text may be the beginning of a stop string and is held back.
     Held,
@@ -11,14 +11,14 @@ pub enum StopFilterOutput {
     Stopped {
         /// The text before the stop string, and the stop string itself if the filter includes it.
         text: String,
-        /// The index of the stop string in the list that the filter was created with.
+        /// The index of the stop string in the list with which the filter was created.
         stop: usize,
     },
 }
 
-/// Finds the stop string that is complete first (the longest of those complete at the same position), however
-/// the text is split, and holds back no more than the longest suffix of the text that begins a stop string.
-/// Stop strings that are complete while the filter is inactive are ordinary text.
+/// Finds the stop string that ends first (the longest of those that end at the same position), however the text is
+/// split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop strings that
+/// end while the filter is inactive are ordinary text.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,
@@ -36,7 +36,7 @@ struct Stop {
     bytes: Vec<u8>,
     /// `fallback[n]`: the length of the longest proper border of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// The length of the prefix of the stop string that the text ends with.
+    /// The length of the longest prefix of the stop string with which the text ends.
     matched: usize,
 }
 
@@ -64,7 +64,7 @@ impl Stop {
         self.matched == self.bytes.len()
     }
 
-    /// Continues after a match that does not count. Its end may begin the next match.
+    /// Continues after a match that is ignored. The next match may begin with the end of the ignored one.
     fn pass(&mut self) {
         self.matched = self.fallback[self.matched - 1];
     }
@@ -88,7 +88,7 @@ impl StopFilter {
         Self { is_active: false, ..self }
     }
 
-    /// Makes stop strings that are complete from now on count, wherever they begin.
+    /// Makes the filter stop at stop strings that end from now on, wherever they begin.
     pub fn activate(&mut self) {
         self.is_active = true;
     }
@@ -126,13 +126,13 @@ impl StopFilter {
         if certain.is_empty() { StopFilterOutput::Held } else { StopFilterOutput::Text(certain) }
     }
 
-    /// Interrupts the text and returns what was held back. No stop string spans an interruption.
+    /// Interrupts the text and returns the part that was held back. No stop string spans an interruption.
     pub fn interrupt(&mut self) -> String {
         self.stops.iter_mut().for_each(|stop| stop.matched = 0);
         std::mem::take(&mut self.held)
     }
 
-    /// Ends the text and returns what was held back.
+    /// Ends the text and returns the part that was held back.
     pub fn finish(self) -> String {
         self.held
     }

@@ -1,8 +1,8 @@
 //! Renders chat templates: Jinja as in `transformers`, with minijinja.
 //!
-//! A template comes with the model; the values come with the request. Neither can make rendering run forever:
-//! steps, recursion and output are limited. Memory is not limited beyond the output: a template that doubles a
-//! variable in a loop is not stopped. Templates are trusted as much as the weights of the model.
+//! A template comes with the model; the values come with the request. Neither can make rendering run forever: steps,
+//! recursion and output are limited. Apart from the output, memory is not limited: a template that doubles a variable
+//! in a loop is not stopped. Templates are trusted as much as the weights of the model.
 
 mod chat;
 mod environment;

@@ -1,11 +1,11 @@
-//! What each token stands for: bytes, and whether it is special.
+//! Stores the bytes that each token represents, and whether the token is special.
 
 /// The bytes of every token, and which tokens are special.
 #[derive(Debug, Default)]
 pub(crate) struct Vocabulary {
-    /// All tokens' bytes, one after the other.
+    /// The bytes of all tokens, one after the other.
     bytes: Vec<u8>,
-    /// Where each token's bytes end.
+    /// The position at which the bytes of each token end.
     ends: Vec<usize>,
     special: Vec<bool>,
 }
@@ -18,12 +18,12 @@ impl Vocabulary {
         self.special.push(special);
     }
 
-    /// Tokens.
+    /// The number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// The bytes of a token; none for a token that does not exist.
+    /// The bytes of a token; empty for a token that does not exist.
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         let index = token as usize;
         let Some(&end) = self.ends.get(index) else { return &[] };
@@ -31,14 +31,14 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
-    /// Whether a token stands for no text, such as an end of turn.
+    /// Whether a token does not represent text, such as the end of a turn.
     pub(crate) fn is_special(&self, token: u32) -> bool {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
 }
 
-/// The byte that a character of the byte-level alphabet (GPT-2's) stands for. That alphabet gives every
-/// byte a printable character: itself where it is printable, else one from U+0100 on.
+/// The byte that a character of GPT-2's byte-level alphabet represents. That alphabet maps every byte to a printable
+/// character: to itself if it is printable, and otherwise to a character from U+0100 on.
 pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {
@@ -50,12 +50,12 @@ pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     }
 }
 
-/// The bytes of a token written in the byte-level alphabet; its own if it is not.
+/// The bytes of a token that is spelled in the byte-level alphabet. Other tokens are returned as their UTF-8 bytes.
 pub(crate) fn byte_level_bytes(text: &str) -> Vec<u8> {
     text.chars().map(byte_of_char).collect::<Option<_>>().unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
-/// The byte of a byte fallback token such as `<0x0A>`.
+/// The byte that a fallback token such as `<0x0A>` represents.
 pub(crate) fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() != 2 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {

@@ -1,4 +1,4 @@
-//! Decoding tokens one at a time gives the same text as decoding all of them together.
+//! Tests that decoding tokens one at a time gives the same text as decoding all of them together.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,7 +10,7 @@ use server_gguf::{GgufFile, write::GgufWriter};
 use server_text::{DetokenizeOptions, Detokenizer, LoadOptions, ModelText, Tokenizer};
 use tempfile::TempDir;
 
-/// SentencePiece with every byte, some pieces and a special token.
+/// A SentencePiece tokenizer with every byte, some pieces and a special token.
 fn tokenizer(add_space_prefix: bool) -> Arc<Tokenizer> {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     let mut kinds = vec![2i32, 3, 3];
@@ -44,7 +44,7 @@ fn byte(byte: u8) -> u32 {
 fn joined_pieces_equal_the_whole_text_for_any_tokens() {
     let mut rng = StdRng::seed_from_u64(8);
     let mut below = |limit: usize| rng.random_range(0..limit);
-    // First bytes and continuation bytes of characters, and invalid bytes.
+    // Sample first bytes and continuation bytes of characters, and invalid bytes.
     let bytes =
         [0x20, 0x61, 0x80, 0xbf, 0xc3, 0xa9, 0xe2, 0x96, 0x81, 0xed, 0xa0, 0xf0, 0x9f, 0x98, 0xf4, 0xff];
     for prefix in [true, false] {

@@ -93,7 +93,7 @@ fn the_tokenizer_of_a_folder_works_as_it_describes_itself() {
     assert_eq!(model.defaults.eos, [98]);
 }
 
-/// Otherwise every prompt would begin with this token, and every request would be rejected.
+/// Without this check, every prompt would begin with this token, and every request would be rejected.
 #[test]
 fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     let folder = Folder::new();
@@ -104,7 +104,7 @@ fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     folder.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
 }
 
-/// The tokenizers library panics at the first text.
+/// Without this check, the `tokenizers` library would panic at the first text.
 #[test]
 fn a_template_that_names_an_undefined_special_token_is_refused() {
     let folder = Folder::new();

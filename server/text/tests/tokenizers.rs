@@ -1,8 +1,8 @@
 //! Checks that tokenizers built from GGUF metadata return the same tokens as other implementations.
 //!
-//! `golden/byte_level.json`: a byte-level BPE vocabulary, and for each pre-tokenizer the tokens of difficult texts,
-//! computed with another regular expression engine and a naive merge. `golden/sentencepiece*.json`: a SentencePiece
-//! model, and the tokens of these texts according to the SentencePiece library.
+//! `golden/byte_level.json` contains a byte-level BPE vocabulary and, for each pre-tokenizer, the tokens of difficult
+//! texts, computed with another regular expression engine and a naive merge. `golden/sentencepiece*.json` contains a
+//! SentencePiece model, and the tokens of these texts according to the SentencePiece library.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -96,7 +96,7 @@ fn special_tokens_are_parsed_on_request() {
     compare(&golden("byte_level.json"), "parsed", true);
 }
 
-/// Decoding returns the original text, except that combining characters may be composed.
+/// Checks that decoding returns the original text, except that combining characters may be composed.
 #[test]
 fn byte_level_text_survives_the_way_to_tokens_and_back() {
     let golden = golden("byte_level.json");
@@ -244,7 +244,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     );
 }
 
-/// Returns texts with characters that tokenizers treat specially; a `seed` always gives the same texts.
+/// Returns texts with characters that tokenizers treat specially; the same `seed` always gives the same texts.
 fn random_text(seed: u64) -> String {
     const PIECES: [&str; 24] = [
         "a",
@@ -306,7 +306,7 @@ fn no_text_has_fewer_tokens_than_its_lower_bound() {
     }
 }
 
-/// If the time were quadratic in the length of a run, this would not finish.
+/// If the time were quadratic in the length of a run, this test would not finish.
 #[test]
 fn long_runs_of_one_character_take_linear_time() {
     let golden_bytes = golden("byte_level.json");

@@ -1,6 +1,7 @@
 // Drives tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
 //
-// Like tools.py, which describes the two kinds. The first scenario that fails ends the run.
+// It is the counterpart of tools.py, which describes the two kinds. The first scenario that fails ends
+// the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

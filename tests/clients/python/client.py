@@ -1,6 +1,6 @@
 """Drives the server with the official Python client. Usage: client.py BASE_URL MODEL
 
-Each function is a scenario; its name says what must hold. The run ends at the first failure.
+Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ def chat_streams_what_it_answers_at_once(client, model):
         assert chunk.object == "chat.completion.chunk", chunk
         ids.add(chunk.id)
         if chunk.usage:
-            assert usage is None and not chunk.choices, "usage comes once, in the last chunk, by itself"
+            assert usage is None and not chunk.choices, "only the last chunk has usage, and it has no choices"
             usage = chunk.usage
             continue
         (choice,) = chunk.choices
-        assert finish is None, "nothing follows the finish reason"
+        assert finish is None, "no choice follows the finish reason"
         text += choice.delta.content or ""
         roles += [choice.delta.role] if choice.delta.role else []
         finish = choice.finish_reason
@@ -159,7 +159,8 @@ def a_repeated_prompt_is_cached(client, model):
         content = f"Repeat after me. The {animal} says: " + f"The quick brown {animal} jumps over it. " * 20
         messages = [{"role": "user", "content": content}]
         client.chat.completions.create(model=model, messages=messages, max_tokens=1)
-        # Without a pause: behind a router, the next load report of the replica has not arrived yet.
+        # The requests follow without a pause, so behind a router the next load report of the
+        # replica has not arrived yet.
         usage = client.chat.completions.create(model=model, messages=messages, max_tokens=1).usage
         cached = usage.prompt_tokens_details.cached_tokens
         assert usage.prompt_tokens / 2 < cached < usage.prompt_tokens, usage

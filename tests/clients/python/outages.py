@@ -1,7 +1,7 @@
 """Sends requests with several official clients until SIGTERM, while replicas behind a router are killed and stopped.
 Usage: outages.py BASE_URL MODEL
 
-No request fails before the first byte of its answer. The clients do not retry. A stream that has begun
+No request may fail before the first byte of its answer, although the clients do not retry. A stream that has begun
 is complete or ends with an error event, which the client raises.
 """
 
@@ -23,7 +23,7 @@ async def whole_or_broken(client, request):
             chunks += 1
             finish = chunk.choices[0].finish_reason if chunk.choices else finish
     except openai.APIError as error:
-        # The type differs from those of status errors and connection errors.
+        # The client raises other types for status errors and connection errors.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
         assert chunks > 0, "an answer without a byte failed"
         return "broken"

@@ -1,6 +1,6 @@
 """Drives the parameters of completions and chats with the official Python client. Usage: parameters.py BASE_URL MODEL
 
-Each function is a scenario; its name says what must hold. The run ends at the first failure.
+Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import inspect
@@ -31,11 +31,11 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     count = len(generated.logprobs.tokens)
     assert logprobs.tokens[-count:] == generated.logprobs.tokens, (logprobs.tokens, generated.logprobs.tokens)
     for one, other in zip(logprobs.token_logprobs[-count:], generated.logprobs.token_logprobs):
-        # Rounding depends on the batch.
+        # Rounding errors depend on the batch.
         assert math.isclose(one, other, abs_tol=0.05), (one, other)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         assert choice.text[offset:].startswith(token), (token, offset)
-    # The same parameter by vLLM's name.
+    # The same parameter under the name that vLLM uses.
     scores = choice.prompt_logprobs
     assert scores[0] is None and len(scores) == len(logprobs.tokens), scores
     for score, logprob in zip(scores[1:], logprobs.token_logprobs[1:]):
@@ -134,7 +134,7 @@ def what_is_out_of_range_is_told_with_the_range(client, model):
         except openai.BadRequestError as error:
             assert (error.param, error.code) == (param, code), error
         else:
-            raise AssertionError(f"{arguments} was taken")
+            raise AssertionError(f"{arguments} was accepted")
 
 
 def whatever_the_client_can_say_is_in_the_table(client, model):
@@ -169,8 +169,8 @@ def answers_are_of_the_clients_types(client, model):
     for chunk in data(streamed):
         ChatCompletionChunk.model_validate_json(chunk, strict=True)
     texts = client.completions.with_raw_response
-    # This does not apply to `echo`: the first token of a prompt has no probability, which the types of the client do
-    # not allow.
+    # Answers with `echo` are not validated: the first token of a prompt has no probability, which the types of the
+    # client do not allow.
     Completion.model_validate_json(texts.create(prompt=PROMPT, logprobs=2, **common).text, strict=True)
     for chunk in data(texts.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **common)):
         # The client uses one type for a whole completion and for its chunks, which have no finish reason.

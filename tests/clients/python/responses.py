@@ -4,7 +4,7 @@
 tool, in the second it calls two tools, and in the third it answers. `real`: the output is not known in advance; only
 structured output
 is checked.
-Each function is a scenario; its name says what must hold. The run ends at the first failure.
+Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import json
@@ -168,7 +168,7 @@ def a_response_in_the_background_is_polled_followed_and_cancelled(client, model)
     while (now := client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):
         pass
     assert now.status in ("completed", "incomplete") and now.usage.output_tokens > 0, now
-    assert client.responses.cancel(begun.id).status == now.status, "it has ended, and stays as it is"
+    assert client.responses.cancel(begun.id).status == now.status, "a response that has ended does not change"
 
     stream = client.responses.create(
         model=model, input="Count to a hundred.", background=True, stream=True, max_output_tokens=40

@@ -1,7 +1,7 @@
 """Drives structured output with the official Python client. Usage: structured.py BASE_URL MODEL
 
-Structured output is enforced, whatever the model prefers. Each function is a scenario; its name says what must hold. The
-run ends at the first failure.
+Structured output is enforced, whatever the model prefers. Each function is a scenario, whose name describes the expected
+behavior. The run ends at the first failure.
 """
 
 import json
@@ -124,7 +124,7 @@ def says_where_a_schema_is_wrong(client, model):
         assert error.param == "response_format.json_schema.schema.properties.tags", error
         assert "uniqueItems" in error.message, error
     else:
-        raise AssertionError("it was not refused")
+        raise AssertionError("the request was not rejected")
 
 
 def a_json_object_is_one(client, model):

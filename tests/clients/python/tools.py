@@ -2,7 +2,7 @@
 
 `scripted`: the model returns the answers in `tests/tests/e2e_tools.rs`: one call in the first turn, two in the
 second, and text in the third. `required`: a tool call is enforced, whatever the model prefers.
-Each function is a scenario; its name says what must hold. The run ends at the first failure.
+Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import json

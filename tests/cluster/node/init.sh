@@ -17,7 +17,7 @@ mounts() {
   mount -t tmpfs -o mode=755 tmpfs /run
   mount --bind "$NODE/lib" /var/lib
   mount --bind "$NODE/log" /var/log
-  # The kubelet would set these for the whole machine, so it gets private files instead.
+  # The kubelet would change these kernel settings for the whole machine, so it gets private files instead.
   local sysctl
   for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
@@ -29,7 +29,7 @@ mounts() {
 
 network() {
   ip link set lo up
-  # A bridge without ports holds the address without a device.
+  # A bridge without ports can have the address without a physical device.
   ip link add node0 type bridge
   ip address add $address/24 dev node0
   ip link set node0 up

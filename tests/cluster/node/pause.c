@@ -1,4 +1,4 @@
-/* The process that holds a pod's namespaces open: it waits, reaps, and ends when asked. */
+/* The process that keeps a pod's namespaces open. It reaps children, and exits on SIGTERM or SIGINT. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -16,7 +16,7 @@ pub fn colliding_aliases(file: &RustFile) -> Vec<Finding> {
     let finding = |alias: Alias| {
         let Alias { name, alias } = alias;
         let message =
-            format!("{name} is imported as {alias} beside another {name} of ours; rename one of them");
+            format!("{name} is imported as {alias} next to another {name} of ours; rename one of them");
         Finding::new(&file.path, message)
     };
     aliases.into_iter().filter(|alias| known.contains(&alias.name)).map(finding).collect()
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn finds_aliases_beside_another_type_of_ours() {
-        let message = "Delta is imported as Other beside another Delta of ours; rename one of them";
+        let message = "Delta is imported as Other next to another Delta of ours; rename one of them";
         assert_eq!(messages("use server_parsers::{Delta as Other}; use super::delta::Delta;"), [message]);
         assert_eq!(messages("use crate::a::{Delta as Other, b}; struct Delta;"), [message]);
     }

@@ -1,4 +1,4 @@
-//! The code blocks of pages that a reader runs: each is marked as tested, and how, or with the reason why it is not.
+//! The code blocks of pages that a reader runs. Each has a mark that says how it is tested, or why it is not tested.
 
 use super::{File, Finding, Tree};
 
@@ -7,7 +7,7 @@ const LANGUAGES: [&str; 5] = ["sh", "bash", "console", "python", "js"];
 /// The minimum number of words of a reason.
 const REASON_WORDS_MIN: usize = 3;
 
-/// What a tested block needs.
+/// The environment that a tested block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scene {
     /// A server of the sample model, named `smollm2`, at the address in the block.
@@ -25,7 +25,7 @@ pub enum Scene {
 pub enum Mark {
     /// A test runs the block in `scene`, and the output contains `expected`.
     Tested {
-        /// What the block needs.
+        /// The environment that the block needs.
         scene: Scene,
         /// The text that the output must contain.
         expected: String,

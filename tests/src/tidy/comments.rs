@@ -1,19 +1,19 @@
-//! Checks that the doc comments of public items are at least a clause: a reader who sees only the comment knows what
-//! the item is.
+//! Checks that the doc comments of public items are at least a clause, so that a reader who sees only the comment
+//! knows what the item is.
 
 use syn::visit::{self, Visit};
 
 use super::{Finding, syntax::RustFile};
 
-/// Fewest words of the first paragraph of a doc comment.
+/// The minimum number of words of the first paragraph of a doc comment.
 const WORDS_MIN: usize = 4;
 
-/// Words that begin a fragment which only the name of the item would complete.
+/// Words that begin a fragment, which only the name of the item would complete.
 const FRAGMENT_STARTS: [&str; 11] =
     ["And", "As", "By", "Of", "So", "Than", "Which", "Who", "Whom", "Whose", "With"];
 
-/// Finds public items, fields and variants whose doc comments are no clause. Whether a comment exists is checked by
-/// the compiler (`missing_docs`).
+/// Finds public items, fields and variants whose doc comments are not a clause. The compiler checks that comments
+/// exist (`missing_docs`).
 #[must_use]
 pub fn doc_comments(file: &RustFile) -> Vec<Finding> {
     let mut comments = Comments { path: &file.path, findings: Vec::new() };
@@ -139,7 +139,7 @@ fn first_paragraph(attributes: &[syn::Attribute]) -> Option<String> {
     (!paragraph.is_empty()).then(|| paragraph.join(" "))
 }
 
-/// What is wrong with the first paragraph of a doc comment.
+/// Returns the objection to the first paragraph of a doc comment, if any.
 fn objection(paragraph: &str) -> Option<String> {
     let words: Vec<&str> =
         paragraph.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).collect();

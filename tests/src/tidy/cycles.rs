@@ -1,8 +1,8 @@
 //! Checks that the modules of a crate do not import each other in cycles.
 //!
-//! A module imports another if it names one of its items, in a `use` or by path. An item that a module re-exports
-//! counts where it is defined, so the re-exports of `lib.rs` form no cycles. Declaring a module is not an import, and
-//! test modules are ignored.
+//! A module imports another if it names one of its items, in a `use` or by path. A re-exported item counts as an item
+//! of the module that defines it, so the re-exports of `lib.rs` form no cycles. Declaring a module is not an import,
+//! and test modules are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,7 +80,7 @@ impl ModuleGraph {
 
     /// The module that defines the item at an absolute path; `None` for an item of another crate.
     fn resolve(&self, named: &[String], depth: usize) -> Option<ModulePath> {
-        // Imports may refer to each other in circles, which the compiler permits for modules.
+        // Imports may refer to each other in cycles, which the compiler permits for modules.
         const DEPTH_MAX: usize = 16;
         let mut at = ModulePath::new();
         for (index, name) in named.iter().enumerate() {

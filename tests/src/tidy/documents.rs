@@ -1,5 +1,5 @@
-//! Rules about Markdown: links and flags exist, decisions have all parts, and pages are in the table of contents and name
-//! their readers.
+//! Rules for Markdown: links and flags must exist, decisions must have all parts, and pages must be in the table of
+//! contents and name their readers.
 
 use std::collections::BTreeSet;
 
@@ -163,7 +163,7 @@ pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     findings.chain(superseded.difference(&supersedes).map(unstated)).collect()
 }
 
-/// Checks that a file that is linked as [`name`](file.rs) contains a function with this name.
+/// Checks that a file that is linked as [`name`](file.rs) defines a function with this name.
 #[must_use]
 pub fn linked_functions(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -108,7 +108,7 @@ fn is_fuzz(folder: &str, manifest: &Table) -> bool {
 }
 
 /// Checks that the lock file of the fuzz targets contains the dependencies of its crates. No other build reads that file,
-/// so a missing dependency would go unnoticed until the next run of the fuzz targets.
+/// so a missing dependency would remain unnoticed until the next run of the fuzz targets.
 fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
     let path = format!("{folder}/Cargo.lock");
     let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
@@ -120,7 +120,7 @@ fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
         let manifest = tree.file(&format!("{}/Cargo.toml", name.replace('-', "/")));
         let Some(manifest) = manifest.and_then(|file| file.text.parse::<Table>().ok()) else { continue };
         let locked = package.get("dependencies").and_then(Value::as_array).into_iter().flatten();
-        // With the version where several are locked.
+        // The name includes the version if several versions are locked.
         let locked: Vec<&str> =
             locked.filter_map(Value::as_str).filter_map(|locked| locked.split(' ').next()).collect();
         let is_locked = |dependency: &str| locked.contains(&dependency);
@@ -191,7 +191,7 @@ fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
             findings.push(Finding::new(path, format!("{name} may not depend on {dependency}")));
         }
         if PROTOCOLS.iter().any(|(of, users)| *of == dependency && !users.contains(&name)) {
-            findings.push(Finding::new(path, format!("{name} may not know {dependency}")));
+            findings.push(Finding::new(path, format!("{name} may not use {dependency}")));
         }
     }
     findings

@@ -5,7 +5,7 @@ use syn::visit::{self, Visit};
 
 use super::{Finding, syntax::RustFile};
 
-/// Words that do not describe a type by themselves.
+/// Words that do not describe a type on their own.
 const EMPTY_WORDS: [&str; 58] = [
     "All",
     "Any",

@@ -2,7 +2,7 @@
 
 use super::{Finding, Tree};
 
-/// Rust files with more lines are listed as a hint that they may hold two ideas.
+/// Rust files with more lines than this are listed, because they may contain two ideas.
 const LONG_FILE_LINES: usize = 700;
 /// The maximum length of `main.rs` in lines. It only parses arguments, sets up the process and calls the library.
 const MAIN_LINES_MAX: usize = 40;
@@ -20,7 +20,7 @@ pub fn sources(tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(&file.path, format!("{lines} lines (limit: {MAIN_LINES_MAX})")));
         }
         if name == "mod.rs" {
-            findings.push(Finding::new(&file.path, "the module is in mod.rs instead of foo.rs beside foo/"));
+            findings.push(Finding::new(&file.path, "the module is in mod.rs instead of foo.rs next to foo/"));
         }
         // `tests.rs` is the `mod tests` of its parent, which documents what is tested.
         if name != "tests.rs" && !file.text.starts_with("//!") {
@@ -49,7 +49,7 @@ pub fn long_files(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The words of Rust code, without comments and literals.
+/// Returns the words of Rust code, without comments and literals.
 fn words(text: &str) -> impl Iterator<Item = String> {
     code(text)
         .split(|letter: char| !letter.is_alphanumeric() && letter != '_')

@@ -4,14 +4,14 @@ use anyhow::Context as _;
 
 use super::{File, Tree};
 
-/// The folders of a crate that hold Rust code.
+/// The folders of a crate that contain Rust code.
 const CODE_FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];
 
 /// A parsed Rust file.
 pub struct RustFile {
     /// The path of the file, relative to the root of the repository.
     pub path: String,
-    /// The path of the module that the file holds, relative to the root of its crate: empty for `lib.rs`. It is
+    /// The path of the module in this file, relative to the root of its crate. It is empty for `lib.rs`, and
     /// `None` for files outside `src`.
     pub module: Option<Vec<String>>,
     /// The syntax tree of the file.

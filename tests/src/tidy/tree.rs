@@ -60,7 +60,7 @@ impl Tree {
             for entry in folder.read_dir().with_context(|| format!("failed to list {}", folder.display()))? {
                 let entry = entry?;
                 let path = entry.path();
-                // The target of a link is read at its own path.
+                // Symbolic links are skipped, because their targets are read at their own paths.
                 if entry.file_type()?.is_symlink() || SKIPPED.iter().any(|name| entry.file_name() == *name) {
                     continue;
                 }

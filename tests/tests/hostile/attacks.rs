@@ -1,5 +1,5 @@
-//! The attacks: the defects that an audit of commit 3432560 found, as far as a client can trigger them, and mistakes of
-//! careless clients.
+//! The attacks. They try to trigger the defects that an audit of commit 3432560 found, and imitate careless
+//! clients.
 //!
 //! Each attack checks the statuses of its responses: a client error is a 4xx, and 500 and 502 never occur.
 

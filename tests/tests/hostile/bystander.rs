@@ -20,7 +20,7 @@ const ANSWER_TOKENS: usize = 16;
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// The time between two reads of the number of responses.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The time limit for the awaited responses together. A client that fails ends the wait earlier.
+/// The time limit for all awaited responses together. A client that fails ends the wait earlier.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(120);
 
 /// The clients and the probers, which run until they are stopped.
@@ -48,7 +48,7 @@ impl Observations {
         sorted[sorted.len() * 99 / 100]
     }
 
-    /// Adds later observations, and retains only the latest `answers_max` responses.
+    /// Appends later observations, and retains only the latest `answers_max` responses.
     pub(crate) fn append(&mut self, later: Self, answers_max: usize) {
         self.answers.extend(later.answers);
         self.answers.drain(..self.answers.len().saturating_sub(answers_max));

@@ -17,8 +17,8 @@ use super::client::{Client, MODEL, Targets, chat, completion, copies, response, 
 const MEMORY_BYTES: u64 = 2 << 30;
 /// The maximum memory after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
-/// The growth of memory that is always allowed, less than 2 % of the limit. The router uses so little memory that 10 % of it
-/// is less than an allocator retains after a few large bodies.
+/// The growth of memory that is always allowed, which is less than 2 % of the limit. The router uses so little memory
+/// that 10 % of it is less than an allocator retains after a few large bodies.
 const REMAINING_BYTES_MIN: u64 = 32 << 20;
 /// The time limit for memory to be freed after an attack.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ const DRAIN_SECONDS: u64 = 3;
 const ATTACKER_KEY: &str = "attacker-0123456789";
 const OTHER_KEY: &str = "bystander-0123456789";
 
-/// One value for the router and one for the server.
+/// A pair of values, one for the router and one for the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PerProcess<T> {
     pub(crate) router: T,
@@ -85,7 +85,7 @@ impl Fleet {
         }
     }
 
-    /// A well-behaved client.
+    /// Returns a well-behaved client.
     pub(crate) fn client(&self) -> Client {
         Client::new(self.router.address(), OTHER_KEY)
     }
@@ -137,7 +137,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Waits until both processes use hardly more memory than before.
+    /// Waits until the memory of both processes is within the allowed growth.
     pub(crate) async fn settled(
         &self,
         before: PerProcess<ProcessMemory>,

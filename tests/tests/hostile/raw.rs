@@ -1,4 +1,4 @@
-//! Raw bytes on a socket, for HTTP that no well-behaved client would send.
+//! Sends raw bytes on a socket, for HTTP that no well-behaved client would send.
 
 use std::time::Duration;
 

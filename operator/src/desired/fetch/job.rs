@@ -22,7 +22,7 @@ const PERMANENT_EXIT_CODES: [i32; 4] = [10, 11, 12, 13];
 /// Beyond it: the Job fails.
 const RETRIES_MAX: i32 = 8;
 
-/// Returns the claim and the Job of a shared volume. Empty if the model is not fetched into one.
+/// Returns the claim and the Job of a shared volume. Empty if the model is not fetched into a shared volume.
 #[must_use]
 pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Vec<Manifest> {
     let Some((fetched, volume)) = valid.files.shared() else { return Vec::new() };
@@ -40,15 +40,15 @@ pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Ve
     if may_exist { vec![claim, job] } else { vec![claim] }
 }
 
-/// Returns the name of the Job that fetches the model, if one does.
+/// Returns the name of the Job that fetches the model, if a Job fetches it.
 #[must_use]
 pub(crate) fn job_name(valid: &ValidDeployment, observed: &ObservedState) -> Option<String> {
     let (fetched, _) = valid.files.shared()?;
     Some(job(valid, fetched, observed).name)
 }
 
-/// The arguments by which a Job removes the folders of former sources from the volume, except for those that replicas
-/// use. It removes none if some of these are unknown.
+/// The arguments with which a Job removes the folders of former sources from the volume, except for those that
+/// replicas use. If the sources of some replicas are unknown, the Job removes no folders.
 fn cleanup_args(valid: &ValidDeployment, observed: &ObservedState) -> Vec<String> {
     let deployment = observed.deployment(&valid.owner.component_name(Component::Server));
     let pods = observed.pods_of(Component::Server).filter(|pod| !pod.is_finished);
@@ -81,8 +81,8 @@ fn job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState
     manifest
 }
 
-/// The Job that has already fetched the source with this key. It stays when the image of the server, the tolerations
-/// or the Secret change, because the fetched files stay the same.
+/// The Job that has already fetched the source with this key. It is kept when the image of the server, the
+/// tolerations or the Secret change, because the fetched files remain the same.
 fn completed_job(valid: &ValidDeployment, key: &str, observed: &ObservedState) -> Option<Manifest> {
     let source = ModelSourceKey::Shared(key.to_owned());
     let (name, job) = observed.owned.iter().find_map(|((kind, name), job)| {

@@ -46,7 +46,7 @@ pub(crate) fn config_map(
 }
 
 /// Returns the commit that all replicas fetch, once it is known. `fetch_job` is the name of the Job that fetches the
-/// model, if one does.
+/// model, if a Job fetches it.
 #[must_use]
 pub(crate) fn pinned(
     valid: &ValidDeployment,

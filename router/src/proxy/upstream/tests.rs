@@ -9,7 +9,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to a replica, which the test simulates.
+/// A connection to a replica, and the other end of it, with which the test simulates the replica.
 async fn connected() -> (Link, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -31,7 +31,7 @@ async fn all(link: &mut Link) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The answer to a request if the replica writes these pieces and closes the connection.
+/// Returns the answer to a request if the replica writes these pieces and closes the connection.
 async fn answer(pieces: [&[u8]; 2]) -> Result<(Parts, io::Result<Vec<u8>>, bool), SendError> {
     let (mut link, mut replica) = connected().await;
     let send = async move {
@@ -166,7 +166,7 @@ async fn a_stream_releases_the_body_of_its_request() {
     let (mut link, mut replica) = connected().await;
     let body = Bytes::from_owner(TrackedBytes(vec![b'x'; BYTES], Arc::clone(&is_released)));
     let read = async {
-        // This is the whole body, and at most a part of the head.
+        // Read the whole request: as many bytes as the body has, and then the rest, which is as long as the head.
         replica.read_exact(&mut vec![0; BYTES]).await.unwrap();
         let _ = replica.read(&mut [0; 1024]).await.unwrap();
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";

@@ -1,4 +1,4 @@
-//! The outputs of a step: what each sequence of the batch continues with.
+//! The outputs of a step: how each sequence of the batch continues.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ pub(super) struct GeneratedToken {
     pub(super) logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// What a sequence continues with.
+/// How a sequence continues.
 pub(super) enum StepOutput {
     /// The accepted drafts and the token sampled after them.
     Tokens {
         sequence: SequenceId,
         accepted_drafts: Vec<GeneratedToken>,
         token: GeneratedToken,
-        /// Whether the guide allows nothing after the token.
+        /// Whether the guide allows no token after this one.
         is_last: bool,
     },
-    /// Nothing, after the accepted drafts: the sequence has ended or failed.
+    /// No token follows the accepted drafts: the sequence has ended or failed.
     End { sequence: SequenceId, accepted_drafts: Vec<GeneratedToken> },
-    /// Nothing yet, because the guide is not ready.
+    /// No token is known yet, because the guide is not ready.
     Suspended { sequence: SequenceId },
-    /// The token of a beam that continues `parent`.
+    /// The next token of a beam that continues `parent`.
     Beam { sequence: SequenceId, parent: SequenceId, token: TokenId },
 }
 
@@ -47,7 +47,7 @@ impl StepOutput {
         }
     }
 
-    /// The output as the scheduler expects it. A sequence without a token gets an arbitrary one, and is aborted.
+    /// The output as the scheduler expects it. A sequence that ends gets an arbitrary token, and is aborted afterwards.
     pub(super) fn sampled_token(&self) -> SampledToken {
         match self {
             &Self::Suspended { sequence } => SampledToken::suspended(sequence),
@@ -66,16 +66,16 @@ impl StepOutput {
     }
 }
 
-/// The outputs of a step. The memory is reused from step to step.
+/// The outputs of a step. Their memory is reused in every step.
 #[derive(Default)]
 pub(super) struct StepOutputs {
     /// The outputs in the order of [`Batch::samples`].
     pub(super) outputs: Vec<StepOutput>,
-    /// The requests that could not be sampled.
+    /// The requests for which no token could be sampled.
     pub(super) failures: Vec<(u64, Failure)>,
     /// The requests whose search has ended.
     pub(super) finished_searches: Vec<u64>,
-    /// The requests in this step that search.
+    /// The requests in this step that use beam search.
     searching: Vec<u64>,
 }
 
@@ -96,7 +96,7 @@ impl StepOutputs {
         searching.clear();
     }
 
-    /// Samples a token for each sequence of `batch` that samples.
+    /// Samples a token for each sequence in the samples of `batch`.
     pub(super) fn sample_batch(
         &mut self,
         batch: &Batch,
@@ -194,7 +194,7 @@ impl StepOutputs {
         self.advance_search(number, requests, wait);
     }
 
-    /// Suspends a sequence. It is sampled from `logits` when its guide is ready.
+    /// Suspends a sequence. Its next token is sampled from `logits` when its guide is ready.
     fn suspend(&mut self, sequence: SequenceId, logits: Arc<[f32]>, requests: &mut Requests) {
         let active = requests.active.get_mut(&sequence.request);
         let active = active.expect("invariant: a scheduled request is active");
@@ -207,7 +207,7 @@ impl StepOutputs {
         self.outputs.push(StepOutput::End { sequence, accepted_drafts: Vec::new() });
     }
 
-    /// Samples a token for a sequence whose guide is ready. Returns the token that the scheduler gets.
+    /// Samples a token for a sequence whose guide is ready. Returns the token for the scheduler.
     fn sample(
         &mut self,
         sequence: SequenceId,
@@ -231,7 +231,8 @@ impl StepOutputs {
         token
     }
 
-    /// Samples after the last known token of a sequence, and after each draft token that equals the sampled one.
+    /// Samples a token after the last known token of a sequence, and after each draft token that equals the token
+    /// sampled for its position.
     fn verify_drafts<'a>(
         &mut self,
         batch: &Batch,
@@ -287,7 +288,7 @@ impl StepOutputs {
         self.outputs.push(output);
     }
 
-    /// Passes the candidates of a beam to its search. The search decides when it has those of all beams.
+    /// Passes the candidates of a beam to its search. The search advances when it has the candidates of all beams.
     fn add_candidates(
         &mut self,
         sequence: SequenceId,
@@ -345,7 +346,7 @@ impl StepOutputs {
 
 struct Sample {
     token: GeneratedToken,
-    /// Whether the guide allows nothing after the token.
+    /// Whether the guide allows no token after this one.
     is_last: bool,
 }
 
@@ -403,9 +404,10 @@ fn find_candidates(
     Ok(())
 }
 
-/// Moves the histories and guides of sequences with their beams. Adds to `complete` the sequences that nothing can follow.
+/// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences that no token
+/// can follow.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
-    // Copy everything before changing anything, because other beams may still need the old state of a parent.
+    // Copy the states of all parents before changing any, because several beams may continue the same parent.
     for &Move { slot, parent, is_beam, .. } in moves.iter().filter(|to| to.parent != to.slot) {
         let (slot, parent) = (slot as usize, parent as usize);
         if is_beam {

@@ -1,9 +1,10 @@
-//! A reentrant lock whose guard owns it.
+//! A reentrant lock whose guard shares the ownership of the lock.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// Lets one thread at a time use what the states of a [`Guide`](crate::Guide) share. The thread can lock it several times.
+/// Lets one thread at a time use the data that the states of a [`Guide`](crate::Guide) share. A thread can acquire the
+/// lock several times.
 #[derive(Debug, Default)]
 pub struct ThreadLock {
     owner: Mutex<Option<Owner>>,
@@ -21,14 +22,14 @@ struct Owner {
 pub struct ThreadGuard(Arc<ThreadLock>);
 
 impl ThreadLock {
-    /// Acquires the lock, and waits while another thread has it.
+    /// Acquires the lock, and waits while another thread holds it.
     pub fn lock(self: &Arc<Self>) -> ThreadGuard {
         let is_locked = |owner: &mut Option<Owner>| owner.as_ref().is_some_and(Owner::is_other);
         let owner = self.freed.wait_while(self.owner(), is_locked);
         self.acquire(owner.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Acquires the lock without waiting. `None` if another thread has it.
+    /// Acquires the lock without waiting. `None` if another thread holds it.
     pub fn try_lock(self: &Arc<Self>) -> Option<ThreadGuard> {
         let owner = self.owner();
         if owner.as_ref().is_some_and(Owner::is_other) { None } else { Some(self.acquire(owner)) }
@@ -41,7 +42,7 @@ impl ThreadLock {
     }
 
     fn owner(&self) -> MutexGuard<'_, Option<Owner>> {
-        // Nothing panics while the mutex is locked.
+        // No code panics while the mutex is locked.
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

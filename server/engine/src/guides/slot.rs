@@ -14,7 +14,7 @@ use crate::request::Failure;
 pub(crate) enum GuideSlot {
     /// The guide has not started.
     New(Arc<dyn Guide>),
-    /// The last token is committed, and the allowed next tokens are not computed yet.
+    /// The last token is committed, but the allowed next tokens are not computed yet.
     Idle(GuideRun),
     /// A thread computes the allowed next tokens.
     Pending,
@@ -22,13 +22,13 @@ pub(crate) enum GuideSlot {
     Ready(ReadyGuide),
     /// The guide failed. The request fails when the sequence is sampled.
     Failed(GuideError),
-    /// Nothing can follow the tokens of the sequence.
+    /// No token can follow the tokens of the sequence.
     Complete,
     /// The sequence has ended or failed, or has no beam.
     Released,
 }
 
-/// The state of a running guide, and the set of allowed tokens that it fills.
+/// The state of a running guide, and its set of allowed tokens.
 #[derive(Debug)]
 pub(crate) struct GuideRun {
     pub(super) state: Box<dyn GuideState>,
@@ -40,7 +40,7 @@ pub(crate) struct GuideRun {
 pub(crate) struct ReadyGuide {
     pub(super) run: GuideRun,
     pub(super) progress: Progress,
-    /// The allowed tokens after each draft token. The first draft is the last element.
+    /// The allowed tokens after each draft token, in reverse order.
     pub(super) lookahead: Vec<LookaheadStep>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct LookaheadStep {
 pub(crate) enum GuideDecision<'a> {
     /// One of these tokens is sampled.
     Sample(&'a TokenSet),
-    /// The sequence has ended, because nothing can follow.
+    /// The sequence has ended, because no token can follow.
     End,
 }
 
@@ -72,8 +72,8 @@ impl GuideSlot {
         Self::New(Arc::clone(guide))
     }
 
-    /// Decides how a sequence with this many generated tokens continues. Stop tokens are allowed if the form may end and
-    /// `min_tokens` are generated. If nothing but the end can follow, the sequence ends whatever `stop` says.
+    /// Decides how a sequence with this many generated tokens continues. Stop tokens are allowed if the form may end
+    /// and `min_tokens` tokens have been generated. If only the end can follow, the sequence ends regardless of `stop`.
     pub(crate) fn decide(
         &mut self,
         stop: &StopCriteria,
@@ -121,7 +121,7 @@ impl GuideSlot {
         }
     }
 
-    /// A copy for another sequence that continues from here.
+    /// Returns a copy for another sequence that continues from the same state.
     pub(crate) fn fork(&self) -> Self {
         match self {
             Self::New(guide) => Self::New(Arc::clone(guide)),
@@ -136,7 +136,7 @@ impl GuideSlot {
         }
     }
 
-    /// Commits the sampled token. Returns whether nothing can follow it.
+    /// Commits the sampled token. Returns true if no token can follow it.
     pub(crate) fn commit(&mut self, token: TokenId, stop: &StopCriteria) -> Result<bool, GuideError> {
         let Self::Ready(ReadyGuide { mut run, mut lookahead, .. }) = std::mem::replace(self, Self::Released)
         else {
@@ -185,10 +185,10 @@ impl TimeSpent {
     }
 }
 
-/// The time that the guides of a request take.
+/// The time that the jobs of a request's guides take.
 #[derive(Debug, Default)]
 pub(crate) struct GuideTime {
     pub(super) spent: Arc<TimeSpent>,
-    /// The average time of recent jobs, or zero before the first.
+    /// The average time of recent jobs, or zero before the first job.
     pub(super) average: Duration,
 }

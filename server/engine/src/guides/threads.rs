@@ -1,7 +1,7 @@
 //! The threads that compute the allowed tokens of guides, and their queue.
 //!
-//! The queue is sorted by deadline, and a job that usually takes longer has a later one. So a quick guide does not wait behind
-//! many slow ones, and a slow guide waits for a bounded time.
+//! The queue is sorted by deadline, and a job that usually takes longer has a later deadline. So a quick guide does not
+//! wait behind many slow ones, and a slow guide waits for a bounded time.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,11 +20,12 @@ use crate::waker::Waker;
 pub(super) struct Job {
     pub(super) sequence: SequenceId,
     pub(super) work: Work,
-    /// Draft tokens, after which the allowed tokens are computed as well.
+    /// Draft tokens. The allowed tokens after each of them are computed as well.
     pub(super) drafts: Vec<TokenId>,
-    /// The time that the request has spent so far. It is gone if the request has ended, and the result is not needed.
+    /// The time that the request has spent so far. If the reference is no longer valid, the request has ended and its
+    /// result is not needed.
     pub(super) spent: Weak<TimeSpent>,
-    /// The time that the request may spend in all.
+    /// The total time that the request may spend.
     pub(super) time_max: Duration,
     /// The time that a job of this request usually takes.
     pub(super) expected_time: Duration,
@@ -72,14 +73,14 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Jobs {
-    /// The jobs by their deadlines, then in the order in which they were added.
+    /// The jobs, sorted by their deadlines and then by the order in which they were added.
     waiting: BTreeMap<(Duration, u64), Job>,
     added: u64,
     is_closed: bool,
 }
 
 impl GuideThreads {
-    /// The threads are started by the first job.
+    /// Creates an empty queue. The first job starts the threads.
     pub(super) fn new(clock: Clock, waker: Waker) -> (Self, mpsc::Receiver<JobResult>) {
         // The number of jobs is limited by the number of running sequences.
         let (results, receiver) = mpsc::channel();
@@ -92,7 +93,7 @@ impl GuideThreads {
             self.start();
         }
         if self.handles.is_empty() {
-            // No thread could be started: compute the result on this one.
+            // No thread could be started, so compute the result on the current thread.
             self.executor.execute(job);
             return;
         }
@@ -133,7 +134,7 @@ impl Drop for GuideThreads {
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, Jobs> {
-        // Nothing panics while the lock is held.
+        // No code panics while the lock is held.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -171,7 +172,7 @@ impl Executor {
 
 fn compute(job: Job) -> Result<ReadyGuide, GuideError> {
     let Job { work, drafts, .. } = job;
-    // A state that panicked is dropped.
+    // Unwind safety: a state that panicked is dropped.
     let result = catch_unwind(AssertUnwindSafe(|| match work {
         Work::Start(guide, allowed) => allow_next(GuideRun { state: guide.start()?, allowed }),
         Work::Continue(run) => allow_next(run),

@@ -5,7 +5,7 @@ use server_scheduler::TokenId;
 use super::scan::Peak;
 use crate::guide::{SetBits, TokenSet};
 
-/// If fewer than one token in this many is allowed, only the allowed logits are read.
+/// If fewer than one in this many tokens is allowed, only the logits of allowed tokens are read.
 const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;
@@ -34,12 +34,12 @@ pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
     finite.then_some(best)
 }
 
-/// The greatest of the logits whose bits are set, and whether all of these are valid.
+/// The greatest of the logits whose bits in `word` are set, and whether all of them are valid.
 fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
     let mut greatest = f32::NEG_INFINITY;
     let mut numbers = true;
     if let (u32::MAX, Ok(logits)) = (word, <&[f32; WORD]>::try_from(logits)) {
-        // Without branches, so that the compiler vectorizes the loop.
+        // This loop has no branches, so that the compiler vectorizes it.
         for &logit in logits {
             greatest = if logit > greatest { logit } else { greatest };
             numbers &= logit <= f32::MAX;
@@ -91,7 +91,7 @@ mod tests {
     use crate::request::Sampling;
     use crate::sampler::{History, SampleError, Sampler, SamplingContext};
 
-    /// Samples among `allowed`, and with a bias that bans the others.
+    /// Samples once with the guide's set `allowed`, and once with a bias that bans all other tokens.
     fn both_ways(
         logits: &[f32],
         allowed: &TokenSet,

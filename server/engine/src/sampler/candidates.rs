@@ -4,11 +4,12 @@ use super::{SampleError, Sampler, SamplingContext, adjust, adjusts, allowed, sca
 use crate::search::{Candidate, Candidates};
 
 impl Sampler {
-    /// Returns the `count` most probable tokens, most probable first, or fewer if fewer have any probability. Their log probabilities
-    /// are among the tokens that bias, penalties, bans and a guide leave. Temperature, `top_k`, `top_p` and `min_p` have no effect.
+    /// Returns the `count` most probable tokens, most probable first, or fewer if fewer have a probability above zero.
+    /// Their log probabilities are normalized over the tokens that remain after bias, penalties, bans and a guide.
+    /// Temperature, `top_k`, `top_p` and `min_p` have no effect.
     ///
     /// # Errors
-    /// As for [`Self::sample`].
+    /// The same as for [`Self::sample`].
     pub(crate) fn candidates(
         &mut self,
         logits: &[f32],

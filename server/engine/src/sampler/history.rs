@@ -1,4 +1,4 @@
-//! The tokens of a sequence that penalties need: which tokens it has, and how often it generated them.
+//! The tokens of a sequence that penalties need: its distinct tokens, and how often it generated each of them.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use server_scheduler::TokenId;
 
 use crate::request::Sampling;
 
-/// The tokens of one sequence, as far as its sampling parameters need them.
+/// The tokens of one sequence that its sampling parameters need.
 #[derive(Clone, Debug)]
 pub struct History {
     /// The distinct tokens of the prompt in ascending order. Empty if no penalty needs them.
     prompt: Arc<[TokenId]>,
     /// The generated tokens in ascending order, with their counts. Empty if no penalty needs them.
     counts: Vec<(TokenId, u32)>,
-    /// The last generated tokens, as many as bad words need.
+    /// The last generated tokens: as many as the bad words need.
     recent: Vec<TokenId>,
     recent_max: usize,
     generated: u32,
@@ -62,7 +62,7 @@ impl History {
         self.generated
     }
 
-    /// The last generated tokens, as many as [`Sampling::bad_words`] needs.
+    /// The last generated tokens: as many as [`Sampling::bad_words`] needs.
     pub(super) fn recent(&self) -> &[TokenId] {
         &self.recent
     }

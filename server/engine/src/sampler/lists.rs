@@ -1,4 +1,4 @@
-//! Bans by the token lists of a request.
+//! Bans tokens according to the token lists of a request.
 
 use server_scheduler::TokenId;
 
@@ -17,7 +17,7 @@ pub(super) fn ban_others(logits: &mut [f32], allowed: &[TokenId]) {
     }
 }
 
-/// The last tokens of the bad words whose other tokens are at the end of `recent`.
+/// The last token of each bad word whose other tokens are at the end of `recent`.
 pub(super) fn completing<'a>(
     words: &'a [Vec<TokenId>],
     recent: &'a [TokenId],

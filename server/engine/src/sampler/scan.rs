@@ -5,19 +5,19 @@ use server_scheduler::TokenId;
 
 use super::select::Candidate;
 
-/// Number of logits that are summed or searched at a time. A multiple of [`LANES`].
+/// Number of logits that are summed or searched at a time. It is a multiple of [`LANES`].
 pub(super) const BLOCK: usize = 256;
 const LANES: usize = 16;
 
-/// The greatest logit, and the lowest token that has it.
+/// The greatest logit, and the lowest token id with this logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Peak {
     pub(super) value: f32,
     pub(super) token: TokenId,
 }
 
-/// The peak of `logits`. `None` if one of them is NaN or positive infinity. The token is searched only in the block that raised the
-/// maximum last.
+/// The peak of `logits`. `None` if one of them is NaN or positive infinity. Only the last block that raised the maximum
+/// is searched for the token.
 pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
     let mut best = f32::NEG_INFINITY;
     let mut best_block = 0;
@@ -78,13 +78,13 @@ pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
     }
 }
 
-/// `e` to the power of `x`, for `x <= 0`: relative error below 2e-7, zero where the result is not a normal
-/// number (and for NaN). `f32::exp` is a call to the C library, which prevents vectorization.
+/// Returns `e` to the power of `x`, for `x <= 0`, with a relative error below 2e-7. The result is zero where it would
+/// not be a normal number, and for NaN. `f32::exp` is a call to the C library, which prevents vectorization.
 #[inline]
 fn exp(x: f32) -> f32 {
-    /// Below this, the result is less than the smallest normal number.
+    /// Below this limit, the result is less than the smallest normal number.
     const X_MIN: f32 = -87.3;
-    /// Adding this leaves the rounded integer in the low bits of the mantissa, biased as an exponent.
+    /// Adding this number leaves the rounded integer in the low bits of the mantissa, with the bias of an exponent.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -94,7 +94,7 @@ fn exp(x: f32) -> f32 {
     let power = f32::from_bits(shifted.to_bits() << 23);
     let n = shifted - ROUND;
     let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    // The polynomial of Cephes' expf, on [-ln 2 / 2, ln 2 / 2].
+    // This is the polynomial of Cephes' `expf` on [-ln 2 / 2, ln 2 / 2].
     let p = 1.987_569_1e-4;
     let p = p * r + 1.398_2e-3;
     let p = p * r + 8.333_452e-3;

@@ -9,7 +9,7 @@ use server_scheduler::TokenId;
 pub(super) struct Candidate {
     pub(super) token: TokenId,
     pub(super) logit: f32,
-    /// Proportional to the probability; 1 for the most probable token.
+    /// The weight is proportional to the probability, and 1 for the most probable token.
     pub(super) weight: f32,
 }
 
@@ -41,7 +41,7 @@ impl Cutoff {
         Self { logit: last.logit, token: last.token }
     }
 
-    /// Whether the token is kept. A token without probability never is.
+    /// Whether the token is kept. A token with zero probability is never kept.
     pub(super) fn keeps(self, logit: f32, token: TokenId) -> bool {
         logit > self.logit || (logit == self.logit && token <= self.token && logit > f32::NEG_INFINITY)
     }
@@ -57,11 +57,12 @@ const BLOCK: usize = 64;
 /// The smallest capacity for candidates, so that a small `count` does not cause a selection every few tokens.
 const ROOM_MIN: usize = 128;
 
-/// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have any probability. Returns the cut that keeps
-/// exactly these.
+/// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
+/// Returns the cut that keeps exactly these tokens.
 ///
-/// `top` fills to twice the count, and then loses its worse half. From then on, only tokens better than the worst remaining one are
-/// added. So the cost is proportional to the vocabulary whatever the order of the logits.
+/// When `top` has twice as many tokens as requested, its worse half is removed. After that, only tokens better than the
+/// worst remaining one are added. So the cost is proportional to the size of the vocabulary, whatever the order of the
+/// logits.
 pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {
@@ -114,8 +115,9 @@ const BUCKETS: usize = 1024;
 
 /// The smallest prefix of `candidates` whose weights add up to `mass`. The order of `candidates` is undefined afterwards.
 ///
-/// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass` is searched.
-/// The search partitions at the middle and continues in the half in which the sum crosses.
+/// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass`
+/// is searched. The search partitions the candidates at the middle, and continues in the half in which the sum crosses
+/// `mass`.
 ///
 /// # Panics
 /// If `candidates` is empty.
@@ -139,8 +141,8 @@ pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cutoff 
     Cutoff::after(&rest[0])
 }
 
-/// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, or of the last one with any weight if there is none
-/// because of rounding. Returns the weight of all more probable candidates.
+/// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, or those of the last bucket with a
+/// weight above zero if rounding prevents that. Returns the weight of all more probable candidates.
 fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
@@ -167,7 +169,7 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     before
 }
 
-// Without an early exit, so that the compiler vectorizes the loop.
+// This loop has no early exit, so that the compiler vectorizes it.
 fn exceeds(block: &[f32], threshold: f32) -> bool {
     block.iter().fold(false, |any, &logit| any | (logit > threshold))
 }

@@ -43,7 +43,7 @@ fn reference(
             *x = f32::NEG_INFINITY;
         }
     }
-    // Single precision up to here, like the sampler, so that equal logits stay equal.
+    // The logits up to here have single precision, as in the sampler, so that equal logits remain equal.
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].partial_cmp(&x[a]).unwrap().then(a.cmp(&b)));
@@ -72,8 +72,8 @@ fn reference(
     probabilities
 }
 
-/// The token at which the cumulative probabilities exceed `u`, and the distance of `u` from its boundaries. If `u` is too close,
-/// rounding may lead to a neighbor.
+/// Returns the token at which the cumulative probabilities exceed `u`, and the distance of `u` from the token's
+/// boundaries. If `u` is too close to a boundary, rounding may select a neighbor.
 fn invert(probabilities: &[f64], u: f64) -> (TokenId, f64) {
     let mut sum = 0.0;
     for (token, &probability) in (0..).zip(probabilities) {
@@ -89,7 +89,7 @@ fn random_logits(rng: &mut StdRng, length: usize) -> Vec<f32> {
     let (spread, shape) = (rng.random_range(0.1f32..20.0), rng.random_range(0..4));
     let mut logits: Vec<f32> = (0..length).map(|_| spread * rng.random_range(-1f32..1.0)).collect();
     match shape {
-        // Many equal logits.
+        // Round the logits, so that many are equal.
         0 => logits.iter_mut().for_each(|logit| *logit = logit.round()),
         1 => logits.sort_unstable_by(f32::total_cmp),
         2 => {
@@ -166,7 +166,7 @@ fn draws_follow_the_probabilities() {
     let logits: Vec<f32> = [0.30f32, 0.05, 0.15, 0.02, 0.18, 0.12, 0.08, 0.10].map(f32::ln).to_vec();
     let draws = 40_000;
     for (index, filtered) in [(0, false), (1, false), (0, true)] {
-        // A nucleus of almost everything uses the other path to the same distribution.
+        // A nucleus that contains almost all tokens uses the other code path, with the same distribution.
         let top_p = if filtered { 0.999_999 } else { 1.0 };
         let sampling = Sampling { seed: 11, top_p, ..sampling(1.0) };
         let (mut history, stop) = (History::new(&[], &sampling), StopCriteria::default());
@@ -195,7 +195,7 @@ fn a_draw_depends_on_seed_sequence_and_position() {
     let mut all = [draws(3, 0), draws(3, 1), draws(4, 0), draws(0, 0), draws(u64::MAX, 0)].concat();
     all.sort_unstable();
     all.dedup();
-    assert_eq!(all.len(), 5 * 64, "no two are the same");
+    assert_eq!(all.len(), 5 * 64, "all draws differ");
     assert!(all.iter().all(|&bits| (0.0..1.0).contains(&f64::from_bits(bits))));
 }
 
@@ -235,7 +235,7 @@ fn extreme_temperatures_are_greedy_and_uniform() {
         }
         seen[choose(&logits, &Sampling { seed, ..sampling(f32::MAX) }).unwrap() as usize] += 1;
     }
-    assert_eq!(seen[3], 0, "what has no probability is never drawn");
+    assert_eq!(seen[3], 0, "a token with zero probability is never drawn");
     assert!(seen[..3].iter().all(|&count| count > 90), "{seen:?}");
 }
 
@@ -375,7 +375,7 @@ fn extreme_penalties_leave_a_token_to_sample() {
             };
             let chosen = Sampler::new().sample(&logits, &context);
             assert!(chosen.is_ok_and(|token| token < 1000), "{sampling:?}: {chosen:?}");
-            Sampler::new().candidates(&logits, &context, 8).expect("some are left");
+            Sampler::new().candidates(&logits, &context, 8).expect("some tokens remain");
         }
     }
 }

@@ -4,10 +4,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::*;
 
 const VOCABULARY: u32 = 6;
-/// Ends a text.
+/// The token that ends a text.
 const END: TokenId = 0;
 
-/// A model whose log probabilities depend on all that came before.
+/// A model whose log probabilities depend on all previous tokens.
 fn model(seed: u64, text: &[TokenId]) -> Vec<f32> {
     let mut state = crate::hash::mix(seed);
     for &token in text {
@@ -45,7 +45,7 @@ fn case(seed: u64) -> Case {
     Case { seed, width, params, stop }
 }
 
-/// The texts that a search finds, with the texts of its slots kept beside it.
+/// Returns the results of a search, whose slots' texts are recorded outside the search.
 fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     let mut search = Search::new(case.params.clone(), case.width, case.stop.clone());
     let mut texts = vec![Vec::new(); case.width as usize];
@@ -67,9 +67,8 @@ fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
         }
         let before = texts.clone();
         for to in &moves {
-            let from =
-                moves.iter().find(|from| from.slot == to.parent).expect("what is gone on from goes on");
-            assert_eq!(from.parent, from.slot, "from its own");
+            let from = moves.iter().find(|from| from.slot == to.parent).expect("a parent continues");
+            assert_eq!(from.parent, from.slot, "a parent continues its own tokens");
             texts[to.slot as usize].clone_from(&before[to.parent as usize]);
             texts[to.slot as usize].push(to.token);
         }
@@ -81,7 +80,7 @@ fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     search.results().into_iter().map(tokens).collect()
 }
 
-/// The same search written down as it is defined, with whole texts.
+/// Returns the results of a straightforward implementation of the search's definition, with whole texts.
 fn expected(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     type Text = (Vec<TokenId>, f64);
     let BeamSearch {
@@ -227,7 +226,7 @@ fn a_slot_without_a_beam_follows_the_best_beam() {
     search.add_candidates(0, options(&[(1, -2.0)]));
     search.add_candidates(1, options(&[(1, -0.1), (2, -0.2)]));
     assert_eq!(search.advance(), [to(1, 1, 1, true), to(0, 1, 2, true)]);
-    // One is complete as it is: it is a result without a token more.
+    // One beam is complete: it becomes a result without a further token.
     search.add_candidates(0, Candidates { is_complete: true, ..Candidates::default() });
     search.add_candidates(1, options(&[(END, -0.1)]));
     assert_eq!(search.advance(), []);
@@ -240,7 +239,7 @@ fn a_slot_without_a_beam_follows_the_best_beam() {
     assert_eq!(texts, [vec![5, 4, 1, END], vec![5, 4, 2]]);
 }
 
-/// Ends where the last tokens are these.
+/// Ends a beam whose last tokens are these.
 #[derive(Debug)]
 struct Run(Vec<TokenId>);
 

@@ -1,9 +1,9 @@
-//! The answers of a simulated model in a conversation: one text for each turn. The turn is determined from the tokens alone, so the
-//! same conversation has the same answer on every replica and from every cache.
+//! The answers of a simulated model in a conversation: one text for each turn. The turn is determined from the tokens
+//! alone, so the same conversation gets the same answer on every replica and with every cache.
 
 use server_scheduler::TokenId;
 
-/// The answers of a model in its turns.
+/// The answers of a model in each of its turns.
 #[derive(Clone, Debug)]
 pub struct SimScript {
     /// The tokens that open a turn of the model. They must not be empty.

@@ -1,15 +1,15 @@
-//! The measured costs of steps with and without drafts, and what drafts have saved so far.
+//! The measured costs of steps with and without drafts, and the time that drafts have saved so far.
 //!
-//! An accepted draft saves what a sequence costs in a step that computes one token of each sequence. It costs what it adds to a
-//! step, and the time of the draft model if that model proposed it.
+//! An accepted draft saves the cost of a sequence in a step that computes one token of each sequence. The cost of a
+//! draft is the time that it adds to a step, plus the time of the draft model if that model proposed it.
 
 /// The measured costs, by the number of sequences in a step: see [`bucket`].
 #[derive(Debug)]
 pub(super) struct Costs {
     by_sequences: [Cost; BUCKETS],
-    /// Seconds for each sequence in a run of the draft model that computes one token of each.
+    /// Seconds per sequence in a run of the draft model that computes one token of each sequence.
     runs: [Estimate; BUCKETS],
-    /// Seconds for a token that the draft model only reads.
+    /// Seconds per token that the draft model reads without proposing a draft after it.
     reading: Estimate,
     balance: Balance,
 }
@@ -20,14 +20,14 @@ struct Cost {
     sequence: Estimate,
     /// Seconds for a draft.
     draft: Estimate,
-    /// Number of steps with drafts since the last one without.
+    /// Number of steps with drafts since the last step without drafts.
     steps_with_drafts: u32,
 }
 
 /// The costs in a step with a given number of sequences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prices {
-    /// Seconds for a sequence. It is 0 in a simulation without time, in which every draft is worth its cost.
+    /// Seconds per sequence. The value is 0 in a simulation without time, in which every draft is worth its cost.
     pub(super) sequence: f64,
     /// Seconds for a draft.
     pub(super) draft: f64,
@@ -41,17 +41,18 @@ pub(super) struct StepCosts {
     pub(super) accepted: u32,
     /// Whether the step computed prompts as well.
     pub(super) has_prompts: bool,
-    /// Seconds of the whole step, including those of the draft model.
+    /// Seconds of the whole step, including the draft model.
     pub(super) step_seconds: f64,
     /// Seconds of the draft model.
     pub(super) draft_seconds: f64,
 }
 
-/// Number of steps with drafts after which a step without drafts measures what they save.
+/// Number of steps with drafts after which a step without drafts measures the time that drafts save.
 const PLAIN_INTERVAL: u32 = 64;
-/// Number of steps without drafts before the first with drafts. A single step might be an outlier.
+/// Number of steps without drafts before the first step with drafts. A single step might be an outlier.
 const PLAIN_STEPS_MIN: usize = 2;
-/// The factor by which the probability of a draft must exceed the break-even probability, since measurements are not exact.
+/// The factor by which the probability of a draft must exceed the break-even probability, because measurements are not
+/// exact.
 const MARGIN: f64 = 1.15;
 /// The assumed cost of a draft before it is measured, as a fraction of the cost of a sequence.
 const INITIAL_DRAFT_COST: f64 = 0.4;
@@ -61,7 +62,8 @@ const WEIGHT: f64 = 0.2;
 const EXACT_BUCKETS: usize = 16;
 const BUCKETS: usize = EXACT_BUCKETS + 4 * 16;
 
-/// The index of the costs with this number of sequences. Small numbers have a bucket each, larger ones four per octave.
+/// The index of the costs with this number of sequences. Each small number has its own bucket, and larger numbers have
+/// four buckets per power of two.
 fn bucket(num_sequences: u32) -> usize {
     let num_sequences = num_sequences.max(1) as usize;
     if num_sequences <= EXACT_BUCKETS {
@@ -71,7 +73,7 @@ fn bucket(num_sequences: u32) -> usize {
     (EXACT_BUCKETS + (octaves * 4.0) as usize).min(BUCKETS - 1)
 }
 
-/// An average of medians, which a single slow step does not change.
+/// An average of medians, so that a single slow step does not change it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     recent: [f64; 3],
@@ -100,18 +102,18 @@ impl Estimate {
     }
 }
 
-/// What drafts have saved minus their costs, and the time of all steps. Both decay exponentially.
+/// The time that drafts have saved minus their costs, and the time of all steps. Both decay exponentially.
 #[derive(Debug, Default)]
 struct Balance {
     saved: f64,
     time: f64,
 }
 
-/// The largest loss by drafts, as a fraction of the time.
+/// The largest accepted loss of time by drafts, as a fraction of the time of all steps.
 const LOSS_MAX: f64 = 0.03;
 /// The time constant of the decay, in steps.
 const WINDOW: f64 = 1024.0;
-/// The number of steps without loss that is assumed at the start.
+/// The number of steps without loss that are assumed at the start.
 const CREDIT: f64 = 100.0;
 
 impl Balance {
@@ -162,7 +164,7 @@ impl Costs {
         let saved = match (drafts, measured) {
             (0, _) => -draft_seconds,
             (_, Some(measured)) => sequence * f64::from(accepted) - measured - draft_seconds,
-            // The time of a step with prompts and without drafts is not known.
+            // The time that a step with prompts would take without drafts is not known.
             (_, None) => {
                 let draft = draft.unwrap_or(INITIAL_DRAFT_COST * sequence);
                 sequence * f64::from(accepted) - draft * f64::from(drafts) - draft_seconds
@@ -174,7 +176,8 @@ impl Costs {
     /// Records a run of the draft model.
     pub(super) fn record_run(&mut self, num_sequences: u32, tokens: u32, seconds: f64) {
         let run = &mut self.runs[bucket(num_sequences)];
-        // If all drafts were accepted, the next run reads the last draft and the token after it. That is part of drafting.
+        // If all drafts were accepted, the next run reads the last draft and the token after it. These tokens count as
+        // drafting, not as reading.
         if tokens <= 3 * num_sequences {
             run.add(seconds / f64::from(num_sequences));
         } else {
@@ -193,24 +196,25 @@ impl Costs {
         (!is_plain_due && self.balance.allows_drafts()).then_some(Prices { sequence, draft })
     }
 
-    /// Seconds for each sequence in a run of the draft model. It is 0 if it is not known, so that it gets measured.
+    /// Seconds per sequence in a run of the draft model. An unknown cost is 0, so that the model is used and its cost
+    /// is measured.
     pub(super) fn run(&self, num_sequences: u32) -> f64 {
         self.runs[bucket(num_sequences)].get().unwrap_or(0.0)
     }
 
-    /// Whether the cost of reading was measured.
+    /// Whether the cost of reading has been measured.
     pub(super) fn has_reading_cost(&self) -> bool {
         self.reading.get().is_some()
     }
 
-    /// Seconds for a token that the draft model only reads, or 0 if it is not known.
+    /// Seconds per token that the draft model only reads, or 0 if the cost is not known.
     pub(super) fn reading(&self) -> f64 {
         self.reading.get().unwrap_or(0.0)
     }
 }
 
 impl Prices {
-    /// The smallest probability at which a draft is worth its cost, if it takes this many seconds to propose.
+    /// The smallest probability at which a draft is worth its cost, if its proposal takes this many seconds.
     pub(super) fn threshold(&self, proposal_seconds: f64) -> f32 {
         if self.sequence > 0.0 {
             (MARGIN * (self.draft + proposal_seconds) / self.sequence) as f32
@@ -260,11 +264,11 @@ mod tests {
         };
         let mut costs = Costs::default();
         for _ in 0..PLAIN_STEPS_MIN {
-            assert_eq!(threshold(&costs, 4), None, "too few steps are measured");
+            assert_eq!(threshold(&costs, 4), None, "too few steps have been measured");
             costs.record_step(step(4, 0, 0.040));
         }
         close(threshold(&costs, 4), INITIAL_DRAFT_COST);
-        // Each of the six drafts costs half of what a sequence does.
+        // Each of the six drafts costs half as much as a sequence.
         costs.record_step(step(4, 6, 0.070));
         close(threshold(&costs, 4), 0.5);
         close(costs.prices(4).map(|prices| prices.threshold(0.002)), 0.7);
@@ -309,7 +313,7 @@ mod tests {
         let prices = Prices { sequence: 1.0, draft: 0.1 };
         assert_eq!(prices.gain(0.0, 5, 0.1), 0.0);
         assert_eq!(prices.gain(0.9, 0, 0.1), 0.0);
-        // Two tokens take 1.2 instead of 2.
+        // Two tokens take 1.2 seconds instead of 2 seconds.
         assert!((prices.gain(1.0, 1, 0.1) - 0.4).abs() < 1e-9);
         assert!(prices.gain(0.9, 5, 0.1) > prices.gain(0.9, 1, 0.1));
     }

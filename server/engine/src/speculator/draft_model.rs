@@ -6,9 +6,9 @@
 //!                                                 └──────────────── the draft ◄─────────────┘
 //! ```
 //!
-//! Drafts are sampled as the target's tokens are: with the same parameters, seed and position. So a draft model that equals the
-//! target is always right, even if the most probable token is not sampled. An error of the draft model costs drafts, and
-//! nothing else.
+//! Drafts are sampled like the target's tokens: with the same parameters, seed and position. So all drafts of a model
+//! that equals the target are accepted, even where the most probable token is not sampled. An error of the draft model
+//! only reduces the number of drafts.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ pub(super) struct DraftModel {
     /// Number of tokens in the target's vocabulary.
     vocabulary: usize,
     cache: CacheDigests,
-    /// Number of tokens in a run that reads texts at most.
+    /// Maximum number of tokens in a run that reads texts.
     max_read_tokens: usize,
-    /// The same limit for the current step.
+    /// Maximum number of tokens that such a run reads in the current step.
     step_read_tokens: usize,
     sampler: Sampler,
     is_broken: bool,
-    // Reused from step to step for their memory.
+    // These buffers are reused in every step.
     drafting: Vec<DraftingSequence>,
     batch: Batch,
     /// The digest of each token of the batch.
@@ -50,7 +50,7 @@ pub(super) struct DraftModel {
 /// A sequence for which the model proposes drafts in this step.
 struct DraftingSequence {
     sequence: SequenceId,
-    /// The range of its block table in the target's batch.
+    /// The range of the sequence's block table in the target's batch.
     blocks: std::ops::Range<u32>,
     /// Number of drafts for which there is room.
     remaining: usize,
@@ -58,7 +58,7 @@ struct DraftingSequence {
     cached_tokens: usize,
     /// Number of tokens of the text that were not in the cache at the start of the step.
     unread_tokens: usize,
-    /// The history as if the drafts had been sampled.
+    /// The history of the sequence as if the drafts had been sampled.
     history: History,
     /// The last draft and the digest of the text up to it. `None` while the text is read.
     last_draft: Option<(TokenId, u64)>,
@@ -109,15 +109,15 @@ impl DraftModel {
         self.layout.block_tokens
     }
 
-    /// Whether the model can propose up to `max_drafts` tokens after a text: the text is not too long, and all its tokens are in
-    /// the model's vocabulary.
+    /// Whether the model can propose up to `max_drafts` tokens after a text. The text must not be too long, and all its
+    /// tokens must be in the model's vocabulary.
     pub(super) fn can_read(&self, text: &Text, max_drafts: usize) -> bool {
         let fits = text.len() + max_drafts <= self.max_model_len;
         !self.is_broken && fits && text.is_in_vocabulary(self.layout.vocabulary)
     }
 
-    /// Proposes drafts for the sequences of `target` that have room for drafts of this model. There may be fewer drafts than
-    /// there is room for.
+    /// Proposes drafts for the sequences of `target` that have room for drafts of this model. The number of drafts may
+    /// be less than the room allows.
     pub(super) fn propose(
         &mut self,
         target: &Batch,
@@ -157,8 +157,8 @@ impl DraftModel {
         }
     }
 
-    /// Collects the sequences that need drafts. Those with the most tokens to read are last, so that the others do not wait for
-    /// them.
+    /// Collects the sequences that need drafts. The sequences with the most tokens to read come last, so that the
+    /// others do not wait for them.
     fn collect_sequences(
         &mut self,
         target: &Batch,
@@ -190,8 +190,8 @@ impl DraftModel {
         drafting.sort_by_key(|drafting| drafting.unread_tokens);
     }
 
-    /// Fills the batch of the next run: the unread text or the last draft of each sequence. A sequence is skipped in this step if
-    /// its text does not fit, or if another sequence reads the same blocks.
+    /// Fills the batch of the next run: the unread text or the last draft of each sequence. A sequence is skipped in
+    /// this step if its text does not fit, or if another sequence writes the same blocks.
     fn fill_batch(&mut self, target: &Batch, drafters: &mut BTreeMap<u64, RequestDrafter>) {
         let Self { drafting, batch, digests, written_blocks, layout, step_read_tokens, .. } = self;
         batch.clear();
@@ -210,7 +210,7 @@ impl DraftModel {
                     return false;
                 };
                 let unread = text.len() - drafting.cached_tokens;
-                // The last token and a draft before it do not count as reading.
+                // The last token and a draft before it are not counted as reading.
                 let count =
                     if unread <= 2 { unread } else { unread.min(step_read_tokens.saturating_sub(start)) };
                 let range = drafting.cached_tokens..drafting.cached_tokens + count;
@@ -218,7 +218,7 @@ impl DraftModel {
                 if count == 0 || blocks.iter().any(|block| written_blocks.contains(block)) {
                     return false;
                 }
-                // Only shared blocks can occur again.
+                // Only blocks that are shared can also occur in other sequences.
                 written_blocks.extend_from_slice(blocks);
                 batch.tokens.extend(text.tokens(range.clone()));
                 digests.extend(text.digests(range));
@@ -241,15 +241,15 @@ impl DraftModel {
                 samples: samples..batch.samples.len() as u32,
                 scored_tokens: 0..0,
                 num_draft_tokens: 0,
-                // Adapters belong to the target model.
+                // The draft model has no adapters.
                 adapter: 0,
             });
             true
         });
     }
 
-    /// Runs the batch, and samples a draft for each sequence whose text is read. Sequences that need another run stay in
-    /// `drafting`.
+    /// Runs the batch, and samples a draft for each sequence whose text is read. Sequences that need another run remain
+    /// in `drafting`.
     fn run(
         &mut self,
         requests: &Requests,
@@ -266,7 +266,7 @@ impl DraftModel {
         let logits = match result {
             Ok(logits) => logits,
             Err(error) => {
-                // The copies may not have been made.
+                // The copies may not have been carried out.
                 if !batch.copies.is_empty() {
                     cache.clear();
                 }
@@ -301,8 +301,8 @@ fn proposer(
     drafters.get_mut(&sequence.request)?.sequences.get_mut(sequence.index as usize)?.active_model()
 }
 
-/// Samples a draft as its token would be sampled, and adds it to the drafts of its sequence. `None` if there are no further
-/// drafts.
+/// Samples a draft like the token at its position, and adds it to the drafts of its sequence. `None` if no further
+/// drafts follow.
 fn sample_draft(
     drafting: &mut DraftingSequence,
     active: &ActiveRequest,

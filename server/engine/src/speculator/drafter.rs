@@ -1,4 +1,4 @@
-//! The drafters of a sequence: where its drafts come from, and how often they are accepted.
+//! The drafters of a sequence: the source of its drafts, and how often they are accepted.
 
 use server_scheduler::TokenId;
 
@@ -6,14 +6,14 @@ use super::text::Text;
 use crate::lookup::{LookupOutput, MATCH_MAX, PromptIndex, PromptLookup};
 use crate::request::{DraftCounts, DraftModelParams};
 
-/// What the drafters of a request's sequences have in common.
+/// The drafters of a request's sequences, and the data that they share.
 #[derive(Debug)]
 pub(crate) struct RequestDrafter {
     lookup: Option<PromptLookup>,
     model_params: Option<DraftModelParams>,
     /// The prompt, until the first token is generated.
     prompt: Vec<TokenId>,
-    /// The index of the prompt, if lookup is used and a token was generated.
+    /// The index of the prompt, if lookup is used and a token has been generated.
     pub(super) index: Option<PromptIndex>,
     /// The drafter of each sequence. Empty until a token is generated, so that waiting requests need little memory.
     pub(super) sequences: Vec<SequenceDrafter>,
@@ -47,7 +47,7 @@ pub(super) struct NgramProposer {
     limit: usize,
     /// The drafts for the next step.
     drafts: Vec<TokenId>,
-    /// Number of last tokens that matched.
+    /// Length of the match: the number of last tokens that occurred before.
     matched: usize,
 }
 
@@ -56,23 +56,23 @@ pub(super) struct NgramProposer {
 pub(super) struct ModelProposer {
     pub(super) params: DraftModelParams,
     pub(super) text: Text,
-    /// Number of leading tokens of the text that were in the model's cache when it was used last.
+    /// Number of leading tokens of the text that were in the model's cache when the model was last used.
     pub(super) cached_tokens: usize,
     /// The acceptance of this sequence's drafts. `None` before the first proposal.
     pub(super) acceptance: Option<f32>,
     limit: usize,
-    /// Number of steps since the model was used.
+    /// Number of steps since the model was last used.
     pub(super) idle_steps: u32,
     /// The drafts for the next step.
     pub(super) drafts: Vec<TokenId>,
 }
 
-/// The probability that a draft is accepted if those before it are, by the number of tokens that matched.
+/// The probability that a draft is accepted if all drafts before it are accepted, by the number of tokens that matched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatchAcceptance([f32; MATCH_MAX]);
 
-/// Number of drafts in the first step with any. It doubles when all drafts are accepted and halves when none is, so that a new
-/// kind of text costs little until its acceptance is known.
+/// Number of drafts in the first step with drafts. It doubles when all drafts are accepted and halves when none is, so
+/// that a new kind of text costs little until its acceptance is known.
 const INITIAL_LIMIT: usize = 2;
 
 /// The weight of a new observation in the average of a sequence.

@@ -1,8 +1,8 @@
 //! The text of a sequence as the draft model reads it, and the content of that model's cache.
 //!
-//! Both models use the same block tables, but the draft model computes only the tokens that it needs. Its cache is described by
-//! digests: each slot has the digest of the text up to its token. So the draft model needs no notice when a block is evicted,
-//! shared or reallocated.
+//! Both models use the same block tables, but the draft model computes only the tokens that it needs. Its cache is
+//! described by digests: each slot has the digest of the text up to its token. So the draft model does not have to be
+//! notified when a block is evicted, shared or reallocated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,8 +97,8 @@ impl CacheDigests {
         Self { slots: vec![NO_DIGEST; blocks_total as usize * block_tokens], block_tokens }
     }
 
-    /// Number of leading tokens of a text that are in the blocks of its sequence. The last token never counts, because a draft
-    /// is sampled after it.
+    /// Number of leading tokens of a text that are in the blocks of its sequence. The last token is never counted,
+    /// because it has to be computed to sample a draft after it.
     pub(super) fn cached_tokens(&self, blocks: &[BlockId], text: &Text) -> usize {
         let count = text.len() - 1;
         let mut cached = 0;
@@ -120,7 +120,8 @@ impl CacheDigests {
         cached
     }
 
-    /// Records the digests of computed tokens from the position `start` of a sequence on, or `NO_DIGEST` for unknown content.
+    /// Records the digests of a sequence's computed tokens from the position `start` on, or `NO_DIGEST` for unknown
+    /// content.
     pub(super) fn write(&mut self, blocks: &[BlockId], start: usize, digests: impl Iterator<Item = u64>) {
         for (position, digest) in (start..).zip(digests) {
             let first = blocks[position / self.block_tokens].0 as usize * self.block_tokens;

@@ -1,4 +1,4 @@
-//! Where evicted blocks are stored, and what identifies them.
+//! The location of stored blocks, and the identity of their content.
 
 use std::path::PathBuf;
 
@@ -12,23 +12,23 @@ pub struct SpillConfig {
     pub folder: PathBuf,
     /// The largest number of bytes of all files.
     pub bytes_max: u64,
-    /// What the content of a block depends on, besides its tokens. Blocks of another identity are removed.
+    /// The identity of the content besides the tokens. Blocks of another identity are removed.
     pub identity: SpillIdentity,
 }
 
-/// What the content of a block depends on.
+/// The inputs on which the content of a block depends, besides its tokens.
 #[derive(Clone, Debug)]
 pub struct SpillIdentity {
-    /// How the content is computed and laid out.
+    /// A description of how the content is computed and laid out.
     pub description: String,
     /// The files of the model and of the runtime, which are identified by their content.
     pub files: Vec<PathBuf>,
-    /// A digest of the content of each adapter. Blocks of other adapters stay, but are not used.
+    /// A digest of the content of each adapter. Blocks of other adapters remain stored, but are not used.
     pub adapters: Vec<u64>,
 }
 
-/// The keys of blocks: SHA-256 of the previous key and the tokens. So no client can create a block with the key of another
-/// client's block, which would be possible with the hash of the prefix cache.
+/// The keys of blocks: each key is the SHA-256 hash of the previous key and the tokens. So no client can create a block
+/// with the key of another client's block, which would be possible with the hash of the prefix cache.
 pub(crate) fn key_scheme(identity: &SpillIdentity) -> BlockKeyScheme {
     let base = BlockKey([0; 32]);
     let adapter = |digest: &u64| block_key(base, &[*digest as u32, (*digest >> 32) as u32, 1]);

@@ -1,8 +1,8 @@
 //! The files of stored blocks, and the two threads that write and read them.
 //!
-//! Each block is a file named by its key, in a directory named by the identity of the model. The file is written under another
-//! name and then renamed, so that it is complete or does not exist. Its header has the key and a checksum, so that damage is
-//! detected.
+//! Each block is a file named by its key, in a directory named by the identity of the model. The file is written under
+//! another name and then renamed, so that it is complete or does not exist. Its header contains the key and a checksum,
+//! so that damage is detected.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -24,7 +24,7 @@ use crate::waker::Waker;
 pub(super) const HEADER_BYTES: u64 = 8 + 32 + 8;
 /// The magic number, which changes with the format of files and keys.
 const MAGIC: [u8; 8] = *b"OVFLKV02";
-/// The prefix of the names of directories. Each has the blocks of one model.
+/// The prefix of the names of directories, each of which contains the blocks of one model.
 const FOLDER: &str = "ovfleet-kv-";
 /// The name of the lock file.
 const LOCK: &str = "ovfleet-kv.lock";
@@ -32,12 +32,12 @@ const LOCK: &str = "ovfleet-kv.lock";
 const SUFFIX: &str = ".kv";
 /// The suffix of incomplete files.
 const UNFINISHED: &str = ".part";
-/// The interval of attempts to lock the directory.
+/// The interval between attempts to lock the directory.
 const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of bytes that are read at a time to hash the files of the model.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A request to the writer. The removals come first.
+/// A request to the writer. The removals are carried out first.
 pub(super) struct WriteRequest {
     pub(super) remove: Vec<BlockKey>,
     pub(super) block: Option<WriteBlock>,
@@ -51,7 +51,8 @@ pub(super) struct WriteBlock {
 
 /// A result of the writer.
 pub(super) enum WriteResult {
-    /// The directory is open. These blocks were stored already: keys and file sizes, least recently written first.
+    /// The directory is open. The list contains the keys and file sizes of the blocks that were already stored, least
+    /// recently written first.
     Opened(Vec<(BlockKey, u64)>),
     Written(BlockKey),
     Failed(BlockKey),
@@ -69,11 +70,11 @@ pub(super) struct ReadRequest {
 pub(super) struct ReadBlock {
     pub(super) restore: RestoreId,
     pub(super) key: BlockKey,
-    /// `None` if the block could not be read. Then the reader skips the rest of the restore.
+    /// `None` if the block could not be read. In this case, the reader skips the rest of the restore.
     pub(super) content: Option<Vec<u8>>,
 }
 
-/// Sends the results of a thread to the engine.
+/// Sends the results of a thread to the engine's thread.
 pub(super) struct ResultSender<T> {
     pub(super) results: SyncSender<T>,
     pub(super) waker: Waker,
@@ -92,7 +93,7 @@ impl<T> ResultSender<T> {
 pub(super) struct Writer {
     config: SpillConfig,
     layout: CacheLayout,
-    /// The directory of the files, once it is known.
+    /// The directory of the block files, once it is known.
     folder: Arc<OnceLock<PathBuf>>,
     results: ResultSender<WriteResult>,
     /// Whether the last write failed, so that repeated failures are logged once.
@@ -146,7 +147,8 @@ impl Writer {
         }
     }
 
-    /// Locks the directory, and waits while another server uses it. `None` if the engine ends before.
+    /// Locks the directory, and waits while another server uses it. `None` if the engine ends before the directory is
+    /// locked.
     fn lock(&self, writes: &Receiver<WriteRequest>) -> io::Result<Option<File>> {
         fs::create_dir_all(&self.config.folder)?;
         let path = self.config.folder.join(LOCK);
@@ -218,7 +220,7 @@ impl Writer {
         Ok(stored)
     }
 
-    /// A hash of everything that the content of a block depends on.
+    /// A hash of all inputs on which the content of a block depends.
     fn identity(&self) -> io::Result<u128> {
         let mut hash = Xxh3Default::new();
         hash.update(&MAGIC);
@@ -243,7 +245,7 @@ impl Writer {
     fn process(&mut self, WriteRequest { remove, block }: WriteRequest) {
         let folder = self.folder.get().expect("invariant: the directory is open before the first request");
         for key in remove {
-            // A file that could not be removed is found at the next start.
+            // A file that could not be removed is listed again at the next start.
             let _ = fs::remove_file(file(folder, key));
         }
         let Some(WriteBlock { key, content }) = block else { return };

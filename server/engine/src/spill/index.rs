@@ -1,4 +1,4 @@
-//! The index of the stored blocks, with their sizes in LRU order. Pure.
+//! The index of the stored blocks, with their sizes, in LRU order. The module does no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -35,7 +35,7 @@ impl StoredBlocks {
         self.blocks.contains_key(&key)
     }
 
-    /// Marks a block as used now. Returns false if it is not stored.
+    /// Marks a block as just used. Returns false if the block is not stored.
     pub(super) fn touch(&mut self, key: BlockKey) -> bool {
         let Some((used, _)) = self.blocks.get_mut(&key) else { return false };
         self.by_use.remove(used);
@@ -45,7 +45,7 @@ impl StoredBlocks {
         true
     }
 
-    /// Adds a block, or marks it as used if it is stored already.
+    /// Adds a block, or marks it as used if it is already stored.
     pub(super) fn add(&mut self, key: BlockKey, bytes: u64) {
         if self.touch(key) {
             return;
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!((stored.pop_excess(), stored.pop_excess()), (Some(key(2)), None));
         assert_eq!((stored.len(), stored.bytes()), (2, 20));
         stored.add(key(1), 10);
-        assert_eq!(stored.bytes(), 20, "it is stored once");
+        assert_eq!(stored.bytes(), 20, "the block is counted once");
         stored.remove(key(1));
         stored.remove(key(1));
         assert_eq!((stored.len(), stored.bytes()), (1, 10));

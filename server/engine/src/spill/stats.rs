@@ -16,7 +16,7 @@ pub struct SpillStats {
 }
 
 impl SpillStats {
-    /// Whether the directory is open. No block is written before.
+    /// Whether the directory is open. No block is written before that.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
@@ -26,12 +26,12 @@ impl SpillStats {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Number of blocks that were written.
+    /// Number of blocks that have been written.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Number of blocks that were restored into the cache.
+    /// Number of blocks that have been restored into the cache.
     pub fn restored(&self) -> u64 {
         self.restored.load(Ordering::Relaxed)
     }

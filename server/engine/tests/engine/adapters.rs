@@ -1,4 +1,5 @@
-//! Adapters: the output of a request depends only on its own adapter, whatever else is in the batch and in the cache.
+//! Adapters: the output of a request depends only on its own adapter, regardless of other requests in the batch and in
+//! the cache.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -20,7 +21,7 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     let mut tasks = JoinSet::new();
     for which in 0..150 {
         let adapter = which % 4;
-        // Few prompts, so that each one is used with every adapter.
+        // There are few prompts, so that each one is used with every adapter.
         let mut one = Request { adapter, ..request(&prompt(which / 4 % 3, 45), rng.random_range(1..60)) };
         match rng.random_range(0..3) {
             0 => {
@@ -40,8 +41,8 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     settled(&handle).await;
     engine.shutdown().unwrap();
     let reports: Vec<_> = reports.iter().collect();
-    assert!(reports.iter().any(|report| report.preemptions > 0), "some were preempted");
-    assert!(reports.iter().any(|report| report.cached_tokens > 0), "and some found what was cached");
+    assert!(reports.iter().any(|report| report.preemptions > 0), "some sequences were preempted");
+    assert!(reports.iter().any(|report| report.cached_tokens > 0), "some prompts were cached");
 }
 
 fn one_beam() -> BeamSearch {
@@ -62,7 +63,9 @@ async fn only_requests_with_the_same_adapter_and_salt_share_cached_blocks() {
     let cached = async |adapter, salt| {
         let request = Request { adapter, cache_salt: salt, ..request(&prompt(1, 33), 1) };
         let mut stream = handle.submit(request).unwrap();
-        let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
+        let Some(Event::Started { cached_tokens }) = stream.next().await else {
+            panic!("the request starts")
+        };
         while stream.next().await.is_some() {}
         cached_tokens
     };

@@ -40,7 +40,7 @@ fn search(which: u32, rng: &mut StdRng) -> Request {
     let repetition_penalty = if rng.random_bool(0.3) { 1.3 } else { 1.0 };
     let logprobs = rng.random_bool(0.3).then_some(2);
     let sampling = Sampling { repetition_penalty, logprobs, ..Sampling::greedy() };
-    // Many begin alike.
+    // Many prompts have the same beginning.
     let tokens = prompt(which % 5, rng.random_range(1..48));
     Request { num_sequences: width, beam_search: Some(beams), stop, sampling, ..request(&tokens, tokens_max) }
 }
@@ -120,11 +120,11 @@ async fn a_search_that_is_aborted_or_fails_releases_everything() {
         gate.arrive();
         gate.pass();
     }
-    assert_eq!(gate.arrive().sequences.len(), 3, "a row for each beam");
+    assert_eq!(gate.arrive().sequences.len(), 3, "a sequence for each beam");
     drop(left);
     let failing = handle.submit(search.clone()).unwrap();
     gate.pass();
-    assert_eq!(gate.arrive().sequences.len(), 1, "the prompt of the next");
+    assert_eq!(gate.arrive().sequences.len(), 1, "the prompt of the next request");
     gate.pass();
     drop(gate);
     let failed = outcome(failing).await;

@@ -74,15 +74,16 @@ impl SpilledBlocks {
         runtime.block_on(async {
             answer(&handle).await;
             settled(&handle).await;
-            handle.sleep(SleepLevel::Cache).await.expect("it sleeps");
+            handle.sleep(SleepLevel::Cache).await.expect("the engine sleeps");
             until(&handle, |spill| spill.queued() == 0).await;
         });
-        engine.shutdown().expect("it has no fault");
+        engine.shutdown().expect("the engine has no fault");
         let paths = files(folder.path());
         let mut files = Vec::new();
         for tokens in tokens().chunks_exact(BLOCK_TOKENS) {
             let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-            let read = paths.iter().map(|path| (path.clone(), fs::read(path).expect("it was just written")));
+            let read =
+                paths.iter().map(|path| (path.clone(), fs::read(path).expect("the file was just written")));
             let is_of = |(_, content): &(PathBuf, Vec<u8>)| content[HEADER_BYTES + SLOT_BYTES..] == tokens;
             files.push(read.into_iter().find(is_of).expect("all blocks of the prompt were evicted"));
         }
@@ -92,11 +93,11 @@ impl SpilledBlocks {
 
     fn check(&self, input: &[u8]) {
         for path in files(self.folder.path()) {
-            fs::remove_file(path).expect("only files are there");
+            fs::remove_file(path).expect("the folder contains only files");
         }
         let parts = parts(input);
         for ((path, _), part) in self.files.iter().zip(&parts) {
-            fs::write(path, part).expect("room for a small file");
+            fs::write(path, part).expect("the disk has room for a small file");
         }
         let is_intact = |((_, written), part): &(&(PathBuf, Vec<u8>), &&[u8])| written == *part;
         let intact = self.files.iter().zip(&parts).take_while(is_intact).count();
@@ -107,7 +108,7 @@ impl SpilledBlocks {
             cached_tokens as usize <= intact * BLOCK_TOKENS,
             "{cached_tokens} tokens are taken from the cache, but only {intact} blocks are intact"
         );
-        engine.shutdown().expect("it has no fault");
+        engine.shutdown().expect("the engine has no fault");
     }
 }
 
@@ -117,7 +118,8 @@ fn start(folder: &Path) -> Engine {
     let identity = SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
     let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).expect("it has no fault")
+    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}))
+        .expect("the engine has no fault")
 }
 
 fn tokens() -> Vec<TokenId> {
@@ -132,18 +134,18 @@ async fn answer(handle: &EngineHandle) -> u32 {
     let outcome = outcome(stream).await;
     assert_eq!(outcome.failure, None);
     assert_eq!(outcome.tokens, [expected_tokens(&prompt, ANSWER_TOKENS, VOCABULARY)]);
-    outcome.cached_tokens.expect("it has started")
+    outcome.cached_tokens.expect("the request has started")
 }
 
-/// Waits until `done`.
+/// Waits until the statistics satisfy `done`.
 async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
-    while !done(handle.spill_stats().expect("it is configured")) {
+    while !done(handle.spill_stats().expect("spilling is configured")) {
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }
 }
 
-/// The files of blocks.
+/// Returns the files of the stored blocks.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = |path: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(path).expect("the folder can be listed");

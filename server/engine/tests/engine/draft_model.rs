@@ -1,4 +1,4 @@
-//! Draft models: their proposals and the state of their cache change the number of steps, and nothing else.
+//! Draft models: their proposals and the state of their cache change only the number of steps.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -32,7 +32,10 @@ impl ModelRunner for Draft {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         let CacheLayout { vocabulary, .. } = self.layout();
-        assert!(batch.tokens.iter().all(|&token| token < vocabulary), "it is asked what it knows");
+        assert!(
+            batch.tokens.iter().all(|&token| token < vocabulary),
+            "the draft model gets only tokens of its vocabulary"
+        );
         assert!(batch.sequences.iter().all(|row| row.num_draft_tokens == 0 && row.scored_tokens.is_empty()));
         let logits = self.inner.run(batch)?;
         self.logits.clear();
@@ -49,7 +52,7 @@ impl ModelRunner for Draft {
     }
 }
 
-/// How the draft model differs from the model.
+/// The differences between the draft model and the target model.
 #[derive(Clone, Default)]
 struct Change {
     wrong: u64,
@@ -178,7 +181,7 @@ async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
 async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
-    // A failed step leaves the cache of the draft model incomplete. That must never make a draft wrong.
+    // A failed step leaves the cache of the draft model incomplete. This must not lead to wrong drafts.
     let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
     assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];
@@ -269,7 +272,7 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
 #[tokio::test]
 async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
-        // Always wrong, often wrong, as slow as the model, or slow at reading the prompt.
+        // The draft model is always wrong, often wrong, as slow as the model, or slow at reading the prompt.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
         (1000, costs(10, 1, 0), costs(9, 0, 0)),
         (700, costs(10, 3, 0), costs(4, 0, 0)),
@@ -372,7 +375,7 @@ async fn drafts_preserve_the_sampling_distribution() {
     let temperature = 4.0;
     let sampling =
         Sampling { temperature, allowed_token_ids: Some(words.clone().into()), ..Sampling::greedy() };
-    // The first token is sampled with the prompt; the second and the third are drafted.
+    // The first token is sampled when the prompt is computed; drafts are proposed for the second and the third token.
     let base = Request { sampling, num_sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
     let expected = expected(&base, &words, temperature).await;
     for wrong in [0, 400, 1000] {
@@ -405,7 +408,7 @@ async fn drafts_preserve_the_sampling_distribution() {
         let degrees = common.len() as f64;
         let chi_square: f64 =
             common.into_iter().map(distance).sum::<f64>() + if rare.0 > 8.0 { distance(rare) } else { 0.0 };
-        // Six standard deviations.
+        // The tolerance is six standard deviations.
         assert!(
             degrees > 50.0 && chi_square < degrees + 6.0 * (2.0 * degrees).sqrt(),
             "{chi_square} of {degrees}"

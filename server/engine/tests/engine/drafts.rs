@@ -1,4 +1,4 @@
-//! Lookup drafts change the number of steps, and nothing else.
+//! Lookup drafts change only the number of steps.
 
 use std::time::Duration;
 
@@ -124,8 +124,8 @@ async fn steps(request: Request, costs: SimCosts) -> Vec<StepReport> {
     let mut setup = Setup::new(200);
     setup.sim.costs = costs;
     let (engine, reports) = setup.start_observed();
-    outcome(engine.handle().submit(request).expect("it is taken")).await;
-    engine.shutdown().expect("it ends in good order");
+    outcome(engine.handle().submit(request).expect("the queue has room")).await;
+    engine.shutdown().expect("the engine has not failed");
     reports.iter().collect()
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn costs(step: u64, prefill_token: u64, decode_token: u64) -> SimCost
 
 #[tokio::test]
 async fn accepted_drafts_save_steps() {
-    // It generates the same token again and again.
+    // The request generates the same token repeatedly.
     let sampling = Sampling { allowed_token_ids: Some([7].into()), ..Sampling::greedy() };
     let base = Request { sampling, ..request(&prompt(1, 20), 60) };
     let plain = steps(base.clone(), costs(10, 1, 1)).await;

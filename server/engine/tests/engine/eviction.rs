@@ -1,4 +1,4 @@
-//! Sequences that evict blocks while they generate.
+//! Tests of sequences that evict blocks while they generate.
 
 use server_engine::Engine;
 use server_engine::sim::expected_tokens;
@@ -24,7 +24,7 @@ async fn a_long_sequence_evicts_blocks_and_a_short_one_does_not() {
     for _ in 0..40 {
         let batch = gate.arrive();
         for row in batch.sequences.iter().filter(|row| row.computed_tokens >= 200) {
-            assert_eq!(row.evicted_tokens % BLOCK_TOKENS, 0, "whole blocks are left");
+            assert_eq!(row.evicted_tokens % BLOCK_TOKENS, 0, "whole blocks are evicted");
             assert_eq!(
                 row.blocks.len() as u32,
                 (row.computed_tokens + 1 - row.evicted_tokens).div_ceil(BLOCK_TOKENS)
@@ -34,9 +34,13 @@ async fn a_long_sequence_evicts_blocks_and_a_short_one_does_not() {
         }
         gate.pass();
     }
-    assert_eq!(all, 26, "first it has all");
-    assert_eq!(fewest, KEPT / BLOCK_TOKENS + 1, "then no more than it may, and the one that it fills");
-    assert!(handle.load().borrow().load.blocks_active < 20, "others have room");
+    assert_eq!(all, 26, "at first, all blocks are in the cache");
+    assert_eq!(
+        fewest,
+        KEPT / BLOCK_TOKENS + 1,
+        "then only as many as the limit allows, and the block that is being filled"
+    );
+    assert!(handle.load().borrow().load.blocks_active < 20, "other requests have room");
     drop(gate.release());
     assert_eq!(tokens(long).await.len(), 60);
     assert_eq!(tokens(short).await, expected_tokens(&prompt(2, 10), 30, VOCABULARY));

@@ -1,4 +1,4 @@
-//! Failed steps, fatal errors of the runner, and rejected requests.
+//! Tests of failed steps, fatal errors of the runner, and rejected requests.
 
 use std::task::{Context, Poll, Waker};
 
@@ -20,7 +20,8 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         setup.engine.scheduler.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
-        // A prompt of three chunks and a second one that shares them: more requests than can run at the same time.
+        // A prompt of three chunks and a second prompt that shares them, with more requests than can run at the same
+        // time.
         let mut shared = prompt(1, 150);
         shared.push(5);
         let requests = [
@@ -74,7 +75,7 @@ async fn invalid_logits_fail_only_their_request() {
     assert_eq!(tokens(first).await, expected_tokens(&prompt(1, 9), 20, VOCABULARY));
     let failed = outcome(second).await;
     assert!(matches!(&failed.failure, Some(Failure::Step(message)) if message.contains("not numbers")));
-    assert_eq!(failed.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2], "of steps 1 and 2");
+    assert_eq!(failed.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2], "the tokens of steps 1 and 2");
     assert_eq!(tokens(third).await, expected_tokens(&prompt(3, 9), 20, VOCABULARY));
     settled(&handle).await;
 }
@@ -108,7 +109,7 @@ async fn a_fatal_error_fails_all_requests_and_is_reported() {
         for stream in streams {
             let outcome = outcome(stream).await;
             assert_eq!(outcome.failure, Some(Failure::Stopped));
-            assert!(!handle.is_alive(), "seen by whoever sees the failure");
+            assert!(!handle.is_alive(), "the engine is dead when its streams fail");
         }
         assert_eq!(handle.wait_for_failure().await.reason, reason);
         assert_eq!(handle.load().borrow().state, EngineState::Dead);
@@ -143,7 +144,11 @@ async fn draining_finishes_accepted_requests_and_rejects_new_ones() {
     assert!(!handle.is_alive());
     assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
     let mut dead = std::pin::pin!(handle.wait_for_failure());
-    assert_eq!(dead.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending, "it did not die");
+    assert_eq!(
+        dead.as_mut().poll(&mut Context::from_waker(Waker::noop())),
+        Poll::Pending,
+        "the engine did not fail"
+    );
     engine.shutdown().unwrap();
 }
 
@@ -175,7 +180,7 @@ async fn a_full_queue_rejects_immediately() {
     gate.arrive();
     gate.pass();
     gate.arrive();
-    assert_eq!(handle.waiting_sequences(), 0, "the first has started");
+    assert_eq!(handle.waiting_sequences(), 0, "the first request has started");
     for which in 0..3 {
         assert_eq!(handle.waiting_sequences(), which);
         streams.push(handle.submit(request(&[1, 2, 3], 4)).unwrap());

@@ -19,7 +19,7 @@ use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampl
 pub(crate) struct Form {
     seed: u64,
     length: u32,
-    /// The number of tokens after which it fails, and how.
+    /// The number of tokens after which the form fails, and the kind of failure.
     fault: Option<(u32, Fault)>,
     /// Tokens that the form never contains.
     stops: Vec<TokenId>,
@@ -200,7 +200,8 @@ pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
 async fn guided_sequences_follow_their_forms_with_the_same_output_alone_and_under_load() {
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // First with a small cache, so that sequences are preempted. Then alone with a large one.
+        // The requests run first together with a small cache, so that sequences are preempted, and then alone with a
+        // large one.
         let engine = Setup::new(60).start();
         let alone = Setup::new(2000).start();
         let (handle, alone_handle) = (engine.handle(), alone.handle());
@@ -243,7 +244,8 @@ async fn a_complete_form_ends_the_sequence() {
     let form = Form::new(5, 6);
     let base = Request { guide: form.guide(), ..request(&prompt(1, 10), 50) };
     let stops: Vec<TokenId> = Vec::new();
-    // This also applies if the maximum number of tokens is reached at the same time, or the minimum is not reached.
+    // The sequence ends as complete even if it reaches its maximum number of tokens at the same time, or has not
+    // reached the minimum.
     for stop in [
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 50, min_tokens: 0 },
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 6, min_tokens: 0 },
@@ -259,7 +261,7 @@ async fn a_complete_form_ends_the_sequence() {
 #[tokio::test]
 async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
-    // Every token is a stop token, so none is left for the form, which may be empty.
+    // Every token is a stop token, so no token remains for the form, which may be empty.
     let form = Form::new(9, 30);
     let stop = StopCriteria { stop_token_ids: (0..VOCABULARY).collect(), max_tokens: 50, min_tokens: 0 };
     let base = sampled(&prompt(2, 10), 50, 4);
@@ -277,7 +279,7 @@ async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
         form.check(&outcome.tokens[0], FinishReason::Stop);
         lengths.push(outcome.tokens[0].len());
     }
-    // Six tokens, because the form may first end there after the minimum of four, and the stop token.
+    // The form may first end after six tokens, because the minimum is four, and the stop token follows.
     assert!(lengths.iter().all(|&length| length == 7), "{lengths:?}");
     settled(&engine.handle()).await;
 }
@@ -293,7 +295,7 @@ async fn a_failing_guide_fails_only_its_request() {
         let fine = Request { guide: Form::new(3, 12).guide(), ..request(&prompt(1, 10), 50) };
         let (guided, fine) = (handle.submit(guided).unwrap(), handle.submit(fine).unwrap());
         let guided = outcome(guided).await;
-        let failure = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails it"));
+        let failure = guided.failure.unwrap_or_else(|| panic!("{fault:?} fails the request"));
         assert_eq!(matches!(failure, Failure::NoToken(_)), matches!(fault, Fault::DeadEnd), "{failure}");
         assert_eq!(matches!(failure, Failure::TooComplex(_)), matches!(fault, Fault::Allow), "{failure}");
         assert!(failure.to_string().contains("the form of the answer"), "{failure}");

@@ -39,7 +39,7 @@ async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let (scores, generated) = logprobs(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
-    // Now the generated text is part of the prompt, which is computed in several chunks, and then cached.
+    // These requests have the generated text in their prompt, which is computed in several chunks and then cached.
     let tokens: Vec<_> =
         begin.iter().copied().chain(generated.iter().map(|generated| generated.chosen.token)).collect();
     let (scores, _) = logprobs(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;
@@ -82,7 +82,10 @@ async fn scores_are_complete_after_preemptions() {
     }
     settled(&handle).await;
     engine.shutdown().unwrap();
-    assert!(reports.iter().map(|report| report.preemptions).sum::<u32>() > 0, "some were preempted");
+    assert!(
+        reports.iter().map(|report| report.preemptions).sum::<u32>() > 0,
+        "some sequences were preempted"
+    );
 }
 
 #[tokio::test]
@@ -91,7 +94,9 @@ async fn prompts_with_different_salts_share_no_cached_blocks() {
     let handle = engine.handle();
     let cached = async |salt| {
         let mut stream = handle.submit(Request { cache_salt: salt, ..request(&prompt(1, 33), 1) }).unwrap();
-        let Some(Event::Started { cached_tokens }) = stream.next().await else { panic!("it starts") };
+        let Some(Event::Started { cached_tokens }) = stream.next().await else {
+            panic!("the request starts")
+        };
         while stream.next().await.is_some() {}
         cached_tokens
     };
@@ -120,5 +125,5 @@ async fn allowed_tokens_and_bad_words_restrict_the_output() {
 
     let tokens = generated(Sampling { bad_words: [vec![4, 5], vec![6]].into(), ..allowed }).await;
     assert!(!tokens.windows(2).any(|pair| pair == [4, 5]) && !tokens.contains(&6), "{tokens:?}");
-    assert!(tokens.contains(&4) && tokens.contains(&5), "each by itself may come: {tokens:?}");
+    assert!(tokens.contains(&4) && tokens.contains(&5), "each of them may occur alone: {tokens:?}");
 }

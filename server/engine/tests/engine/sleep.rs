@@ -14,7 +14,7 @@ use server_scheduler::Batch;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
-/// Counts the calls of a [`Restless`], and sets how often it fails.
+/// Counts the calls of a [`Restless`], and determines how often it fails.
 #[derive(Debug, Default)]
 struct Nights {
     wakes: AtomicU32,
@@ -85,7 +85,7 @@ async fn sleep_clears_the_cache_and_changes_no_output() {
         assert_eq!(handle.sleep_level(), Some(level));
         let load = *handle.load().borrow();
         assert_eq!((load.state, load.load.blocks_free), (EngineState::Serving, 100), "{load:?}");
-        assert_eq!(is_right(&engine, 1).await.cached_tokens, Some(0), "the cache was given back");
+        assert_eq!(is_right(&engine, 1).await.cached_tokens, Some(0), "the cache was released");
         assert_eq!(handle.sleep_level(), None);
         assert_eq!(is_right(&engine, 1).await.cached_tokens, cached);
     }
@@ -106,7 +106,7 @@ async fn many_requests_wake_the_engine_once() {
     }
     assert_eq!(nights.wakes.load(Ordering::Relaxed), 1);
     handle.wake().await.unwrap();
-    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1, "it is awake");
+    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1, "the runner is awake");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::guides::{Form, check, one_of_many};
 use crate::support::{Outcome, Setup, outcome, prompt, request, sampled, settled};
 
-/// Opened from outside.
+/// A door that another thread opens, and for which guides wait.
 #[derive(Debug, Default)]
 struct Door {
     is_open: Mutex<bool>,
@@ -35,7 +35,7 @@ impl Door {
 /// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
-    /// The allowed tokens after this many tokens are known once the door is open.
+    /// The allowed tokens after this many tokens become known once the door is open.
     Door(usize, Arc<Door>),
     /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),
@@ -99,7 +99,7 @@ fn slow(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
 /// The outcome of a request, with a deadline.
 async fn timely(stream: server_engine::TokenStream) -> Outcome {
     let outcome = tokio::time::timeout(Duration::from_secs(60), outcome(stream)).await;
-    outcome.expect("nobody waits for the guide of another")
+    outcome.expect("no request waits for the guide of another")
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
             let door = Arc::new(Door::default());
             let guide = slow(&form, Slowness::Door(count, Arc::clone(&door)));
             let held = handle.submit(Request { guide, ..base.clone() }).unwrap();
-            // Other requests run meanwhile, one of them with the same form.
+            // Meanwhile, other requests run, one of them with the same form.
             let other = timely(handle.submit(request(&prompt(8, 30), 60)).unwrap()).await;
             assert_eq!(other.tokens[0].len(), 60);
             door.open();
@@ -215,11 +215,11 @@ async fn a_form_that_takes_too_long_fails_only_its_request() {
         let guide = slow(&Form::new(3, 40), Slowness::Time(clock.clone(), time));
         handle.submit(Request { guide, ..request(&prompt(1, 10), 50) }).unwrap()
     };
-    // The limit is thirty seconds and twenty milliseconds for each token.
+    // The limit is thirty seconds, plus twenty milliseconds for each token.
     let fine = timely(with(Duration::from_millis(200))).await;
     assert_eq!((fine.failure, fine.tokens[0].len()), (None, 40));
     let slow = timely(with(Duration::from_secs(1))).await;
-    let failure = slow.failure.expect("it takes too long");
+    let failure = slow.failure.expect("the guide takes too long");
     assert!(matches!(failure, Failure::TooComplex(_)), "{failure}");
     assert!(failure.to_string().contains("30.6 s"), "{failure}");
     assert_eq!(slow.tokens[0].len(), 31);

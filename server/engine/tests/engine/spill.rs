@@ -49,7 +49,7 @@ async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
     }
 }
 
-/// Sends prompts until the cache contains about two of them, and the disk the others.
+/// Sends prompts until the cache contains about two of them and the disk contains the others.
 async fn fill(handle: &EngineHandle) {
     until(handle, SpillStats::is_open).await;
     for which in 0..8 {
@@ -62,7 +62,7 @@ async fn fill(handle: &EngineHandle) {
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
 
-/// Returns the files of blocks.
+/// Returns the files of the stored blocks.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries =
         |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
@@ -140,14 +140,14 @@ async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     let engine = start(&config(folder.path(), "another"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    assert_eq!(files(folder.path()).len(), 0, "those of another model are removed");
+    assert_eq!(files(folder.path()).len(), 0, "blocks of another model are removed");
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
     assert_eq!(handle.spill_stats().unwrap().restored(), 0);
     engine.shutdown().unwrap();
 }
 
-/// Stores blocks, damages them, and sends the first prompt again: it is computed correctly.
+/// Stores blocks, damages them, sends the first prompt again, and checks that its answer is correct.
 async fn with_spoilt(spoil: impl Fn(&Path)) {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
@@ -183,7 +183,7 @@ async fn a_block_under_the_name_of_another_is_computed() {
     .await;
 }
 
-/// Valid content in the file of another block.
+/// The file of a block contains the valid content of another block.
 #[tokio::test]
 async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
     let folder = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ async fn an_overdue_block_is_computed() {
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
-    // Opening a pipe for reading blocks until another process opens it for writing.
+    // Opening a pipe for reading does not return until another process opens the pipe for writing.
     let pipes = files(folder.path());
     for file in &pipes {
         fs::remove_file(file).unwrap();
@@ -281,7 +281,7 @@ fn bytes(folder: &Path) -> u64 {
     let sizes = |path: PathBuf| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().metadata());
     let folders =
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    // Files may be removed meanwhile.
+    // Files may be removed in the meantime.
     folders.flat_map(sizes).filter_map(Result::ok).map(|metadata| metadata.len()).sum()
 }
 
@@ -301,10 +301,14 @@ async fn the_size_limit_is_not_exceeded() {
         }
         settled(&handle).await;
         until(&handle, |spill| spill.queued() == 0).await;
-        // The last removal may not be complete.
+        // The last removal may not have been completed.
         until(&handle, |spill| bytes(folder.path()) == spill.bytes()).await;
         engine.shutdown().unwrap();
-        assert_eq!(bytes(folder.path()), bytes_max / BLOCK_BYTES * BLOCK_BYTES, "and all that may be are");
+        assert_eq!(
+            bytes(folder.path()),
+            bytes_max / BLOCK_BYTES * BLOCK_BYTES,
+            "the directory is filled up to the limit"
+        );
     }
 }
 
@@ -391,7 +395,7 @@ async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
     fill(&handle).await;
     handle.sleep(SleepLevel::Cache).await.unwrap();
     fs::write(&model, "another").unwrap();
-    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96), "it is not loaded anew");
+    assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96), "the model is not loaded again");
     settled(&handle).await;
     handle.sleep(SleepLevel::Model).await.unwrap();
     for which in (0..8).chain(0..8) {
@@ -418,7 +422,7 @@ fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> 
 #[tokio::test]
 async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
     let folder = tempfile::tempdir().unwrap();
-    // The adapters of each start, and the number of cached tokens that their requests find.
+    // The adapters at each start, and the number of cached tokens for each adapter's request.
     let starts: [(&[u64], [u32; 3]); 4] = [
         (&[11, 22], [0, 0, 0]),
         (&[33, 44], [96, 0, 0]),

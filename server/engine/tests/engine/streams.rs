@@ -1,4 +1,4 @@
-//! The output of concurrent requests, and of those that are dropped.
+//! The output of concurrent requests, some of which are dropped.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -29,7 +29,7 @@ async fn dropping_half_of_200_streams_does_not_affect_the_others() {
         let mut stream = handle.submit(request).unwrap();
         tasks.spawn(async move {
             match events_max {
-                None => assert_eq!(tokens(stream).await, expected, "of stream {which}"),
+                None => assert_eq!(tokens(stream).await, expected, "stream {which}"),
                 Some(events_max) => {
                     for _ in 0..events_max {
                         let event = stream.next().await;
@@ -73,7 +73,7 @@ async fn streams_dropped_at_any_step_release_their_blocks() {
         drop(gate);
         assert!(dropped > 10, "{dropped} were dropped");
         for (which, stream, expected, _) in streams {
-            assert_eq!(tokens(stream).await, expected, "of stream {which} with seed {seed}");
+            assert_eq!(tokens(stream).await, expected, "stream {which} with seed {seed}");
         }
         settled(&handle).await;
     }
@@ -92,7 +92,7 @@ async fn a_stream_dropped_during_a_step_is_not_in_the_next() {
         gate.pass();
     }
     let batch = gate.arrive();
-    assert_eq!(batch.sequences.len(), 4, "all three have forked");
+    assert_eq!(batch.sequences.len(), 4, "all three sequences have forked");
     assert_eq!(handle.load().borrow().load.running, 4);
     drop(dropped);
     gate.pass();
@@ -115,8 +115,8 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_does_not_affect_its_sib
         gate.arrive();
         gate.pass();
     }
-    assert_eq!(gate.arrive().sequences.len(), 3, "all have forked");
-    // The blocked step computes one of its tokens, which is discarded.
+    assert_eq!(gate.arrive().sequences.len(), 3, "all sequences have forked");
+    // The blocked step computes one token of the aborted sequence, which is discarded.
     stream.abort(1);
     stream.abort(1);
     gate.pass();
@@ -204,7 +204,7 @@ async fn a_dropped_request_frees_its_queue_slot() {
     gate.pass();
     gate.arrive();
     assert_eq!(handle.waiting_sequences(), 0);
-    // The number of submissions in the load includes them.
+    // The number of submissions in the load includes the dropped request.
     assert_eq!((handle.load().borrow().submissions, handle.submissions()), (2, 2));
     gate.pass();
     drop(gate);
@@ -222,7 +222,7 @@ async fn a_seed_gives_the_same_output_alone_and_among_others() {
     let mut distinct = alone.clone();
     distinct.sort();
     distinct.dedup();
-    assert_eq!(distinct.len(), 8, "other seeds give other outputs");
+    assert_eq!(distinct.len(), 8, "different seeds give different outputs");
 
     let engine = Setup::new(60).start();
     let handle = engine.handle();
@@ -306,7 +306,10 @@ async fn siblings_share_the_prompt_and_then_diverge() {
         let drawn = Request { num_sequences: 4, ..sampled(&prompt(3, 21), 30, 77) };
         let together = outcome(handle.submit(drawn.clone()).unwrap()).await;
         let alone = outcome(handle.submit(Request { num_sequences: 1, ..drawn.clone() }).unwrap()).await;
-        assert_eq!(together.tokens[0], alone.tokens[0], "the first does not depend on how many there are");
+        assert_eq!(
+            together.tokens[0], alone.tokens[0],
+            "the first sequence does not depend on the number of sequences"
+        );
         let mut distinct = together.tokens.clone();
         distinct.sort();
         distinct.dedup();
@@ -324,7 +327,7 @@ async fn stop_tokens_end_a_sequence_after_min_tokens() {
         stop: StopCriteria { stop_token_ids: vec![free[6]], max_tokens: 20, min_tokens: tokens_min },
         ..request(&prompt(5, 10), 20)
     };
-    assert_eq!(free.iter().position(|&token| token == free[6]), Some(6), "the test has no meaning otherwise");
+    assert_eq!(free.iter().position(|&token| token == free[6]), Some(6), "otherwise the test is meaningless");
 
     let stopped = outcome(handle.submit(with_stop(6)).unwrap()).await;
     assert_eq!(stopped.tokens, [free[..7].to_vec()]);

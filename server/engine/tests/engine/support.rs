@@ -120,7 +120,7 @@ impl ModelRunner for GatedRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
-        // Both fail after the gate was dropped.
+        // Both calls fail once the gate has been dropped.
         let _ = self.batches.send(batch.clone());
         let _ = self.permits.recv();
         self.inner.run(batch)
@@ -172,7 +172,7 @@ pub(crate) async fn outcome(mut stream: TokenStream) -> Outcome {
     while let Some(event) = stream.next().await {
         add(&mut outcome, event);
     }
-    assert!(stream.next().await.is_none() && stream.try_next().is_none(), "nothing comes after the end");
+    assert!(stream.next().await.is_none() && stream.try_next().is_none(), "no event follows the end");
     outcome
 }
 

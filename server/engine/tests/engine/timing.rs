@@ -48,7 +48,7 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
     assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
     let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_token * 8;
     for report in chunks {
-        assert!(report.generated_tokens >= 8, "all eight go on: {report:?}");
+        assert!(report.generated_tokens >= 8, "all eight sequences continue: {report:?}");
         assert!(report.step_time <= longest, "{report:?}");
         assert_eq!(report.run_time, report.step_time, "nothing else takes simulated time");
     }
@@ -132,7 +132,7 @@ async fn requests_start_in_order_and_every_running_sequence_gets_a_token_each_st
     assert_eq!(generated, [4; 60]);
     settled(&handle).await;
     let per_group = COSTS.step * 10 + COSTS.prefill_token * 32 + COSTS.decode_token * 36;
-    assert_eq!(clock.now() - began, per_group * 6, "the clock tells the costs of all steps and nothing else");
+    assert_eq!(clock.now() - began, per_group * 6, "the clock shows only the costs of all steps");
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ fn unpack_nibbles(packed: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// Adds the fifth bit of each of 32 quants.
+/// Adds the fifth bits of 32 quants.
 fn add_fifth_bits(packed: &[u8], quants: &mut [u8]) {
     let bits = u32::from_le_bytes([packed[0], packed[1], packed[2], packed[3]]);
     for (index, quant) in quants.iter_mut().enumerate() {
@@ -84,7 +84,7 @@ fn q8_0(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// `scales[16], qs[64], d, dmin`: 4 bits of scale and 4 of minimum for each 16 values.
+/// The layout is `scales[16], qs[64], d, dmin`, with a 4-bit scale and a 4-bit minimum for each 16 values.
 fn q2_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     let (d, d_min) = (read_half(block, 80), read_half(block, 82));
     for (group, &packed) in block[..16].iter().enumerate() {
@@ -94,7 +94,8 @@ fn q2_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     unpack_two_bits(&block[16..80], unpacked.quants);
 }
 
-/// Each 32 bytes hold 128 quants: 32 in the lowest two bits of each byte, 32 in the next two, and so on.
+/// Unpacks 128 quants from each 32 bytes: the first 32 quants are in the lowest two bits of the bytes, the next 32 in
+/// the next two bits, and so on.
 fn unpack_two_bits(packed: &[u8], quants: &mut [u8]) {
     for (packed, quants) in packed.chunks_exact(32).zip(quants.chunks_exact_mut(128)) {
         for (plane, quants) in quants.chunks_exact_mut(32).enumerate() {
@@ -105,7 +106,8 @@ fn unpack_two_bits(packed: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// `hmask[32], qs[64], scales[12], d`: 6-bit signed scales, third bits in planes of `hmask`.
+/// The layout is `hmask[32], qs[64], scales[12], d`, with signed 6-bit scales and the third bits in the bit planes of
+/// `hmask`.
 fn q3_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     let d = read_half(block, 108);
     let packed = &block[96..108];
@@ -140,7 +142,7 @@ fn unpack_scales_and_minima(block: &[u8], scale: &mut [f32], min: &mut [f32]) {
     }
 }
 
-/// `d, dmin, scales[12], qs[128]`.
+/// The layout is `d, dmin, scales[12], qs[128]`.
 fn q4_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     unpack_scales_and_minima(block, unpacked.scale, unpacked.min);
     for (packed, quants) in block[16..144].chunks_exact(32).zip(unpacked.quants.chunks_exact_mut(64)) {
@@ -148,7 +150,7 @@ fn q4_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// `d, dmin, scales[12], qh[32], qs[128]`: fifth bits in planes of `qh`.
+/// The layout is `d, dmin, scales[12], qh[32], qs[128]`, with the fifth bits in the bit planes of `qh`.
 fn q5_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     unpack_scales_and_minima(block, unpacked.scale, unpacked.min);
     for (packed, quants) in block[48..176].chunks_exact(32).zip(unpacked.quants.chunks_exact_mut(64)) {
@@ -161,7 +163,7 @@ fn q5_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// `ql[128], qh[64], scales[16], d`: signed 8-bit scales, 16 values each.
+/// The layout is `ql[128], qh[64], scales[16], d`, with a signed 8-bit scale for each 16 values.
 fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     let d = read_half(block, 208);
     for (scale, &byte) in unpacked.scale.iter_mut().zip(&block[192..208]) {

@@ -5,7 +5,7 @@ use crate::{TensorType, f16_to_f32, f32_to_bf16, f32_to_f16};
 /// Encodes `values` as `kind`, each rounded to the nearest value that the scale of its group allows.
 ///
 /// # Panics
-/// If this module cannot quantize to `kind`, or `values` are not whole blocks.
+/// If this module cannot quantize to `kind`, or the number of `values` is not that of whole blocks.
 pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
     let bytes = kind.bytes_of(values.len() as u64).expect("invariant: values are whole blocks");
     let mut out = Vec::with_capacity(bytes as usize);
@@ -25,7 +25,7 @@ pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
     out
 }
 
-/// Appends `value` as a half and returns the value that a reader will decode.
+/// Appends `value` in half precision, and returns the value that a reader will decode.
 fn put_half(value: f32, out: &mut Vec<u8>) -> f32 {
     let bits = f32_to_f16(value);
     out.extend(bits.to_le_bytes());
@@ -45,7 +45,8 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().copied().fold(0.0, |largest: f32, v| if v.abs() > largest.abs() { v } else { largest })
 }
 
-/// Packs two quants into each byte as the reader expects: the first half in low nibbles, the second half in high ones.
+/// Packs two quants into each byte as the reader expects: the first half of the quants in the low nibbles, the second
+/// half in the high nibbles.
 fn put_nibbles(quants: &[u8], out: &mut Vec<u8>) {
     let (low, high) = quants.split_at(quants.len() / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| (low & 0xf) | (high << 4)));

@@ -14,7 +14,7 @@ thread_local! {
 pub(crate) fn check(input: &[u8]) {
     FILE.with(|file| {
         let file = file.get_or_init(|| NamedTempFile::new().expect("a temporary file"));
-        std::fs::write(file.path(), input).expect("room for a small file");
+        std::fs::write(file.path(), input).expect("the disk has room for a small file");
         match GgufFile::open(file.path()) {
             Ok(file) => read_all(&file),
             Err(error @ Error::Format { .. }) => assert!(!error.to_string().is_empty()),
@@ -28,7 +28,7 @@ fn read_all(file: &GgufFile) {
     for (key, value) in file.metadata() {
         // NaN is not equal to itself.
         assert!(file.get(key).is_some_and(|stored| std::ptr::eq(stored, value)), "{key}");
-        // Conversions do not panic, whatever the type is.
+        // Conversions must not panic, regardless of the type.
         let _ = (value.i64(), value.u64(), value.u32(), value.f32(), value.i64s(), value.strs());
     }
     let mut bytes = Vec::new();

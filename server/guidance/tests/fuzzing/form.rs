@@ -10,7 +10,7 @@ use server_guidance::{Compiler, Dialect, Form, Guide, Vocabulary, structural_tag
 /// Largest number of tokens sampled from a form.
 const TOKENS_MAX: usize = 48;
 
-/// Tokens of several bytes, and special tokens.
+/// Tokens of several bytes; the flag marks special tokens.
 const LONGER: [(&str, bool); 14] = [
     ("{\"", false),
     ("\":", false),
@@ -78,7 +78,7 @@ fn form(kind: u8, text: &str) -> Option<Form> {
 fn follow(guide: &Guide, input: &[u8]) {
     let vocabulary = COMPILER.vocabulary().len() as u32;
     let mut allowed = TokenSet::new(vocabulary);
-    // Exceeding the work limit of a step is an error of the request only.
+    // A form that exceeds the work limit of a step fails only its request.
     let Ok(mut state) = guide.start() else { return };
     let mut hash =
         input.iter().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));
@@ -92,7 +92,7 @@ fn follow(guide: &Guide, input: &[u8]) {
         let from = hash % vocabulary;
         let chosen = (from..vocabulary).chain(0..from).find(|token| allowed.contains(*token));
         let Some(token) = chosen else {
-            assert_eq!(progress, Progress::MayEnd, "nothing may come, and it is not complete");
+            assert_eq!(progress, Progress::MayEnd, "no token is allowed, but the form is not complete");
             return;
         };
         match state.commit(token) {

@@ -12,7 +12,7 @@ pub struct Conversation {
     pub id: String,
     /// The object type: always [`Object::Conversation`].
     pub object: Object,
-    /// The time when it was created, in seconds since 1970.
+    /// The time when the conversation was created, in seconds since 1970.
     pub created_at: u64,
     /// The metadata that the client attached.
     pub metadata: Map<String, Value>,
@@ -40,7 +40,7 @@ pub struct DeletedObject {
     pub id: String,
     /// The type of the confirmation.
     pub object: Object,
-    /// Whether it was deleted: always true.
+    /// Whether the object was deleted: always true.
     pub deleted: bool,
 }
 

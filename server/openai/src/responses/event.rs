@@ -17,7 +17,7 @@ pub mod kind {
     pub const COMPLETED: &str = "response.completed";
     /// The last event: the response was cut off.
     pub const INCOMPLETE: &str = "response.incomplete";
-    /// The last event: generation failed or was cancelled.
+    /// The last event: generation failed or was canceled.
     pub const FAILED: &str = "response.failed";
     /// An output item begins.
     pub const ITEM_ADDED: &str = "response.output_item.added";
@@ -27,23 +27,23 @@ pub mod kind {
     pub const PART_ADDED: &str = "response.content_part.added";
     /// A part of a message is complete.
     pub const PART_DONE: &str = "response.content_part.done";
-    /// The event carries more text of a message.
+    /// The event contains more text of a message.
     pub const TEXT_DELTA: &str = "response.output_text.delta";
     /// The text of a part of a message is complete.
     pub const TEXT_DONE: &str = "response.output_text.done";
-    /// The text of the reasoning begins.
+    /// The part with the text of the reasoning begins.
     pub const SUMMARY_PART_ADDED: &str = "response.reasoning_summary_part.added";
-    /// The text of the reasoning is complete, as a part.
+    /// The part with the text of the reasoning is complete.
     pub const SUMMARY_PART_DONE: &str = "response.reasoning_summary_part.done";
-    /// The event carries more text of the reasoning.
+    /// The event contains more text of the reasoning.
     pub const SUMMARY_DELTA: &str = "response.reasoning_summary_text.delta";
     /// The text of the reasoning is complete.
     pub const SUMMARY_DONE: &str = "response.reasoning_summary_text.done";
-    /// The event carries more arguments of a function call.
+    /// The event contains more of the arguments of a function call.
     pub const ARGUMENTS_DELTA: &str = "response.function_call_arguments.delta";
     /// The arguments of a function call are complete.
     pub const ARGUMENTS_DONE: &str = "response.function_call_arguments.done";
-    /// The event carries more input of a custom tool call.
+    /// The event contains more of the input of a custom tool call.
     pub const INPUT_DELTA: &str = "response.custom_tool_call_input.delta";
     /// The input of a custom tool call is complete.
     pub const INPUT_DONE: &str = "response.custom_tool_call_input.done";
@@ -59,7 +59,7 @@ pub struct Event<'a> {
     /// The data of the event.
     #[serde(flatten)]
     pub data: EventData<'a>,
-    /// The number of the event in its stream, from 0 without gaps.
+    /// The number of the event in its stream, starting at 0 without gaps.
     pub sequence_number: u64,
 }
 
@@ -116,7 +116,7 @@ pub enum EventData<'a> {
         /// The log probabilities of the tokens of the text, if requested.
         logprobs: &'a [ChatTokenLogprob],
     },
-    /// The text of the reasoning, when it begins and when it is complete.
+    /// The part with the text of the reasoning, which begins or is complete.
     SummaryPart {
         /// The identifier of the reasoning item.
         item_id: &'a str,
@@ -149,7 +149,7 @@ pub enum EventData<'a> {
         /// The complete text of the part.
         text: &'a str,
     },
-    /// More arguments of a function call.
+    /// More of the arguments of a function call.
     ArgumentsDelta {
         /// The identifier of the item.
         item_id: &'a str,
@@ -173,7 +173,7 @@ pub enum EventData<'a> {
         /// The complete text of the arguments.
         arguments: &'a str,
     },
-    /// More input of a custom tool call.
+    /// More of the input of a custom tool call.
     InputDelta {
         /// The identifier of the item.
         item_id: &'a str,
@@ -193,9 +193,9 @@ pub enum EventData<'a> {
     },
     /// An error within the stream.
     Error {
-        /// The code for programs.
+        /// The machine-readable code of the error.
         code: Option<&'a str>,
-        /// The description for people.
+        /// The human-readable description of the error.
         message: &'a str,
         /// The parameter that caused the error.
         param: Option<&'a str>,

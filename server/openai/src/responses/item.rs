@@ -78,12 +78,12 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Part {
-    /// A text that a client sent.
+    /// Text that a client sent.
     InputText {
         /// The text of the part.
         text: String,
     },
-    /// A text that the model generated.
+    /// Text that the model generated.
     OutputText {
         /// The citations: always empty, because the server has no sources to cite.
         #[serde(default)]
@@ -117,9 +117,9 @@ impl Part {
 pub struct Reasoning {
     /// The identifier of the item.
     pub id: String,
-    /// The text of the reasoning: all of it, without summarization.
+    /// The complete text of the reasoning, because the server does not summarize it.
     pub summary: Vec<SummaryText>,
-    /// The text of the reasoning as a client sent it; absent if the client did not send any.
+    /// The text of the reasoning that a client sent, if any; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ReasoningText>>,
     /// The encrypted reasoning that a client sent, which the server cannot read.
@@ -164,7 +164,7 @@ pub struct Call {
     pub namespace: Option<String>,
 }
 
-/// A call of a custom tool by the model. Its input is text instead of JSON.
+/// A call of a custom tool by the model. Its input is plain text instead of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomCall {
     /// The identifier of the item.
@@ -199,7 +199,7 @@ pub struct CallOutput {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Output {
-    /// The result is a text.
+    /// The result is a string.
     Text(String),
     /// The result is a list of parts.
     Parts(Vec<Part>),

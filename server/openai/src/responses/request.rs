@@ -36,7 +36,7 @@ pub struct Request {
     pub text: Option<TextParameter>,
     /// How much the model should reason.
     pub reasoning: Option<ReasoningParameter>,
-    /// What happens if the conversation is too long.
+    /// The behavior if the conversation is too long: `auto` or `disabled`.
     pub truncation: Option<String>,
     /// The optional parts to include in the response.
     pub include: Option<Vec<String>>,
@@ -108,7 +108,7 @@ pub struct ReasoningParameter {
     pub generate_summary: Option<String>,
 }
 
-/// An item as a client sends it. The type decides which members are required.
+/// An item in the form in which a client sends it. The type decides which members are required.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct InputItem {

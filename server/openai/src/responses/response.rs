@@ -25,25 +25,25 @@ pub enum Object {
     InputTokens,
 }
 
-/// A response: as it is sent, stored and contained in events.
+/// A response. Responses are sent, stored and included in events in this format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Response {
     /// The identifier of the response.
     pub id: String,
     /// The object type: always [`Object::Response`].
     pub object: Object,
-    /// The time when it was created, in seconds since 1970.
+    /// The time when the response was created, in seconds since 1970.
     pub created_at: u64,
-    /// The state of its generation.
+    /// The state of the generation.
     pub status: Status,
-    /// Whether it is generated in the background, even if no client waits for it.
+    /// Whether the response is generated in the background, even if no client waits for it.
     pub background: bool,
-    /// The time when it was completed, in seconds since 1970; absent until then.
+    /// The time when the response was completed, in seconds since 1970; absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completed_at: Option<u64>,
-    /// The reason why it failed.
+    /// The reason why the response failed.
     pub error: Option<ResponseError>,
-    /// The reason why it is incomplete.
+    /// The reason why the response is incomplete.
     pub incomplete_details: Option<IncompleteDetails>,
     /// The instructions of the request.
     pub instructions: Option<String>,
@@ -59,7 +59,7 @@ pub struct Response {
     pub parallel_tool_calls: bool,
     /// The identifier of the response that this one continues.
     pub previous_response_id: Option<String>,
-    /// The conversation that it belongs to; absent if it belongs to none.
+    /// The conversation that the response belongs to; absent if it belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conversation: Option<ConversationName>,
     /// The prompt cache key of the request.
@@ -84,7 +84,7 @@ pub struct Response {
     pub top_logprobs: u32,
     /// The value of `top_p` that was used.
     pub top_p: f32,
-    /// What happens if the conversation is too long: `auto` or `disabled`.
+    /// The behavior if the conversation is too long: `auto` or `disabled`.
     pub truncation: String,
     /// The numbers of tokens used; `null` until generation ends.
     pub usage: Option<ResponseUsage>,
@@ -100,11 +100,11 @@ pub struct Response {
 /// A warning about a part of the request that has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// The code for programs: `unsupported_tool` or `unsupported_format`.
+    /// The machine-readable code: `unsupported_tool` or `unsupported_format`.
     pub code: String,
     /// The path of the parameter, such as `tools[1]`.
     pub param: String,
-    /// The description for people.
+    /// The human-readable description of the warning.
     pub message: String,
 }
 
@@ -122,7 +122,7 @@ pub enum Status {
     Incomplete,
     /// Generation failed; `error` has the reason.
     Failed,
-    /// A client cancelled the response.
+    /// A client canceled the response.
     Cancelled,
 }
 
@@ -137,9 +137,9 @@ impl Status {
 /// The reason why a response failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResponseError {
-    /// The code for programs: `server_error`.
+    /// The machine-readable code: `server_error`.
     pub code: String,
-    /// The description for people.
+    /// The human-readable description of the error.
     pub message: String,
 }
 

@@ -1,6 +1,6 @@
-//! Measures the cost of draft tokens: the steps of the model with and without them, and the steps of the draft model, with one block
-//! table. The acceptance rate at which drafts are worthwhile follows from these times. `--cut FILE` writes a draft model instead: the
-//! first layers of the model.
+//! Measures the cost of draft tokens: the times of the model's steps with and without drafts, and those of the draft
+//! model's steps, with one block table. These times determine the acceptance rate above which drafts are worthwhile.
+//! `--cut FILE` instead writes a draft model that consists of the first layers of the model.
 
 use std::io::Write as _;
 use std::ops::Range;
@@ -25,19 +25,19 @@ struct Args {
     /// The draft model. The default is the model itself.
     #[arg(long)]
     draft: Option<PathBuf>,
-    /// Write the first layers of a GGUF model to this file, and measure nothing.
+    /// Write the first layers of a GGUF model to this file instead of measuring.
     #[arg(long)]
     cut: Option<PathBuf>,
-    /// Number of layers that are written.
+    /// Number of layers that `--cut` writes.
     #[arg(long, default_value_t = 3)]
     layers: u32,
-    /// Sequences in a step.
+    /// Numbers of sequences in a step.
     #[arg(long, num_args = 1.., default_values_t = [1, 8, 32])]
     rows: Vec<u32>,
     /// Number of past tokens of each sequence.
     #[arg(long, default_value_t = 256)]
     past: u32,
-    /// Number of steps of each kind. The result is their median.
+    /// Number of steps of each kind. The result is the median of their times.
     #[arg(long, default_value_t = 41)]
     steps: u32,
     /// A property for the device's plugin, `KEY=VALUE`. Repeatable.
@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     let mut measured = Vec::new();
     for &rows in &args.rows {
         for runner in [&mut model, &mut draft] {
-            // The content of the cache does not matter.
+            // The steps below do not depend on the content of the cache.
             for sequence in 0..rows {
                 let step =
                     Step { past: 0, count: args.past, ..Step::new(&args, runner, sequence..sequence + 1) };
@@ -170,7 +170,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Writes the first layers of a model as a new model, which has the same tokens and sometimes the same predictions.
 fn cut(model: &Path, to: &Path, layers: u32) -> anyhow::Result<()> {
     let file = GgufFile::open(model)?;
-    let architecture = file.architecture().context("the model does not say its architecture")?;
+    let architecture = file.architecture().context("the model does not specify its architecture")?;
     let mut writer = GgufWriter::new(architecture);
     for (key, value) in file.metadata() {
         writer.metadata(key, value.clone());

@@ -53,7 +53,7 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
         steps.push(started.elapsed().as_secs_f64());
         sampled.clear();
         for id in &batch.samples {
-            // Any tokens, but not all the same.
+            // The tokens are arbitrary but not all equal.
             let index = id.request as usize;
             sampled.push(SampledToken::new(*id, 100 + (index * 31 + produced[index] * 7) as u32 % 400));
             produced[index] += 1;
@@ -76,7 +76,7 @@ pub(crate) fn config(args: &Args, runner: &Runner) -> SchedulerConfig {
     SchedulerConfig {
         max_num_batched_tokens: args.max_num_batched_tokens,
         max_chunk_tokens: args.max_chunk_tokens,
-        // The batches must not depend on time.
+        // The batches must not depend on measured times.
         max_itl: None,
         max_num_seqs: args.max_num_seqs,
         max_queue: 4096,

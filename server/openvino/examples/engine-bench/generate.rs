@@ -67,7 +67,7 @@ async fn all(args: &Args, handle: &EngineHandle, work: &[Work]) -> (Vec<Progress
     (progress, last)
 }
 
-/// Submits the requests that are due and not submitted yet.
+/// Submits the requests that are due and have not been submitted yet.
 fn submit_due(args: &Args, handle: &EngineHandle, work: &[Work], progress: &mut [Progress], clock: &Instant) {
     for index in 0..work.len() {
         let due = work[index].arrival.is_none_or(|arrival| {
@@ -109,7 +109,7 @@ fn request(args: &Args, work: &Work) -> Request {
     }
 }
 
-/// Takes an event of a request; without one its stream is at its end.
+/// Processes an event of a request; `None` means that its stream has ended.
 fn take(one: &mut Progress, event: Option<Event>, now: f64) {
     match event {
         Some(Event::Started { cached_tokens }) => one.cached_tokens = Some(cached_tokens),
@@ -126,7 +126,7 @@ fn take(one: &mut Progress, event: Option<Event>, now: f64) {
             one.ended = true;
         }
         Some(Event::Failed(failure)) => one.error = Some(failure.to_string()),
-        // No scenario asks for scores.
+        // No scenario requests scores.
         Some(Event::Scored { .. }) | None => {}
     }
     if one.error.is_some() {

@@ -1,5 +1,5 @@
-//! Runs a scenario of `tests/bench/README.md` on the engine, in process. Benchmarks and conformance tests compare the results with
-//! those of other engines.
+//! Runs a scenario of `tests/bench/README.md` on an engine in this process. Benchmarks and conformance tests compare
+//! the results with those of other engines.
 
 mod floor;
 mod generate;
@@ -33,10 +33,10 @@ struct Args {
     /// Size of the KV cache in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
-    /// Number of tokens computed in one step at most.
+    /// Maximum number of tokens computed in one step.
     #[arg(long, default_value_t = 512)]
     max_num_batched_tokens: u32,
-    /// Number of tokens computed in a step with both decodes and prompts at most.
+    /// Maximum number of tokens computed in a step with both decodes and prompts.
     #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
     /// Target time in milliseconds of a step with decodes.
@@ -45,13 +45,13 @@ struct Args {
     /// Fraction of the attention mass that long prompts must cover.
     #[arg(long)]
     sparse_attention: Option<f32>,
-    /// Number of tokens of a generating sequence that stay in the KV cache.
+    /// Number of tokens of a generating sequence that remain in the KV cache.
     #[arg(long)]
     kv_eviction_tokens: Option<u32>,
-    /// Number of sequences that run at the same time at most.
+    /// Maximum number of sequences that run at the same time.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
-    /// Compute every prompt completely.
+    /// Disable prefix caching, so that every prompt is computed completely.
     #[arg(long)]
     no_prefix_caching: bool,
     /// A property for the device's plugin, `KEY=VALUE`. Repeatable.
@@ -60,10 +60,11 @@ struct Args {
     /// The directory of an adapter. Repeatable.
     #[arg(long)]
     lora: Vec<PathBuf>,
-    /// The numbers of the adapters that requests use in turn, 0 for none. The default is each adapter in turn.
+    /// The numbers of the adapters that requests use in turn; 0 stands for none. By default, requests use all adapters
+    /// in turn.
     #[arg(long, value_delimiter = ',')]
     lora_turns: Vec<u32>,
-    /// A token that ends a sequence unless `ignore_eos`. Repeatable.
+    /// A token that ends a sequence unless the scenario sets `ignore_eos`. Repeatable.
     #[arg(long)]
     stop_token: Vec<u32>,
 }

@@ -31,7 +31,7 @@ pub(crate) struct Work {
     pub(crate) arrival: Option<Arrival>,
 }
 
-/// A request arrives when request `after_request` has generated `tokens` tokens, or has ended.
+/// The condition for the arrival of a request: the request `after_request` has generated `tokens` tokens or has ended.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arrival {

@@ -10,7 +10,8 @@ use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 use crate::Runner;
 use crate::scenario::Score;
 
-/// Tokens computed in one step with logits for each: 100 MB with a vocabulary of 49,152 tokens.
+/// Number of tokens computed in one step with logits for each token. The logits take 100 MB with a vocabulary of 49,152
+/// tokens.
 const CHUNK_TOKENS: usize = 512;
 
 pub(crate) fn run(mut runner: Runner, scenario: &Score, folder: &Path) -> anyhow::Result<Value> {

@@ -60,7 +60,7 @@ public:
     }
 
     void validate_and_infer_types() override {
-        // Attributes may come from a file.
+        // Check the attributes, because they may come from a file.
         const char* fault = unsupported(layer_);
         OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
         OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set");
@@ -170,7 +170,7 @@ private:
         return tokens;
     }
 
-    // Throws unless the tensors have the types as which the kernels read their memory. A plugin that computes in f16 would give
+    // Throws unless the tensors have the types as which the kernels read their memory. A plugin that computes in f16 would pass
     // f16.
     void check_types(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
         const auto type = inputs.at(QUERY).get_element_type();
@@ -205,7 +205,7 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// Throws if an attention layer has no heads, or heads of size 0, because other sizes are divided by these.
+// Throws if an attention layer has no heads, or heads of size 0, because other sizes are divided by these numbers.
 void check_heads(const ov::Node& node) {
     for (const char* name : {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}) {
         const auto size = size_of(node, name);
@@ -214,7 +214,7 @@ void check_heads(const ov::Node& node) {
     }
 }
 
-// Returns an input that is a constant of one number; false if it is not.
+// Reads an input that is a constant of one number. Returns false for other inputs.
 template <typename T>
 bool number(const ov::Node& node, size_t input, T& value) {
     auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
@@ -234,7 +234,7 @@ bool has_no_other_features(const ov::Node& node) {
     return true;
 }
 
-// Describes a layer for the native attention; false if it is not supported.
+// Describes a layer for the native attention. Returns false if the layer is not supported.
 bool describe(const ov::Node& node, Precision precision, Layer& layer) {
     check_heads(node);
     layer.kv_heads = size_t(size_of(node, "num_k_heads"));
@@ -278,7 +278,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
     OPENVINO_ASSERT(!found.empty(), "the model has no paged attention");
     std::shared_ptr<op::v0::Parameter> scores;
     if (plan.block_scores) {
-        // Bytes, as the caches: a plugin that computes in another precision would convert floats.
+        // The type is u8, as for the caches, because a plugin that computes in another precision would convert floats.
         scores = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
         scores->set_friendly_name(BLOCK_SCORES_NAME);
         scores->output(0).get_tensor().set_names({BLOCK_SCORES_NAME});
@@ -300,7 +300,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
         if (scores) inputs.push_back(scores);
-        // The plugin's operations use the configured precision whatever the graph says; native operations use that of the
+        // The plugin's operations use the configured precision regardless of the graph; native operations use that of the
         // graph.
         if (plan.is_bf16)
             for (auto input : {QUERY, KEY, VALUE})

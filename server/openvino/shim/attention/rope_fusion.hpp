@@ -15,7 +15,7 @@ struct RopeInputs {
     ov::Output<ov::Node> qkv, cos, sin;
 };
 
-// Nothing if the graph before the layer has another form.
+// Returns no value if the graph before the layer has another form.
 std::optional<RopeInputs> find_rope(const ov::Output<ov::Node>& queries, const ov::Output<ov::Node>& keys,
                                     const ov::Output<ov::Node>& values, const Layer& layer);
 

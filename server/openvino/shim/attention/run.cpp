@@ -9,19 +9,19 @@ namespace {
 
 using namespace ovfleet;
 
-// New tokens whose keys and values one thread stores at a time.
+// The number of new tokens whose keys and values one thread stores at a time.
 constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 
-// Queries of a tile, if a sequence has enough new tokens.
+// The number of queries of a tile, if a sequence has enough new tokens.
 constexpr size_t TILE_QUERIES = 96;
 
-// Multiplications of queries with keys below which a second thread costs more than it helps.
+// The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// Consecutive items that a thread takes at a time if there are many, so that it knows the next one.
+// The number of consecutive items that a thread takes at a time if there are many, so that it knows the next one.
 constexpr size_t ITEM_GRAIN = 4;
 
-// Sorts items by their owners, and knows where the items of each owner begin.
+// Sorts items by their owners, and stores where the items of each owner begin.
 template <typename T>
 class OwnerOrder {
 public:
@@ -42,10 +42,10 @@ private:
     std::vector<T> sorted_;
 };
 
-// The work of a step. Its memory is reused from step to step.
+// The work of a step. Its memory is reused in every step.
 struct Work {
     std::vector<WorkItem> items;
-    // Chunks of prompts, whose new keys many items read.
+    // Chunks of prompts whose new keys are read by many items.
     std::vector<Sequence> stored;
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
@@ -66,7 +66,7 @@ void add_items(const Layer& layer, const Sequence& sequence, Work& work) {
     const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(TILE_QUERIES / group, 1);
     // Marks items that have a partial result, until its memory is allocated.
     static float pending;
-    // The last tokens come first: they have the most keys, and the last items should be small.
+    // The last tokens come first, because they have the most keys, and the items at the end should be small.
     for (size_t end = sequence.count, begin; end > 0; end = begin) {
         begin = (end - 1) / tile_tokens * tile_tokens;
         const size_t queries = (end - begin) * group;
@@ -106,7 +106,7 @@ void merge_parts(const Kernels& kernels, const Layer& layer, const std::vector<W
 
 void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences,
                   const StepTensors& tensors) {
-    // These belong to this thread, but other threads read them through the references.
+    // These objects belong to this thread, but other threads read them through the references.
     thread_local Work work_of_thread;
     thread_local Buffer<float> parts;
     thread_local OwnerOrder<WorkItem> item_order_of_thread;
@@ -123,7 +123,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
         if (sequence.count > 1) add_stored(sequence, stored);
         add_items(layer, sequence, work);
     }
-    // The owner of a token is the thread that owns its row in the projections, too.
+    // The owner of a token also owns the token's row in the projections.
     const size_t owners = num_owners(tokens);
     const auto owner_of = [&work = work, owners](size_t token) { return token * owners / work.tokens; };
     item_order.sort(items, owners, [&](const WorkItem& item) { return owner_of(item.sequence->begin + item.token_begin); });

@@ -37,7 +37,7 @@ private:
     std::vector<int32_t> content_;
     std::vector<Sequence> sequences_;
     size_t tokens_ = 0, num_blocks_ = 0;
-    // One more than the largest block.
+    // One more than the index of the largest block.
     size_t blocks_end_ = 0;
 };
 

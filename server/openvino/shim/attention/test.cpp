@@ -1,4 +1,4 @@
-// Runs the native attention by itself, for tests.
+// Runs the native attention without a graph, for tests.
 #include "../shim.h"
 #include "run.hpp"
 

@@ -1,13 +1,14 @@
-// Adds LoRA adapters to a graph: at each projection, a token adds the product of its adapter's matrices.
+// Adds LoRA adapters to a graph: at each projection, the product of the matrices of a token's adapter is added to the token's
+// output.
 //
 //   x ─┬─ W ──────────────────────────────────────────────── + ─
 //      └─ down of all adapters ─ select the token's ranks ─ up ┘
 //
-// The adapters are concatenated along the rank, so that tokens of any adapter, and of none, share a step. Projections that read
-// the same input share the first product.
+// The adapters are concatenated along the rank, so that a step can contain tokens of any adapter and tokens without an adapter.
+// Projections that read the same input share the first product.
 //
-// If all projections will be native, nothing is added to the graph: the matrices become attributes of the projections, and the
-// native projections that replace these take them.
+// If all projections will be native, no operations are added to the graph: the matrices become attributes of the projections,
+// and are moved to the native projections that replace these.
 #include <map>
 #include <utility>
 #include <vector>
@@ -25,7 +26,7 @@ namespace op = ov::op;
 using MatMul = op::v0::MatMul;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// The name of a projection: that of its weight in the file, or else that of its node.
+// The name of a projection: that of its weight in the file, or otherwise that of its node.
 std::string name_of(const MatMul& matmul) {
     const auto& weight = matmul.get_input_node_ptr(1)->get_friendly_name();
     if (weight.rfind(ovfleet::WEIGHT_PREFIX, 0) == 0) return weight.substr(ovfleet::WEIGHT_PREFIX.size());
@@ -105,7 +106,7 @@ public:
         }
         auto product = std::make_shared<MatMul>(group[0].matmul->input_value(0), matrix(down.data(), adapters.size(), columns),
                                                 false, true);
-        // A selection, not a multiplication by 0: the products of other adapters may be infinite.
+        // Use a selection instead of a multiplication by 0, because the products of other adapters may be infinite.
         auto selected = std::make_shared<op::v1::Select>(rank_mask(adapters, axes_behind_tokens(product)), product, zero_);
         ov::OutputVector parts{selected};
         if (group.size() > 1) {
@@ -124,9 +125,10 @@ public:
     }
 
 private:
-    // The number of axes behind that of the tokens. Before the model is paged, a value has sequences of tokens; then each token
-    // is a sequence, in the first axis whose size is not 1, and all other axes but the last have the size 1. (With another
-    // shape, a step of several tokens would compute logits for the square of their number, and fail.)
+    // The number of axes after the axis of the tokens. Before the model is paged, a value has sequences of tokens. In a paged
+    // model, each token is a sequence: the tokens are in the first axis whose size is not 1, and all other axes except the last
+    // have the size 1. (With another shape, a step of several tokens would compute logits for the square of their number, and
+    // fail.)
     static size_t axes_behind_tokens(const NodePtr& product) {
         const auto& shape = product->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.rank().is_static(), "the rank of a projection is dynamic");
@@ -150,7 +152,7 @@ private:
 
     std::shared_ptr<op::v0::Parameter> adapters_;
     NodePtr zero_;
-    // The nodes by the number of axes behind the tokens.
+    // The nodes by the number of axes after the axis of the tokens.
     std::map<size_t, NodePtr> tokens_;
     std::map<std::pair<size_t, std::vector<int32_t>>, NodePtr> masks_;
 };
@@ -175,7 +177,7 @@ extern "C" int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras
         model->object->set_rt_info(std::string(content), "ovfleet", "adapters");
         std::map<std::string, std::vector<std::shared_ptr<MatMul>>> named;
         for (const auto& matmul : projections(*model->object)) named[name_of(*matmul)].push_back(matmul);
-        // Groups in the order of the adapters, so that the graph is the same each time.
+        // The groups are in the order of the adapters, so that the graph is the same each time.
         std::vector<std::vector<AdaptedProjection>> groups;
         std::map<ov::Output<ov::Node>, size_t> readers;
         for (const auto* lora = loras; lora != loras + count; ++lora) {

@@ -1,7 +1,8 @@
-// Writes and reads compiled models, so that a start need not compile.
+// Writes and reads compiled models, so that a start does not have to compile the model.
 //
-// The CPU plugin can write a compiled model and read it again, except for its paged attention: it does not write the head
-// sizes, which it requires. So they are written in the names of the cache inputs, and added to the attention when it is read.
+// The CPU plugin can write a compiled model and read it again, except for its paged attention: the plugin does not write the
+// head sizes, which it requires for reading. So this code stores the head sizes in the names of the cache inputs, and adds them
+// to the attention when a model is read.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -24,7 +25,7 @@ constexpr const char* paged_attention = "PagedAttentionExtension";
 constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
 constexpr const char* mark = " heads ";
 
-// Reads a paged attention as the plugin does, and adds the head sizes.
+// Reads a paged attention like the plugin, and adds the head sizes.
 class PagedAttentionReader : public ov::BaseOpExtension {
 public:
     explicit PagedAttentionReader(ov::BaseOpExtension::Ptr plugin) : plugin_(std::move(plugin)) {}
@@ -49,7 +50,8 @@ private:
     ov::BaseOpExtension::Ptr plugin_;
 };
 
-// The extension by which the plugin reads paged attentions. The library stays loaded, because the extension is used to the end.
+// The extension by which the plugin reads paged attentions. The library remains loaded, because the extension is used until the
+// process ends.
 ov::BaseOpExtension::Ptr plugin_extension() {
     const std::string library = ovfleet_library_path();
     const auto plugin = library.substr(0, library.rfind('/') + 1) + "libopenvino_intel_cpu_plugin.so";

@@ -12,7 +12,7 @@ namespace {
 
 namespace op = ov::op;
 
-// Whether a node is a Reshape to constant sizes that begin with `leading`, with one more size behind them.
+// Whether a node is a Reshape to constant sizes that begin with `leading`, followed by one more size.
 bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
     if (!ov::is_type<op::v1::Reshape>(&node)) return false;
     auto target = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));

@@ -1,4 +1,5 @@
-// Reads GGUF files through OpenVINO's front end. Also defines the functions that are not specific to a part of the shim.
+// Reads GGUF files through OpenVINO's front end. This file also defines the functions that are not specific to a part of the
+// shim.
 #include <dlfcn.h>
 
 #include <iostream>
@@ -60,8 +61,8 @@ private:
 };
 
 // The front end reports on std::cerr that it rounds weights, and has no option to turn this off. The report is misleading,
-// because the weights are replaced afterwards: it is filtered while an object of this class lives. The filter is never freed,
-// because other threads may still write to it.
+// because the weights are replaced afterwards, so it is filtered while an object of this class exists. The filter is never
+// freed, because other threads may still write to it.
 class WithoutNotices {
 public:
     WithoutNotices() : lock_(mutex()), original_(std::cerr.rdbuf()) {
@@ -99,6 +100,6 @@ extern "C" int ovfleet_read_gguf(const char* path, ov_model_t** model) {
 
 extern "C" const char* ovfleet_library_path(void) {
     Dl_info info{};
-    // Any symbol that the core library defines.
+    // The address can be that of any symbol that the core library defines.
     return dladdr(reinterpret_cast<const void*>(&ov::get_openvino_version), &info) ? info.dli_fname : nullptr;
 }

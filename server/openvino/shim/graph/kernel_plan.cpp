@@ -1,4 +1,4 @@
-// Carries out a kernel plan, which src/kernels.rs has made.
+// Carries out a kernel plan, which src/kernels.rs creates.
 #include <cstddef>
 
 #include "../attention/op.hpp"
@@ -27,7 +27,7 @@ ovfleet::Isa isa(uint32_t number) {
     return ovfleet::Isa(number);
 }
 
-// src/shim.rs asserts the same of its struct.
+// src/shim.rs asserts the same layout for its struct.
 static_assert(sizeof(ovfleet_kernel_plan) == 32 && alignof(ovfleet_kernel_plan) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, projection_isa) == 0);
 static_assert(offsetof(ovfleet_kernel_plan, projection_activations) == 4);

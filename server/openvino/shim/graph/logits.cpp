@@ -1,5 +1,5 @@
-// Limits the computation to the tokens whose logits are needed: the vocabulary projection, and the operations behind the last
-// attention. Other tokens only leave their keys and values in that layer.
+// Limits the vocabulary projection, and the operations after the last attention, to the tokens whose logits are needed. Of the
+// other tokens, the last layer only stores keys and values.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -33,7 +33,7 @@ std::vector<int64_t> sizes_of(const ov::PartialShape& shape) {
     std::vector<int64_t> sizes;
     for (const auto& one : shape) sizes.push_back(one.is_static() ? one.get_length() : -1);
     if (std::count(sizes.begin(), sizes.end(), -1) == 1) return sizes;
-    // The shapes in graphs of the GGUF front end and of exporters.
+    // These are the shapes in graphs of the GGUF front end and of exporters.
     const auto size = sizes.back();
     switch (sizes.size()) {
         case 2: return {-1, size};
@@ -43,7 +43,7 @@ std::vector<int64_t> sizes_of(const ov::PartialShape& shape) {
     OPENVINO_THROW("a value with ", sizes.size(), " dimensions is not supported");
 }
 
-// The rows of the tokens in `indices`, of a value that has a row for each token.
+// Selects the rows of the tokens in `indices` from a value that has a row for each token.
 ov::Output<ov::Node> selected_rows(const ov::Output<ov::Node>& value, const NodePtr& indices) {
     const auto& shape = value.get_partial_shape();
     OPENVINO_ASSERT(shape.rank().is_static() && shape.rbegin()->is_static(), "the number of columns is not static");
@@ -83,8 +83,8 @@ bool is_rowwise(const ov::Node& node) {
     return !sizes.empty() && last.is_static() && (sizes.back() == -1 || sizes.back() == last.get_length());
 }
 
-// Selects rows before the operations behind the last attention. Returns false, and changes nothing, if one of them is not known
-// to be row-wise.
+// Selects rows before the operations that follow the last attention. Returns false, without changes, if one of them is not
+// known to be row-wise.
 bool select_behind_attention(ov::Model& model, const NodePtr& projection, const NodePtr& indices) {
     const auto ordered = model.get_ordered_ops();
     std::set<ov::Node*> from_inputs, behind;
@@ -106,7 +106,7 @@ bool select_behind_attention(ov::Model& model, const NodePtr& projection, const 
     std::vector<ov::Input<ov::Node>> inputs;
     for (const auto& node : ordered) {
         if (!behind.count(node.get())) continue;
-        // Everything behind the logits depends only on them.
+        // The operations after the logits depend only on the logits.
         if (node == projection) break;
         if (!is_rowwise(*node)) return false;
         for (auto& input : node->inputs()) {
@@ -114,7 +114,7 @@ bool select_behind_attention(ov::Model& model, const NodePtr& projection, const 
             if (behind.count(source.get_node()) || !from_inputs.count(source.get_node())) continue;
             const auto& shape = source.get_partial_shape();
             const auto type = source.get_element_type();
-            // The masks of adapters have a row for each token, too.
+            // The masks of adapters also have a row for each token.
             const bool is_mask = type == ov::element::boolean && ov::is_type<op::v1::Select>(node);
             if (!(type.is_real() || is_mask) || shape.rank().is_dynamic() || shape.size() < 2 || shape.size() > 4 ||
                 shape.rbegin()->is_dynamic())

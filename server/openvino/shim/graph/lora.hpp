@@ -15,7 +15,7 @@ constexpr const char* ADAPTERS_INPUT = "adapters";
 struct LoraPart {
     int32_t adapter;
     size_t first, rows, ranks;
-    // `[ranks][columns]` and `[rows][ranks]`.
+    // The shapes are `[ranks][columns]` and `[rows][ranks]`.
     std::vector<float> down, up;
 };
 
@@ -30,7 +30,7 @@ public:
     std::vector<std::shared_ptr<LoraPart>> parts;
 };
 
-// The attribute of a node; null if it has none.
+// The attribute of a node; null if the node has no such attribute.
 inline std::shared_ptr<Lora> lora_of(const ov::Node& node) {
     const auto& info = node.get_rt_info();
     const auto found = info.find(Lora::get_type_info_static());
@@ -41,7 +41,7 @@ inline void set_lora(ov::Node& node, const std::shared_ptr<Lora>& lora) {
     node.get_rt_info()[Lora::get_type_info_static()] = lora;
 }
 
-// The number of parts that were attached to a model, to detect lost ones.
+// The number of parts that are attached to a model, by which lost parts are detected.
 inline size_t lora_parts(const ov::Model& model) {
     return model.has_rt_info("ovfleet", "lora_parts") ? size_t(model.get_rt_info<int64_t>("ovfleet", "lora_parts")) : 0;
 }

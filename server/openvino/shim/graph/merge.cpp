@@ -1,4 +1,5 @@
-// Merges projections that read the same input and have weights of the same form: fewer, larger multiplications.
+// Merges projections that read the same input and have weights of the same form, which results in fewer, larger
+// multiplications.
 #include <cstring>
 #include <map>
 #include <vector>
@@ -103,7 +104,7 @@ extern "C" int ovfleet_merge_projections(ov_model_t* model, size_t* merged) {
             if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node))
                 if (ovfleet::is_projection(matmul)) readers[matmul->input_value(0)].push_back(matmul);
         for (auto& [input, matmuls] : readers) {
-            // Merges those with the form of the first; the rest is merged in further iterations.
+            // Merge the projections with the same form as the first one. The others are merged in further iterations.
             while (matmuls.size() > 1) {
                 std::vector<std::shared_ptr<op::v0::MatMul>> alike, rest;
                 for (const auto& one : matmuls)

@@ -14,7 +14,7 @@
 
 #include "../shim.h"
 
-// The definitions of the C API, which are not in its public headers: their only members are the shared pointers.
+// The C API's definitions of these types, which are not in its public headers. Their only members are the shared pointers.
 struct ov_model {
     std::shared_ptr<ov::Model> object;
 };
@@ -35,10 +35,11 @@ inline bool is_paged_attention(const ov::Node& node) { return std::strncmp(node.
 // The name of the input that lists the tokens whose logits are computed.
 constexpr const char* LOGITS_INDICES = "logits_indices";
 
-// Limits the logits of a paged model to the tokens that the new input `logits_indices` lists. They are rows in its order.
+// Limits the logits of a paged model to the tokens that the new input `logits_indices` lists. The rows of the logits are in the
+// order of this input.
 void select_logits(ov::Model& model);
 
-// Stores the head sizes of a paged model in the names of its cache inputs, where a compiled model has them.
+// Stores the head sizes of a paged model in the names of its cache inputs, because a compiled model keeps these names.
 void name_heads(const ov::Model& model);
 
 // Runs `body`, and converts an exception to a return code.
@@ -49,7 +50,7 @@ int guarded(Body body) {
         body();
         return 0;
     } catch (const std::ios_base::failure& error) {
-        // The messages of streams do not include the error of the system.
+        // The messages of stream exceptions do not include the error of the system.
         last_error() = errno ? std::strerror(errno) : error.what();
     } catch (const std::exception& error) {
         last_error() = error.what();

@@ -1,4 +1,4 @@
-// Helpers to match graphs.
+// Helpers that match parts of graphs.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace ovfleet {
 
-// The operation that computes a value; null if it has another type.
+// The operation that computes a value; null if the operation has another type.
 template <typename Op>
 std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
     return ov::as_type_ptr<Op>(value.get_node_shared_ptr());

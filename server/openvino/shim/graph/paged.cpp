@@ -50,7 +50,7 @@ std::vector<int32_t> windows(const ov::Model& model) {
     return all;
 }
 
-// Sets the sliding windows, because the pass does not know the masks of the GGUF front end and drops them.
+// Sets the sliding windows, because OpenVINO's pass does not recognize the masks of the GGUF front end and drops them.
 void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows) {
     constexpr size_t sliding_window = 10;
     size_t layer = 0;

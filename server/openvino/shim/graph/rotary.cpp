@@ -1,7 +1,7 @@
 // Rewrites rotary embeddings. Models of the llama family rotate adjacent pairs (x0, x1), (x2, x3) …; their graph is a chain of
-// Reshape, Split and Concat that no plugin fuses: slow, and inaccurate in bf16. Rotating halves (x0, xd/2), (x1, xd/2+1) … is
-// equivalent if the rows of the projection before it are permuted: attention scores do not change if q and k are permuted
-// alike.
+// Reshape, Split and Concat that no plugin fuses, which is slow, and inaccurate in bf16. Rotating halves (x0, xd/2), (x1,
+// xd/2+1) … is equivalent if the rows of the projection before it are permuted: attention scores do not change if q and k are
+// permuted in the same way.
 #include <cmath>
 #include <map>
 #include <set>
@@ -57,7 +57,7 @@ bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
     return true;
 }
 
-// The name in the file of the projection that computes x directly; empty if there are operations in between.
+// The name in the file of the projection whose output is x; empty if other operations are in between.
 std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
@@ -87,14 +87,15 @@ bool match(const NodePtr& node, PairRotation& found) {
 
 NodePtr integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
 
-// A rotation to be written as a rotation of halves, in the form that plugins fuse. The tables have half a head.
+// A rotation to be written as a rotation of halves, in the form that plugins fuse. Each row of the tables has half the size of
+// a head.
 struct HalfRotation {
     NodePtr node;
     ov::Output<ov::Node> x, cos, sin;
     size_t head_size;
 };
 
-// Writes x * cos + rotated * sin with tables of whole heads, which are shared.
+// Writes x * cos + rotated * sin with tables for whole heads, which several rotations share.
 void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
     const auto twice = [&](const ov::Output<ov::Node>& table) {
         auto& concat = doubled[table];
@@ -102,7 +103,7 @@ void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePt
         return concat;
     };
     const int64_t half = rotation.head_size / 2;
-    // The axis is 3 instead of -1, because the fusion of plugins matches only this.
+    // The axis is 3 instead of -1, because the fusion of plugins matches only this value.
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {3});
     auto halves = std::make_shared<op::v1::VariadicSplit>(rotation.x, axis, integers({half, half}));
     auto minus = op::v0::Constant::create(ov::element::f32, {1, 1, 1, 1}, {-1.0f});
@@ -155,7 +156,7 @@ bool match(const NodePtr& node, HalfRotation& found) {
     return true;
 }
 
-// The projection that computes x, perhaps followed by additions and scalings; null if there are other operations in between.
+// The projection that computes x, perhaps followed by additions and scalings; null if other operations are in between.
 std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     for (int steps = 0; steps < 16; ++steps) {
         if (auto matmul = as<op::v0::MatMul>(x)) return matmul;
@@ -203,7 +204,7 @@ std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle,
     return nullptr;
 }
 
-// Whether the frequencies of a table decrease as those of a base, whatever their scale is.
+// Whether the frequencies of a table decrease like those of a base, regardless of their scale.
 bool is_of_base(const op::v0::Constant& table, double base, size_t count) {
     const auto values = table.cast_vector<double>();
     const double step = std::pow(base, -1.0 / double(count));
@@ -237,7 +238,7 @@ void ovfleet::rotate_whole_heads(const ov::Model& model) {
 extern "C" int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied) {
     return ovfleet::guarded([&] {
         *applied = 0;
-        // If the front end knows the tensor, it has already divided the frequencies.
+        // If the front end supports the tensor, it has already divided the frequencies.
         for (const auto& node : model->object->get_ops())
             if (node->get_friendly_name() == "weight.weight_rope_freqs.weight") *applied = 1;
         if (*applied) return;

@@ -7,12 +7,12 @@
 
 namespace ovfleet {
 
-// The projections whose output a rotary embedding rotates by adjacent pairs, with the head size. `unknown` returns the number
-// of embeddings whose projection is not found.
+// The projections whose output a rotary embedding rotates by adjacent pairs, with their head sizes. `unknown` returns the
+// number of embeddings whose projection was not found.
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 
-// Rewrites rotary embeddings that rotate each half of a head separately to ones that rotate whole heads. Plugins fuse both
-// forms, but when they write a compiled model, they omit the table size of the former.
+// Rewrites rotary embeddings that rotate each half of a head separately to embeddings that rotate whole heads. Plugins fuse
+// both forms, but a compiled model that they write lacks the table size of the former.
 void rotate_whole_heads(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -10,7 +10,7 @@
 #include "model.hpp"
 #include "weights.hpp"
 
-// The last node of each weight, with its decompression, by the name of the tensor in the file.
+// The last node of each weight, after its decompression, by the name of the weight's tensor in the file.
 struct ovfleet_weights {
     std::unordered_map<std::string, std::shared_ptr<ov::Node>> nodes;
 };
@@ -37,8 +37,8 @@ std::shared_ptr<ov::Node> constant(ov::element::Type type, const ov::Shape& shap
     return std::make_shared<ov::op::v0::Constant>(tensor);
 }
 
-// Builds Constant, Convert, Subtract, Multiply, Reshape: the form that plugins keep compressed. `flat` is the shape of the
-// weight in the graph: a matrix, or a stack of matrices.
+// Builds the operations Constant, Convert, Subtract, Multiply and Reshape: in this form, plugins keep weights compressed.
+// `flat` is the shape of the weight in the graph: a matrix, or a stack of matrices.
 std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight, const ov::Shape& flat) {
     namespace op = ov::op;
     if (!weight.scales)
@@ -92,7 +92,7 @@ extern "C" int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weig
         auto replacement = decompressed(*weight, shape.to_shape());
         replacement->set_friendly_name(old->get_friendly_name());
         ov::replace_node(old, replacement);
-        // This frees the memory of the old weight.
+        // The assignment frees the memory of the old weight.
         entry->second = replacement;
     });
 }

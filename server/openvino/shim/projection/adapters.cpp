@@ -10,7 +10,8 @@
 namespace ovfleet::projection {
 namespace {
 
-// Rows and ranks of an item. The matrix of the ranks stays in the cache of a processor while the rows pass by.
+// The numbers of rows and ranks of an item. The matrix of the ranks remains in the cache of a processor while the rows are
+// multiplied by it.
 constexpr size_t ITEM_ROWS = 32, ITEM_RANKS = 8;
 
 // A part of an adapter, and the position of its first rank among those of the adapter.
@@ -19,7 +20,7 @@ struct RankedPart {
     size_t rank;
 };
 
-// Memory in which objects follow each other.
+// Memory in which objects are stored one after the other.
 class Memory {
 public:
     // Adds zeroed bytes that begin at a cache line, and returns their position.
@@ -38,7 +39,7 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-// The part that changes a row of the weights; null if none does.
+// The part that changes a row of the weights; null if no part does.
 const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
     for (const auto& one : all)
         if (row >= one.part->first && row < one.part->first + one.part->rows) return &one;
@@ -48,7 +49,7 @@ const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
 // Writes the matrix that changes one half of a block of columns.
 UpBlock pack_up_block(const Matmul& matmul, const std::vector<RankedPart>& all, size_t block, size_t half, Memory& memory) {
     constexpr size_t width = N_BLOCK / 2;
-    // Each column's part, and the row of the part.
+    // The part that changes each column, and the row in this part.
     const RankedPart* parts[width];
     size_t rows[width], first = SIZE_MAX, last = 0;
     for (size_t i = 0; i < width; ++i) {

@@ -8,15 +8,15 @@
 
 namespace ovfleet::projection {
 
-// The memory of the adapters of a matrix, whose other members must be set. Sets their number in the matrix. `norm` is that of
-// the source, or null.
+// Returns the memory of the adapters of a matrix, whose other members must be set, and sets the number of adapters in the
+// matrix. `norm` is the norm of the source, or null.
 std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul);
 
 // The products of `down` with the rows of a step that have adapters, divided into items that threads take one at a time.
 class AdapterProducts {
 public:
-    // `numbers` has the number of the adapter of each row, or is null if no row has one. The padding of the last tile gets the
-    // adapter of the last row.
+    // `numbers` contains the number of the adapter of each row, or is null if no row has an adapter. The padding of the last
+    // tile gets the adapter of the last row.
     void plan(const Matmul& matmul, size_t M, size_t padded, const int32_t* numbers);
 
     size_t items() const { return items_.size(); }
@@ -24,7 +24,7 @@ public:
     size_t products() const { return products_; }
     void compute(const Kernels& kernels, const Matmul& matmul, FloatData src, size_t item) const;
 
-    // One for each row; null if no row has an adapter that changes this matrix.
+    // The products for each row; null if no row has an adapter that changes this matrix.
     const LoraDown* rows() const { return items_.empty() ? nullptr : lora_.data(); }
 
 private:

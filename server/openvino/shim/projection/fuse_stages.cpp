@@ -14,7 +14,7 @@ namespace {
 using Output = ov::Output<ov::Node>;
 using Chain = std::vector<std::shared_ptr<Projection>>;
 
-// The last residual of a chain; nothing if no stage adds one.
+// The last residual of a chain; an empty value if no stage adds one.
 Output residual_of(const Chain& chain) {
     for (auto one = chain.rbegin(); one != chain.rend(); ++one)
         if ((*one)->ends_with_residual()) return (*one)->output(0);
@@ -31,8 +31,8 @@ bool is_internal(const Output& value, const Chain& chain) {
     return std::all_of(readers.begin(), readers.end(), [&](const auto& reader) { return is_in(reader.get_node(), chain); });
 }
 
-// The projection that can be appended to a chain, because its source is the destination of the chain. Null if there is none, or
-// if an operation outside of the longer chain reads a value that the fused operation does not return.
+// The projection that can be appended to a chain, because its source is the destination of the chain. Null if no such
+// projection exists, or if an operation outside the longer chain reads a value that the fused operation does not return.
 std::shared_ptr<Projection> next_of(const Chain& chain) {
     const Output last = chain.back()->output(0), residual = residual_of(chain);
     for (const auto& reader : last.get_target_inputs()) {
@@ -42,7 +42,7 @@ std::shared_ptr<Projection> next_of(const Chain& chain) {
         longer.push_back(next);
         const bool adds_residual = next->ends_with_residual() && residual.get_node();
         if (adds_residual && next->input_value(RESIDUAL) != residual) return nullptr;
-        // Only the last destination and the last residual of the fused operation have other readers.
+        // Only the last destination and the last residual of the fused operation may have other readers.
         if (last != residual && !is_internal(last, longer)) return nullptr;
         if (adds_residual && !is_internal(residual, longer)) return nullptr;
         return next;
@@ -50,7 +50,7 @@ std::shared_ptr<Projection> next_of(const Chain& chain) {
     return nullptr;
 }
 
-// Replaces a chain by one operation.
+// Replaces a chain with one operation.
 void fuse(const Chain& chain) {
     ov::OutputVector inputs{chain.front()->input_value(SRC), {}};
     Output adapters;
@@ -60,7 +60,7 @@ void fuse(const Chain& chain) {
         stages.push_back(one->stages().front());
         bytes += memory_bytes(stages.back());
         if (one->has_residual() && inputs.size() == RESIDUAL) inputs.push_back(one->input_value(RESIDUAL));
-        // All stages have the same, because they have the same rows.
+        // All stages have the same adapter numbers, because they have the same rows.
         if (one->has_adapters()) adapters = one->input_value(one->get_input_size() - 1);
     }
     if (adapters.get_node()) inputs.push_back(adapters);

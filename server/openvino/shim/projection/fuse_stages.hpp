@@ -5,7 +5,7 @@
 
 namespace ovfleet::projection {
 
-// Replaces each chain of projections, in which the destination of one is the source of the next, by one operation.
+// Replaces each chain of projections, in which the destination of one is the source of the next, with one operation.
 void fuse_stages(ov::Model& model);
 
 }  // namespace ovfleet::projection

@@ -11,8 +11,8 @@ namespace {
 
 // The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 11;
-// The largest numbers of stages of an operation, of adapters of a stage, and of their bytes: far above any model, and far below
-// numbers that overflow.
+// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above the
+// numbers of any model, and far below numbers that overflow.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
 FloatData floats(const ov::Tensor& tensor) {
@@ -54,7 +54,8 @@ void Projection::check_attributes() const {
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The tensors must have the types as which the kernels read their memory. A plugin that computes in f16 would give f16.
+    // The tensors must have the types as which the kernels read their memory. A plugin that computes in f16 would pass f16
+    // tensors.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a native projection has the type ",
                         tensor.get_element_type(), " instead of ", expected);
@@ -207,7 +208,7 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         adapters = static_cast<const int32_t*>(inputs.back().data());
         if (std::all_of(adapters, adapters + M, [](int32_t number) { return number == 0; })) adapters = nullptr;
     }
-    // The memory of intermediate destinations, and of the residual if it is no output.
+    // The memory of intermediate destinations, and of the residual if it is not an output.
     size_t most = 0;
     for (auto stage = stages_.begin(); stage + 1 < stages_.end(); ++stage)
         most = std::max(most, M * dst_columns(stage->matmul));

@@ -12,20 +12,20 @@
 
 namespace ovfleet::projection {
 
-// The inputs: the source, the memory of the matrices, the residual if a stage adds one, and then, if a stage has adapters, the
-// number of the adapter of each row. The plugin needs time for each input and each operation that it does not know, so
-// consecutive projections are one operation.
+// The inputs are the source, the memory of the matrices, the residual if a stage adds one, and, if a stage has adapters, the
+// number of the adapter of each row. The plugin needs time for each custom operation and each of its inputs, so consecutive
+// projections are one operation.
 enum Input : size_t { SRC, MEMORY, RESIDUAL };
 
-// One projection of an operation. Its source is the destination of the stage before it. The residual is the input of the
-// operation, and after a stage that adds it, the sum.
+// One of the projections of an operation. Its source is the destination of the previous stage. The residual is the input of the
+// operation, or the sum of an earlier stage that adds the residual.
 struct Stage {
     Matmul matmul;
     bool has_norm;
     size_t adapter_bytes;
 };
 
-// The positions of the weights of a stage in its memory, behind its norm, and of its adapters behind the weights; and the size
+// The positions of the weights of a stage in its memory, after its norm, and of its adapters, after the weights; and the size
 // of its memory.
 inline size_t weights_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
 inline size_t adapters_at(const Stage& stage) {
@@ -38,7 +38,7 @@ struct Outputs {
     bool to_bf16 = false, gives_residual = false;
 };
 
-// The outputs: the destination of the last stage, and the residual with `gives_residual`.
+// The operation. Its outputs are the destination of the last stage and, with `gives_residual`, the residual.
 class Projection : public ov::op::Op {
 public:
     OPENVINO_OP("Projection", "ovfleet");
@@ -48,7 +48,7 @@ public:
 
     Isa isa() const { return isa_; }
     const std::vector<Stage>& stages() const { return stages_; }
-    // Whether the destination of the last stage is the residual.
+    // Whether the destination of the last stage is also the residual.
     bool ends_with_residual() const { return stages_.back().matmul.epilogue == Epilogue::residual; }
     bool to_bf16() const { return to_bf16_; }
     bool has_adapters() const;
@@ -61,7 +61,8 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
 
 private:
-    // These throw unless the kernels support the attributes, the tensors and the adapters in memory: a file may contain any.
+    // These functions throw unless the kernels support the attributes, the tensors and the adapters in memory, because a file
+    // may contain any values.
     void check_attributes() const;
     void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
     void check_adapters(const uint8_t* memory) const;
@@ -74,7 +75,7 @@ private:
     Isa isa_ = Isa::plugin;
     std::vector<Stage> stages_;
     bool to_bf16_ = false, gives_residual_ = false;
-    // The memory whose adapters have been checked. It is a constant of the graph, so one check is enough.
+    // The memory whose adapters have been checked. This memory is a constant of the graph, so one check is enough.
     mutable std::atomic<const uint8_t*> checked_{nullptr};
 };
 

@@ -17,7 +17,7 @@ using Constant = op::v0::Constant;
 
 size_t size_of(const Constant& constant) { return ov::shape_size(constant.get_shape()); }
 
-// Integers of 4 or 8 bits as numbers that are not negative: half of the range is added to signed ones.
+// Integers of 4 or 8 bits as non-negative numbers: half of the range is added to signed integers.
 struct Integers {
     explicit Integers(const Constant& constant)
         : data(static_cast<const uint8_t*>(constant.get_data_ptr())),
@@ -38,7 +38,7 @@ bool is_integers(const Constant& constant) {
     return type == ov::element::u4 || type == ov::element::i4 || type == ov::element::u8 || type == ov::element::i8;
 }
 
-// Zero points or scales: one for each group, or one for all.
+// Zero points or scales: one for each group, or one for all groups.
 struct GroupValues {
     GroupValues(const std::shared_ptr<Constant>& constant, const GraphWeight& weight)
         : groups(weight.K / weight.group), size(constant ? size_of(*constant) : 0) {
@@ -104,7 +104,7 @@ void describe(const GraphWeight& weight, Matmul& matmul) {
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to) {
     const Integers quants(*weight.quants);
     const GroupValues scales(weight.scales, weight), zeros(weight.zeros, weight);
-    // The offset of signed quants is also added to their zero points, whatever type these have.
+    // The offset of signed quants is also added to their zero points, regardless of the type of the zero points.
     const float offset = float(quants.offset);
     const size_t half = N_BLOCK / 2, repeated = weight.group / matmul.group;
     parallel_for(num_n_blocks(matmul), 1, [&](size_t block) {
@@ -120,7 +120,8 @@ void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to) {
                 uint8_t* fours = at + N_BLOCK * 2 * sizeof(uint16_t);
                 for (size_t i = 0; i < matmul.group; ++i) {
                     const auto quant = uint8_t(quants[*row * weight.K + group * matmul.group + i]);
-                    // Fours of the first 16 columns come before those of the others; two fours of 4 bits share bytes.
+                    // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights
+                    // share bytes.
                     const size_t four = i / 4 / (8 / matmul.bits), at_four = in_block % half * 4 + i % 4;
                     const size_t shift = matmul.bits == 4 && i / 4 % 2 == 1 ? 4 : 0;
                     fours[(four * 2 + in_block / half) * half * 4 + at_four] |= uint8_t(quant << shift);

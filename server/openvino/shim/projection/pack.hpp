@@ -18,10 +18,10 @@ struct GraphWeight {
     size_t group;
 };
 
-// The weight that a node and its inputs represent; nothing if they have another form.
+// The weight that a node and its inputs represent; no value if they have another form.
 std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
-// The row of the weights at a position in a block of columns; nothing for the padding of the last block.
+// The row of the weights at a position in a block of columns; no value for the padding of the last block.
 inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size_t in_block) {
     const size_t block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
     const size_t column = block * block_columns + in_block % block_columns;
@@ -29,7 +29,7 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
     return column + in_block / block_columns * dst_columns(matmul);
 }
 
-// Sets the members of a matrix that follow from its weight.
+// Sets the members of a matrix that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
 // Writes the blocks of columns of a matrix.
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);

@@ -23,13 +23,13 @@ namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// Whether a node is a constant with this single number.
+// Whether a node is a constant that consists of this single number.
 bool is_number(const NodePtr& node, float number) {
     auto constant = constant_of(node);
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// The only reader of a value; null if there are several.
+// The only reader of a value; null if the value has several readers.
 NodePtr only_reader(const Output& value) {
     const auto readers = value.get_target_inputs();
     return readers.size() == 1 ? readers.begin()->get_node()->shared_from_this() : nullptr;
@@ -89,7 +89,7 @@ std::optional<Norm> norm_of(const Output& value, size_t size) {
     return {};
 }
 
-// The node that computes swish(first half) * second half of a product; null if there is none.
+// The node that computes swish(first half) * second half of a product; null if no node does.
 NodePtr swiglu_of(const Output& product, size_t N) {
     auto split = ov::as_type_ptr<op::v1::VariadicSplit>(only_reader(product));
     if (!split || split->get_output_size() != 2 || N % 2 != 0) return nullptr;
@@ -131,13 +131,13 @@ std::optional<GraphWeight> native_weight(const std::shared_ptr<op::v0::MatMul>& 
     return weight_of(matmul->get_input_node_shared_ptr(1));
 }
 
-// A multiplication, and whether its rows are only those of the tokens whose logits are computed.
+// A multiplication, and whether it has only the rows of the tokens whose logits are computed.
 struct Candidate {
     std::shared_ptr<op::v0::MatMul> matmul;
     bool is_behind_selection;
 };
 
-// All multiplications of a model in their order.
+// All multiplications of a model in the order of the graph.
 std::vector<Candidate> candidates(const ov::Model& model) {
     std::vector<Candidate> found;
     std::set<ov::Node*> behind_selection;
@@ -182,7 +182,7 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     describe(weight, matmul);
     matmul.terms = target.terms;
     Output src = node->input_value(0), end = node->output(0), residual;
-    // A norm with other readers must stay in the graph.
+    // A norm with other readers must remain in the graph.
     const auto norm = only_reader(src) ? norm_of(src, matmul.K) : std::nullopt;
     if (norm) {
         src = norm->input;
@@ -210,7 +210,7 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     pack(weight, matmul, data + weights_at(stage));
     if (lora) std::memcpy(data + adapters_at(stage), adapters.data(), adapters.size());
 
-    // Values between native projections stay f32; all others have the precision of the operations around them.
+    // Values between native projections remain f32; all other values have the precision of the operations around them.
     const bool is_bf16 = target.activations == Activations::bf16;
     if (is_bf16 && !std::dynamic_pointer_cast<Projection>(src.get_node_shared_ptr())) src = as_bf16(src);
     const bool to_bf16 = is_bf16 && matmul.epilogue != Epilogue::residual && !is_result(end);

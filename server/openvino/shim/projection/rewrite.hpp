@@ -1,4 +1,4 @@
-// Replaces multiplications of a graph by native projections.
+// Replaces multiplications of a graph with native projections.
 #pragma once
 
 #include <openvino/core/model.hpp>
@@ -13,7 +13,7 @@ bool supports_all(const ov::Model& model);
 // The precision of activations between native projections and the operations around them.
 enum class Activations { f32, bf16 };
 
-// The native kernels of the projections.
+// The kernels and precisions of the native projections.
 struct Target {
     Isa isa;
     Activations activations;

@@ -7,12 +7,12 @@
 namespace ovfleet::projection {
 namespace {
 
-// Products that a thread computes at a time.
+// The number of products that a thread computes at a time.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20;
-// Numbers from which on a second thread helps to pack the source. Packing a number takes as long as this many products
-// of an adapter.
+// The count of numbers above which several threads pack the source faster than one thread; and the count of an adapter's
+// products that take as long as packing one number.
 constexpr size_t PARALLEL_NUMBERS = 1 << 14, PRODUCTS_PER_NUMBER = 2;
-// The smallest number of parts of the weights for each thread, so that a late thread delays the others less.
+// The minimum number of parts of the weights for each thread, so that a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
 
 }  // namespace
@@ -20,7 +20,7 @@ constexpr size_t PARTS_PER_THREAD_MIN = 8;
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
          FloatData dst) {
     if (M == 0) return;
-    // These belong to this thread, but other threads read them through the references.
+    // These buffers belong to this thread, but other threads access them through the references.
     thread_local Buffer<uint8_t> src_buffer;
     thread_local AdapterProducts adapter_products_of_thread;
     auto& adapter_products = adapter_products_of_thread;
@@ -35,7 +35,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     const bool is_small = M * matmul.K + adapter_products.products() / PRODUCTS_PER_NUMBER < PARALLEL_NUMBERS;
     const size_t owners = num_owners(M, division.rows_per_owner);
     const auto begin_of = [&](size_t owner) { return owner * tiles / owners; };
-    // The products of adapters come behind the parts of the tiles, as those of one more owner.
+    // The items of the adapters' products follow those of the tile parts, and have a separate owner.
     const size_t tile_parts = div_up(packed.m_tile, division.packed_rows), parts_of_tiles = tiles * tile_parts;
     const size_t items = parts_of_tiles + adapter_products.items();
     parallel_for_owned(
@@ -46,7 +46,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
             else adapter_products.compute(kernels, matmul, src, item - parts_of_tiles);
         });
 
-    // Each term of the source is a number of its own.
+    // Each term of the source counts as a separate number.
     const size_t tile_numbers = packed.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
     const size_t part_tiles =
         std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), owner_tiles);

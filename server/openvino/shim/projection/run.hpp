@@ -5,8 +5,8 @@
 
 namespace ovfleet::projection {
 
-// Packs the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` has the
-// number of the adapter of each row, or is null if no row has one.
+// Packs the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` contains
+// the number of the adapter of each row, or is null if no row has an adapter.
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
          FloatData dst);
 

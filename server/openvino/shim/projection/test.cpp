@@ -1,4 +1,4 @@
-// Runs the native projections by themselves, for tests.
+// Runs the native projections without a graph, for tests.
 #include "../shim.h"
 #include "adapters.hpp"
 #include "pack.hpp"

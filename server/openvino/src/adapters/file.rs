@@ -1,4 +1,4 @@
-//! Reads the directory of an adapter: its matrices in f32, by the modules that they change.
+//! Reads the directory of an adapter, and returns its matrices in f32 by the modules that they change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,9 +44,9 @@ pub(super) struct LoraMatrices {
     pub(super) rank: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// `[rank, columns]`.
+    /// The matrix of shape `[rank, columns]`.
     pub(super) down: Vec<f32>,
-    /// `[rows, rank]`, multiplied by the scale.
+    /// The matrix of shape `[rows, rank]`, multiplied by the scale.
     pub(super) up: Vec<f32>,
 }
 
@@ -61,7 +61,7 @@ impl LoraMatrices {
 /// Reads an adapter.
 ///
 /// # Errors
-/// The adapter is not valid or not supported.
+/// The adapter is invalid or not supported.
 pub(super) fn read(source: &AdapterSource) -> Result<Adapter, Error> {
     read_folder(&source.path).map_err(|why| Error::Adapter { name: source.name.clone(), why })
 }
@@ -111,7 +111,7 @@ fn matrices_by_module(
     let mut modules: BTreeMap<String, ModuleTensors<'_>> = BTreeMap::new();
     for (name, tensor) in tensors.iter() {
         let TensorName { path, is_down } = TensorName::parse(name)
-            .ok_or_else(|| format!("{name} is not a matrix lora_A or lora_B of a projection"))?;
+            .ok_or_else(|| format!("{name} is not the lora_A or lora_B matrix of a projection"))?;
         let module = names::of_adapter(path).ok_or_else(|| {
             format!(
                 "{name} is for a module that cannot be adapted, because it is not a projection of a layer"
@@ -121,7 +121,7 @@ fn matrices_by_module(
         module.path = path;
         let matrix = if is_down { &mut module.down } else { &mut module.up };
         if matrix.replace(tensor).is_some() {
-            return Err(format!("{name} exists twice, with different names"));
+            return Err(format!("{name} exists twice, under different names"));
         }
     }
     if modules.is_empty() {
@@ -138,14 +138,14 @@ fn matrices_by_module(
 struct TensorName<'a> {
     /// The path of the module.
     path: &'a str,
-    /// Whether the input is multiplied by this matrix, and not by the other.
+    /// Whether the matrix is the first of the two (`lora_A`), by which the input is multiplied.
     is_down: bool,
 }
 
 impl<'a> TensorName<'a> {
     fn parse(name: &'a str) -> Option<Self> {
         let name = name.strip_suffix(".weight")?;
-        // PEFT omits the name of the adapter; other programs write the usual one.
+        // PEFT omits the name of the adapter; other programs write PEFT's default name.
         let name = name.strip_suffix(".default").unwrap_or(name);
         match name.rsplit_once('.')? {
             (path, "lora_A") => Some(Self { path, is_down: true }),

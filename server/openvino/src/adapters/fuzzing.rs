@@ -1,5 +1,5 @@
-//! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason. `server/fuzz`
-//! runs this for hours, the tests below for seconds.
+//! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason.
+//! `server/fuzz` runs this check for hours, the tests below for seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -16,7 +16,7 @@ thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// Panics if a guarantee is violated.
+/// Runs one input, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();

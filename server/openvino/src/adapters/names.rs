@@ -1,5 +1,5 @@
-//! Maps the names of projections in GGUF files, IRs and adapters to each other. Adapters use the module names of the original
-//! model's code, GGUF files have other names, and an IR has the module names with prefixes and suffixes.
+//! Maps the names of projections in GGUF files, IRs and adapters to each other. Adapters use the module names of the
+//! original model's code, GGUF files use other names, and an IR uses the module names with prefixes and suffixes.
 //!
 //! This crate identifies a module by the part of its name that begins with the layers, such as `layers.3.self_attn.q_proj`.
 
@@ -15,7 +15,7 @@ const PREFIXES: [&str; 6] = [
     "model.language_model.model.",
 ];
 
-/// The names of a layer's projections in GGUF files and in code.
+/// The names of a layer's projections in GGUF files and in the model's code.
 const PROJECTIONS: [(&str, &str); 7] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -30,7 +30,7 @@ const PROJECTIONS: [(&str, &str); 7] = [
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
-    // A single matrix holds the gate and up projections, in this order.
+    // A single matrix contains the gate and up projections, in this order.
     let is_fused = part == "ffn_up" && !tensors.contains(format!("blk.{layer}.ffn_gate.weight").as_str());
     let module = if is_fused { "mlp.gate_up_proj" } else { module };
     Some(format!("layers.{layer}.{module}"))
@@ -55,7 +55,7 @@ fn from_layers(path: &str) -> Option<String> {
     (is_layer && !rest.is_empty() && PREFIXES.contains(&before)).then(|| module.to_owned())
 }
 
-/// The projections that a fused projection consists of, in their order.
+/// The projections of which a fused projection consists, in their order.
 pub(super) fn parts_of_fused(module: &str) -> Option<[String; 3]> {
     let layer = module.strip_suffix("self_attn.qkv_proj")?;
     Some(["q", "k", "v"].map(|part| format!("{layer}self_attn.{part}_proj")))

@@ -1,4 +1,4 @@
-//! The parts of `adapter_config.json` that say how an adapter is computed. Unsupported options are rejected.
+//! The parts of `adapter_config.json` that determine how an adapter is computed. Unsupported options are rejected.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -43,7 +43,7 @@ impl PeftConfig {
     /// Parses and checks a configuration.
     ///
     /// # Errors
-    /// A message that says what is wrong or not supported.
+    /// A message that names the invalid or unsupported option of the configuration.
     pub(super) fn read(text: &[u8]) -> Result<Self, String> {
         let config: Self =
             serde_json::from_slice(text).map_err(|error| format!("adapter_config.json: {error}"))?;

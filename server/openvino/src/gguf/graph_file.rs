@@ -1,9 +1,9 @@
 //! The file from which the front end reads the graph of a split model.
 //!
-//! The front end reads a single file, and a copy of a model's weights would need as much space as the model. All matrices are
-//! replaced after the front end has built the graph, so this file has only the other tensors: vectors such as norms and biases.
-//! All matrices share one range, as long as the largest of them, that is a hole: it reads as zeros and takes no space on a
-//! disk.
+//! The front end reads a single file, and a copy of a model's weights would need as much space as the model. All
+//! matrices are replaced after the front end has built the graph, so this file contains only the other tensors: vectors
+//! such as norms and biases. All matrices share one range of the file, which is as long as the largest matrix. This
+//! range is a hole: it reads as zeros and takes no space on the disk.
 
 use std::env;
 use std::fs::File;
@@ -23,10 +23,12 @@ use crate::Error;
 /// Beyond it: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
 
-/// A temporary file that disappears with this value. If the process is killed, only an empty folder with a link remains.
+/// A temporary file that is deleted when this value is dropped. If the process is killed, only a folder with a dangling
+/// link remains.
 #[derive(Debug)]
 pub(super) struct GraphFile {
-    /// The front end demands a name with the suffix `.gguf`, but only a file without a name disappears with the process.
+    /// The link to the file. The front end requires a name with the suffix `.gguf`, but only a file without a name is
+    /// deleted when the process is killed.
     link: PathBuf,
     _folder: TempDir,
     _file: File,
@@ -73,7 +75,7 @@ impl GraphFile {
             model.read_tensor(&tensor.name, &mut content)?;
             file.write_all_at(&content, data + offset).map_err(failed)?;
         }
-        // The last tensor may be the hole, or end before its space does.
+        // Extend the file, because the last tensor may be in the hole or end before its padding.
         file.set_len(data + end).map_err(failed)?;
         let folder = tempfile::tempdir().map_err(failed)?;
         let link = folder.path().join("graph.gguf");

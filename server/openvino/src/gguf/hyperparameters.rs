@@ -1,12 +1,12 @@
-//! Checks the hyperparameters of a GGUF file before the front end or this crate divides by them, multiplies them or allocates
-//! memory by them, because files are untrusted.
+//! Checks the hyperparameters of a GGUF file before the front end or this crate divides by them, multiplies them or
+//! uses them as sizes of memory, because files are untrusted.
 
 use server_gguf::{GgufFile, Value};
 
 use crate::Error;
 
-/// An integer of the architecture, and its valid values. The limits are far beyond any model, and far below values that
-/// overflow or exhaust memory.
+/// An integer hyperparameter of the architecture, and its valid values. The limits are far beyond any model, and far
+/// below values that overflow or exhaust memory.
 struct Range {
     key: &'static str,
     least: u64,
@@ -32,7 +32,7 @@ const INTEGERS: [Range; 12] = [
     range("expert_used_count", 0, 1 << 16),
 ];
 
-/// Floating-point numbers, which must be finite and not negative.
+/// Floating-point hyperparameters, which must be finite and not negative.
 const FLOATS: [&str; 6] = [
     "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
@@ -60,7 +60,7 @@ pub(super) fn check(file: &GgufFile) -> Result<(), Error> {
 
 fn check_integer(value: &Value, range: &Range) -> Result<(), String> {
     let Range { least, most, .. } = *range;
-    // A list has one number for each layer, which is 0 for layers without attention.
+    // A list has one number for each layer. The number is 0 for layers without attention.
     if let Some(all) = value.i64s() {
         let outside = all.iter().find(|value| u64::try_from(**value).map_or(true, |value| value > most));
         return match outside {

@@ -19,7 +19,8 @@ const NATIVE: GraphProperties = GraphProperties { native_projections: true, nati
 const PARTLY_NATIVE: GraphProperties = GraphProperties { native_projections: false, ..NATIVE };
 const PLUGIN_ATTENTION: GraphProperties = GraphProperties { native_attention: false, ..NATIVE };
 
-/// Everything that a plan depends on; by default an AVX2 processor, f32, a u8 cache and a graph that is wholly supported.
+/// The inputs of a plan. The default is an AVX2 processor, f32, a u8 cache and a graph that the native kernels support
+/// completely.
 #[derive(Clone)]
 struct Case {
     options: KernelOptions,
@@ -89,7 +90,7 @@ fn precisions_follow_the_device_and_the_graph() {
         ("f32", NATIVE, format!("{}; {} (all native)", projections("f32"), attention("f32"))),
         ("f32", PARTLY_NATIVE, format!("{}; {}", projections("f32"), attention("f32"))),
         ("f32", PLUGIN_ATTENTION, format!("{}; attention: plugin", projections("f32"))),
-        // A wholly native graph keeps f32 activations.
+        // A graph whose kernels are all native keeps f32 activations.
         ("bf16", NATIVE, format!("{}; {} (all native)", projections("f32"), attention("f32"))),
         ("bf16", PARTLY_NATIVE, format!("{}; {}", projections("bf16"), attention("bf16"))),
         ("bf16", PLUGIN_ATTENTION, format!("{}; attention: plugin", projections("bf16"))),
@@ -161,7 +162,7 @@ fn adapters_in_native_projections_are_refused_where_these_cannot_be_used() {
     let mut case = Case::new("f16", AVX2, PLUGIN_ATTENTION);
     case.options.has_adapters = true;
     assert!(case.plan().contains("INFERENCE_PRECISION_HINT=f16"), "{}", case.plan());
-    // Without support for all projections the adapters are in the graph.
+    // If the native kernels do not support all projections, the adapters are in the graph.
     case.graph.native_projections = false;
     assert_eq!(case.plan(), "projections: plugin; attention: plugin");
     case.device.inference_precision = "bf16".to_owned();

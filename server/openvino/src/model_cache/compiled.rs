@@ -1,10 +1,12 @@
-//! Compiled models in the model cache: with one, a start neither reads, rewrites nor compiles the graph.
+//! Compiled models in the model cache. With a cached compiled model, a start neither reads, rewrites nor compiles the
+//! graph.
 //!
-//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and the [`GraphProperties`]. The hash
-//! detects incomplete and damaged files, and files of another name. A file is written only if the model that is read back
-//! computes the same as the original: the plugin omits attributes of some operations, and does not read others.
+//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and the [`GraphProperties`].
+//! The hash detects incomplete, damaged and renamed files. A file is written only if the model that is read back
+//! computes the same logits as the original, because the plugin does not write all attributes of some operations, and
+//! cannot read other operations back.
 //!
-//! A compiled model names native operations, so it is read by a core of its own ([`shim::import_core`]): no other core knows
+//! A compiled model names native operations, so a separate core ([`shim::import_core`]) reads it: no other core knows
 //! these operations, and only files of the private folder (`folder.rs`) can name them.
 
 use std::fs::{self, File};
@@ -22,18 +24,18 @@ use crate::kernels::{GraphProperties, ProjectionKernels};
 use crate::runtime::{CompiledModel, Core, version};
 use crate::{Error, cpu, memory, shim};
 
-/// Memory that is needed to verify a compiled model, as a multiple of the size of its file.
+/// The memory required to verify a compiled model, as a multiple of the size of its file.
 const VERIFICATION_FACTOR: u64 = 2;
 
-/// Bytes behind those of the plugin: the hash and the properties of the graph.
+/// Number of bytes after the plugin's bytes: the hash and the properties of the graph.
 const TAIL_BYTES: u64 = 16 + 8 + 8;
 
 /// A compiled model that can be written to the cache.
 pub(crate) struct CacheableModel {
     pub(crate) compiled: Arc<CompiledModel>,
-    /// The properties of the graph from which it was compiled.
+    /// The properties of the graph from which the model was compiled.
     pub(crate) graph: GraphProperties,
-    /// The properties that the plugin was given.
+    /// The properties that were passed to the plugin.
     pub(crate) properties: Vec<(String, String)>,
 }
 
@@ -73,8 +75,8 @@ impl CompiledCacheEntry {
         &self.folder
     }
 
-    /// The compiled model and the core that has read it. `None` if there is none, or, with a warning, if it is damaged.
-    /// `properties` are those for the plugin of a model that was compiled from such a graph.
+    /// The compiled model and the core that has read it. `None` if the file does not exist or, with a warning, if it is
+    /// damaged. `properties` returns the properties for the plugin of a model that was compiled from a given graph.
     pub(crate) fn read(
         &self,
         properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,
@@ -106,8 +108,8 @@ impl CompiledCacheEntry {
         }
     }
 
-    /// Writes a compiled model, if the model that is read back computes the same. A failure, such as a full disk, is logged
-    /// and leaves no files behind.
+    /// Writes a compiled model, if the model that is read back computes the same logits. A failure, such as a full
+    /// disk, is logged and leaves no files behind.
     pub(super) fn write(&self, model: CacheableModel) {
         let part = self.folder.unfinished(&self.name);
         if let Err(error) = self.try_write(&part, model) {
@@ -139,7 +141,7 @@ impl CompiledCacheEntry {
     }
 }
 
-/// Appends the tail to the plugin's bytes, and returns the number of these bytes.
+/// Appends the tail to the plugin's bytes, and returns the number of the plugin's bytes.
 fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usize> {
     let mut file = File::options().read(true).append(true).open(path)?;
     let bytes = file.metadata()?.len();
@@ -153,7 +155,7 @@ fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usiz
     usize::try_from(bytes).map_err(std::io::Error::other)
 }
 
-/// Returns the number of the plugin's bytes and the properties of the graph, if the file is as [`seal`] has left it.
+/// Returns the number of the plugin's bytes and the properties of the graph, if the file is unchanged since [`seal`].
 fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     let damaged = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is damaged");
     let mut file = File::open(path)?;
@@ -171,7 +173,8 @@ fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     Ok((usize::try_from(bytes).map_err(|_| damaged())?, graph))
 }
 
-/// The hash of the plugin's bytes and of the file's name, so that the file of one model does not pass for that of another.
+/// The hash of the plugin's bytes and of the file's name, so that the file of one model is not accepted as that of
+/// another.
 fn seal_hash(file: &mut File, bytes: u64, name: &str) -> std::io::Result<u128> {
     let mut hash = Xxh3Default::new();
     hash.update(&fingerprint::hash(file, bytes)?.to_le_bytes());

@@ -1,9 +1,10 @@
-//! Fingerprints of model files, by their whole content.
+//! Fingerprints of model files, which depend on their whole content.
 //!
-//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache folder under what identifies this
-//! version of the file: its path, inode, size, modification time and change time. User space can set the modification time
-//! (`cp --preserve`, `rsync --times`), but not the change time, which every write, rename or change of metadata advances. Only
-//! changes within the clock's granularity could escape, so a file that changed just now is hashed each time.
+//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache folder under the attributes
+//! that identify this version of the file: its path, inode, size, modification time and change time. User space can set
+//! the modification time (`cp --preserve`, `rsync --times`), but not the change time, which every write, rename or
+//! change of metadata advances. Only changes within the clock's granularity could remain undetected, so a file that
+//! changed recently is hashed each time.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,14 +16,14 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
 use super::folder::PrivateFolder;
 
-/// Seconds since a file's last change after which its fingerprint is stored. This is more than the clock granularity of any file
-/// system, and more than the difference between the clocks of machines that share a volume.
+/// Seconds since a file's last change after which its fingerprint is stored. This time is longer than the clock
+/// granularity of any file system, and than the difference between the clocks of machines that share a volume.
 const SETTLED_SECONDS: i64 = 30;
 
-/// The hash of a file's content, which is computed or read from the folder.
+/// Returns the hash of a file's content, which is computed or read from the folder.
 ///
 /// # Errors
-/// The file cannot be read, or it changes while it is read.
+/// The file cannot be read, or changes while it is being read.
 pub(super) fn of_file(folder: &PrivateFolder, path: &Path) -> io::Result<u128> {
     of_file_at(folder, path, seconds_now())
 }
@@ -56,7 +57,8 @@ fn stored(folder: &PrivateFolder, name: &str) -> Option<u128> {
     if text.len() == 32 { u128::from_str_radix(&text, 16).ok() } else { None }
 }
 
-/// A description that differs between two versions of a file. The device number is left out: it changes with every mount of a volume.
+/// A description that differs between two versions of a file. The device number is omitted, because it changes with
+/// every mount of a volume.
 fn version(path: &Path, file: &File) -> io::Result<String> {
     let metadata = file.metadata()?;
     Ok(format!(
@@ -94,13 +96,14 @@ pub(super) fn hash(file: &mut File, bytes: u64) -> io::Result<u128> {
 mod tests {
     use super::*;
 
-    /// Weights that are replaced by others of the same size, with the times of the old ones, as `rsync --times --inplace` does.
+    /// The weights are replaced with others of the same size and modification time, as with
+    /// `rsync --times --inplace`.
     #[test]
     fn replaced_content_has_another_fingerprint_even_with_the_same_size_and_time() {
         let parent = tempfile::tempdir().unwrap();
         let folder = PrivateFolder::open(parent.path()).unwrap();
         let path = parent.path().join("model.gguf");
-        // What differs is behind the first megabytes.
+        // The contents differ only after the first megabytes.
         let mut content = vec![7; 6 << 20];
         fs::write(&path, &content).unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
@@ -119,11 +122,15 @@ mod tests {
         fs::write(&path, b"weights").unwrap();
         let records = || fs::read_dir(folder.file("")).unwrap().count();
         let fresh = of_file(&folder, &path).unwrap();
-        assert_eq!(records(), 0, "a file that changed just now may change again within the clock's tick");
+        assert_eq!(
+            records(),
+            0,
+            "a file that changed recently may change again within the clock's granularity"
+        );
         let later = seconds_now() + 2 * SETTLED_SECONDS;
         assert_eq!(of_file_at(&folder, &path, later).unwrap(), fresh);
         assert_eq!(records(), 1);
-        // The record is what is read from then on.
+        // From then on, the record is read instead of the file.
         let record = fs::read_dir(folder.file("")).unwrap().next().unwrap().unwrap().path();
         fs::write(&record, format!("{:032x}", 5)).unwrap();
         assert_eq!(of_file_at(&folder, &path, later).unwrap(), 5);

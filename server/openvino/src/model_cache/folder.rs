@@ -1,9 +1,10 @@
 //! The private folder in which rewritten graphs and compiled models are cached.
 //!
-//! A cache directory often is on a volume that other pods can write to, and a compiled model is trusted input: it names
-//! native operations and the memory that they read. So this crate stores its files in a subdirectory that it creates with mode
-//! 0700, and uses an existing one only if the current user (or root) owns it and no other user can write to it. The folder is
-//! opened once, and every later path leads through that descriptor, so a user who can rename the folder cannot replace it.
+//! A cache directory is often on a volume that other pods can write to. But a compiled model is trusted input: it names
+//! native operations and the memory that they read. So this crate stores its files in a subdirectory that it creates
+//! with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user can write to
+//! it. The folder is opened once, and every later path leads through that descriptor, so a user who can rename the
+//! folder cannot replace it.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -28,13 +29,13 @@ const COMPILED_MAX: usize = 8;
 /// Beyond it: the least recently used is deleted.
 const FINGERPRINTS_MAX: usize = 512;
 
-/// The age at which an unfinished file is removed: the process that was writing it has ended.
+/// The age at which an unfinished file is removed, because the process that was writing it must have ended.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
 /// The prefix of the names of unfinished files.
 const UNFINISHED: &str = "part-";
 
-/// The prefixes of file names, and the largest number of entries with each.
+/// The prefixes of file names, and the maximum number of entries with each prefix.
 const KINDS: [(&str, usize); 3] =
     [("graph-", GRAPHS_MAX), ("compiled-", COMPILED_MAX), ("fingerprint-", FINGERPRINTS_MAX)];
 
@@ -42,7 +43,7 @@ const KINDS: [(&str, usize); 3] =
 #[derive(Debug)]
 pub(crate) struct PrivateFolder {
     directory: File,
-    /// The path for people; file accesses go through the descriptor.
+    /// The path for messages. File accesses use the descriptor.
     shown: PathBuf,
 }
 
@@ -54,7 +55,7 @@ impl PrivateFolder {
     pub(crate) fn open(cache_dir: &Path) -> io::Result<Self> {
         // SAFETY: the call has no parameters and cannot fail.
         let user = unsafe { libc::geteuid() };
-        // Users who share a volume have a folder each.
+        // Each user of a shared volume has a separate folder.
         let shown = cache_dir.join(format!("models-{user}"));
         fs::create_dir_all(cache_dir)?;
         match DirBuilder::new().mode(0o700).create(&shown) {
@@ -76,7 +77,7 @@ impl PrivateFolder {
         Ok(Self { directory, shown })
     }
 
-    /// The path of a file, which nobody can redirect while this folder is open.
+    /// The path of a file, which no other user can redirect while this folder is open.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.root().join(name)
     }
@@ -90,7 +91,8 @@ impl PrivateFolder {
         PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
     }
 
-    /// A name for an unfinished file. Processes on other machines may have the same process ID, so it is random.
+    /// A random name for an unfinished file. The process ID would not be unique, because a process on another machine
+    /// may have the same one.
     pub(super) fn unfinished(&self, name: &str) -> String {
         format!("{UNFINISHED}{:016x}-{name}", RandomState::new().build_hasher().finish())
     }
@@ -102,7 +104,7 @@ impl PrivateFolder {
         fs::rename(from, self.file(name))
     }
 
-    /// Marks a file as used now. A failure only makes the file look older than it is.
+    /// Marks a file as just used. If that fails, the file only appears to be used less recently.
     pub(super) fn touch(&self, name: &str) {
         let file = File::options().append(true).open(self.file(name));
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
@@ -128,7 +130,7 @@ fn evict(folder: &Path, now: SystemTime) -> io::Result<()> {
         let name = file.file_name().to_string_lossy().into_owned();
         let modified = match file.metadata().and_then(|metadata| metadata.modified()) {
             Ok(modified) => modified,
-            // Another process has removed it.
+            // Another process has removed the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -152,7 +154,8 @@ fn evict(folder: &Path, now: SystemTime) -> io::Result<()> {
     entries.iter().filter(is_stale).try_for_each(remove)
 }
 
-/// Removes an entry. The `.xml` file of a graph is removed before its `.bin` file, because readers look for the former.
+/// Removes an entry. The `.xml` file of a graph is removed before its `.bin` file, because readers look for the `.xml`
+/// file.
 fn remove(entry: &Entry) -> io::Result<()> {
     let mut files = entry.files.clone();
     files.sort_by(|a, b| b.extension().cmp(&a.extension()));
@@ -212,7 +215,7 @@ mod tests {
         };
         for age in 0..12 {
             put(format!("graph-{age:02}.xml"), age);
-            // Weights are not touched when a graph is used.
+            // The `.bin` file is not touched when a graph is used.
             put(format!("graph-{age:02}.bin"), 1000);
             put(format!("compiled-{age:02}"), age);
         }

@@ -14,7 +14,7 @@ use crate::{Error, shim};
 /// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
 pub(crate) const VERSION: u64 = 13;
 
-/// What a rewritten graph depends on besides the content of the model's files.
+/// The inputs on which a rewritten graph depends besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GraphOptions {
     pub(crate) max_model_len: Option<u32>,
@@ -29,8 +29,8 @@ pub(crate) struct GraphCacheEntry {
 }
 
 impl GraphCacheEntry {
-    /// The entry of a model in a cache directory. `None`, with a warning, if the directory or one of the model's files cannot be
-    /// used.
+    /// Returns the entry of a model in a cache directory. `None`, with a warning, if the directory or one of the
+    /// model's files cannot be used.
     pub(crate) fn new(cache_dir: &Path, files: &[PathBuf], options: GraphOptions) -> Option<Self> {
         let unusable = |path: &Path, error: std::io::Error| {
             tracing::warn!(%error, path = %path.display(), "models are not cached");
@@ -69,7 +69,7 @@ impl GraphCacheEntry {
         &self.name
     }
 
-    /// The cached graph. `None` if there is none, or, with a warning, if it cannot be read.
+    /// Reads the cached graph. `None` if it does not exist or, with a warning, if it cannot be read.
     pub(crate) fn read(&self, core: &Core) -> Option<Model> {
         let name = format!("{}.xml", self.name);
         let xml = self.folder.file(&name);
@@ -97,9 +97,10 @@ impl GraphCacheEntry {
         }
     }
 
-    /// The weights get their final name first and the graph last, because readers look for the graph.
+    /// Writes unfinished files and renames them: first the weights and then the graph, because readers look for the
+    /// graph.
     fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
-        // The reader finds the weights by the name of the graph, so the unfinished files share theirs, too.
+        // The reader derives the name of the weights from that of the graph, so the unfinished files also share a name.
         let part = self.folder.unfinished(&self.name);
         let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
         let finish = |part: &str, ending: &str| {

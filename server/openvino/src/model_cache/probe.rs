@@ -10,7 +10,7 @@ use crate::kv_cache::CachePorts;
 use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core};
 
-/// Tokens of the steps: a prompt in two chunks that needs more than one block, and a decode.
+/// Number of tokens in each step: a prompt in two chunks, which needs more than one block, and a decode.
 const STEPS: [u32; 3] = [29, 19, 1];
 
 /// The logits after each step of a fixed text, computed by a new request with a new cache.

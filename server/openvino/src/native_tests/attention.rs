@@ -99,7 +99,7 @@ struct Tensors {
     sin: Vec<f32>,
 }
 
-/// Whether steps have another sequence, too.
+/// Whether steps also have another sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OtherSequences {
     Absent,
@@ -124,9 +124,9 @@ impl Layer {
             Precision::U8 => size,
         };
         let (of_keys, of_values) = if kv_cache == Precision::U8 { (size / 32 * 8, 8) } else { (0, 0) };
-        // The initial content is not a number.
+        // The initial content of the cache is NaN.
         let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
-        // The blocks are in random order, and enough that the longest sequence is divided into parts.
+        // The blocks are in random order, and there are enough of them that the longest sequence is divided into parts.
         let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
         let mut take = |count: usize| -> Vec<i32> {
             (0..count).map(|_| free.swap_remove(random.below(free.len()))).collect()
@@ -160,14 +160,14 @@ impl Layer {
     fn step(&mut self, random: &mut Random, isa: Isa, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
-        // Each tensor has a generator of its own, so that the first tokens do not depend on the number of tokens.
+        // Each tensor has a separate generator, so that the first tokens do not depend on the number of tokens.
         let mut numbers = |per_token: usize| {
             let mut generator = Random(random.below(1 << 30) as u64);
             (0..tokens * per_token).map(|_| number(&mut generator)).collect::<Vec<f32>>()
         };
         let (mut queries, mut keys, values) =
             (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
-        // The rotated numbers must have few bits, too.
+        // The rotated numbers must also have few bits.
         let [cos, sin] = [(); 2]
             .map(|()| numbers(size).iter().map(|it| it.trunc().clamp(-1.0, 1.0)).collect::<Vec<f32>>());
         let inputs = self.inputs(Activations { queries: &queries, keys: &keys, values: &values });
@@ -212,7 +212,7 @@ impl Layer {
             step_blocks,
             ..self.test(isa, &raw_sequences)
         };
-        // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+        // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
         assert_agrees_with_plan(isa, &ATTENTION_ISAS, was_run);
         if !was_run {
@@ -221,7 +221,7 @@ impl Layer {
         let output = activations.decode(&output);
         let mut worst: f64 = 0.0;
         for (index, sequence) in indices.into_iter().zip(&raw_sequences) {
-            // Only some tokens of long prompts, because the plain computation is slow.
+            // Check only some tokens of long prompts, because the plain computation is slow.
             for token in (0..sequence.count).filter(|token| sequence.count - token < 4 || token % 41 == 0) {
                 for head in 0..heads {
                     let at = ((sequence.begin + token) * heads + head) * size;
@@ -241,7 +241,7 @@ impl Layer {
                 }
             }
         }
-        // The scores of decodes are complete, and other sequences have none.
+        // Only the scores of decodes are reported, and all of these were subtracted above.
         let left = scores.iter().fold(0.0, |worst: f32, left| worst.max(left.abs()));
         let worst = worst.max(f64::from(left) / (heads / kv_heads) as f64);
         Some(worst)
@@ -259,8 +259,8 @@ impl Layer {
         }
     }
 
-    /// The bytes of the output of the first sequence, computed in chunks whose sizes `chunk` returns for the number of past
-    /// tokens, with an empty cache at first. `None` if the processor does not have the kernels.
+    /// Returns the bytes of the output of the first sequence, computed in chunks from an empty cache. `chunk` returns
+    /// the size of the next chunk for a number of past tokens. `None` if the processor does not have the kernels.
     fn output_in_chunks(
         &mut self,
         isa: Isa,
@@ -275,7 +275,7 @@ impl Layer {
         let (mut found, mut past, mut steps) = (Vec::new(), 0, 0);
         while past < tokens {
             let count = chunk(past).min(tokens - past);
-            // The other sequence has a new token in each step, which comes first.
+            // The other sequence has a new token in each step, which precedes those of the first sequence.
             let other = usize::from(others == OtherSequences::Present);
             let of_step = |all: &[f32], per_token: usize| -> Vec<f32> {
                 let range = |begin: usize, count: usize| &all[begin * per_token..][..count * per_token];
@@ -311,7 +311,7 @@ impl Layer {
                 output: output.as_mut_ptr(),
                 ..self.test(isa, &sequences)
             };
-            // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+            // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
             if unsafe { ovfleet_test_attention(&raw const test) } == 0 {
                 return None;
             }
@@ -322,7 +322,7 @@ impl Layer {
         Some(found)
     }
 
-    /// The parameters of a test without the tensors of the step.
+    /// The parameters of a test. The caller sets the tensors of the step.
     fn test(&mut self, isa: Isa, sequences: &[RawSequence]) -> RawAttentionTest {
         RawAttentionTest {
             isa: isa as usize,
@@ -366,12 +366,12 @@ impl Layer {
             output: output.as_mut_ptr(),
             ..self.test(isa, &sequences)
         };
-        // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+        // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
         was_run.then(|| FloatType::F32.decode(&output))
     }
 
-    /// The input tensors: queries, keys and values, or a single one with all of them.
+    /// The input tensors: queries, keys and values, or a single tensor with all of them.
     fn inputs(&self, activations: Activations<'_>) -> [Vec<f32>; 3] {
         let Activations { queries, keys, values } = activations;
         if !self.fuses_rope {
@@ -461,7 +461,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
             for seed in 0..3 {
                 let mut random = Random(seed * 1000 + isa as u64);
                 let mut layer = Layer::random(&mut random, kv_cache, activations);
-                // Chunks of several prompts, decodes, short drafts, and a mixture.
+                // The steps are chunks of several prompts, decodes, short drafts, and a mixture.
                 let steps: [[usize; 4]; 6] = [
                     [1500, 0, 3, 1],
                     [70, 33, 29, 0],
@@ -492,7 +492,8 @@ fn kernels_compute_the_same_as_a_plain_computation() {
     assert!(tried >= 4 * 2 * 3 * 6, "{tried}");
 }
 
-/// A prompt in one piece, in chunks of any sizes, and token by token, alone and beside another sequence.
+/// A prompt is computed as a whole, in chunks of random sizes and token by token, alone and together with another
+/// sequence.
 #[test]
 fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     const TOKENS: usize = 1300;
@@ -522,10 +523,10 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
                      {window}: {way}: token {token:?} differs"
                 );
             };
-            expect_equal(OtherSequences::Present, "beside another sequence", &mut |_| TOKENS);
+            expect_equal(OtherSequences::Present, "with another sequence", &mut |_| TOKENS);
             expect_equal(OtherSequences::Absent, "in chunks", &mut |_| 1 + random.below(300));
             expect_equal(OtherSequences::Present, "in small chunks", &mut |_| 1 + random.below(40));
-            // Decodes before and behind the boundary of the parts that threads share.
+            // Decode before and after the boundary of the parts into which a sequence is divided for the threads.
             expect_equal(OtherSequences::Present, "token by token", &mut |past| {
                 if past < 900 { 900 } else { 1 }
             });
@@ -534,8 +535,8 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     assert!(tried >= 12, "{tried}");
 }
 
-/// The keys of two ranges of tokens match the queries, and all other keys are the opposite. Values of a range in between are
-/// infinite, which shows whether the kernels read them.
+/// The keys of two ranges of tokens equal the queries, and all other keys are their opposite. The values of a range in
+/// between are infinite, which shows whether the kernels read them.
 #[test]
 fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     const TOKENS: usize = 3000;
@@ -567,7 +568,7 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
                 let activations = Activations { queries: &queries, keys: &keys, values: &values };
                 let Some(output) = layer.prompt(isa, activations) else { continue };
                 tried += 1;
-                // Tiles behind all of these ranges, whose own keys have little mass.
+                // The queries after all of these ranges, whose own keys have little mass.
                 let late = &output[2560 * heads * size..];
                 if attention_mass > 0.0 {
                     let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);
@@ -581,8 +582,8 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     assert!(tried >= 2 * 3, "{tried}");
 }
 
-/// Multi-query attention gives one KV head more queries than a vector register file holds: the scratch memory must have room for
-/// the block scores of each of them.
+/// With multi-query attention, one KV head has more queries than fit into the vector registers: the scratch memory must
+/// have room for the block scores of all queries.
 #[test]
 fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
     let mut tried = 0;
@@ -619,7 +620,7 @@ fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
         tried += 1;
         for (index, found) in output.iter().enumerate() {
             let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
-            // Products in bf16 round it to 8 bits.
+            // Products in bf16 round the largest value to 8 bits.
             let tolerance = if isa == Isa::Avx512Bf16 { LARGEST / 256.0 } else { 1.0 };
             assert!((found - expected).abs() < tolerance, "{isa}, {index}: {found}, not {expected}");
         }

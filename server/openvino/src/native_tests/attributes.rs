@@ -15,12 +15,13 @@ const CASES: u64 = 4_000;
 const INPUTS_MAX: usize = 9;
 
 thread_local! {
-    // The core of compiled models is the one that reads native operations.
+    // The core for compiled models reads native operations.
     static READER: (Core, TempDir) = (shim::import_core().unwrap(), tempfile::tempdir().unwrap());
 }
 
-/// Reads a model with the operation in `input`: its name and then its attributes, one in each line. `inputs` is the number of
-/// its inputs. Returns whether the operation is accepted, and panics if it must not be.
+/// Reads a model with the operation in `input`: its name and then its attributes, one on each line. The attribute
+/// `inputs` is the number of its inputs. Returns whether the operation is accepted, and panics if it is accepted but
+/// must not be.
 fn is_accepted(input: &[u8]) -> bool {
     let text = String::from_utf8_lossy(input);
     let mut lines = text.lines();
@@ -56,11 +57,11 @@ fn ir(operation: &Operation<'_>, inputs: usize) -> Ir {
     ir
 }
 
-/// Asserts that an attention that was not rejected has attributes within the limits of the kernels.
+/// Asserts that an accepted attention operation has attributes within the limits of the kernels.
 fn assert_supported(values: &HashMap<&str, &str>) {
     let number = |name: &str| values.get(name).and_then(|value| value.parse::<i64>().ok());
     let names = ["heads", "kv_heads", "key_size", "value_size", "precision", "window"].map(number);
-    // OpenVINO also reads numbers that are followed by something else.
+    // OpenVINO also accepts numbers that are followed by other characters.
     let [Some(heads), Some(kv_heads), Some(key_size), Some(value_size), Some(precision), Some(window)] =
         names
     else {

@@ -1,9 +1,10 @@
-//! Checks that a user's model whose attention has no heads, or heads of size 0, is rejected: other sizes are divided by these.
+//! Checks that a user's model whose attention has no heads or heads of size 0 is rejected, because the kernels divide
+//! other sizes by these numbers.
 
 use super::ir::{Ir, Operation, config};
 use crate::load::load;
 
-/// The sizes of an attention layer, as its keys and values have them.
+/// The sizes of an attention layer's keys and values.
 struct Heads {
     number: usize,
     key_size: usize,
@@ -41,7 +42,7 @@ fn ir(heads: &Heads) -> Ir {
     ir
 }
 
-/// The message of the error with which a model is rejected.
+/// Returns the message of the error with which a model is rejected.
 fn rejection(heads: &Heads) -> String {
     let folder = tempfile::tempdir().unwrap();
     ir(heads).write(folder.path());
@@ -57,10 +58,10 @@ fn an_attention_without_heads_or_with_heads_of_size_0_is_rejected() {
         let error = rejection(&heads);
         assert!(error.contains(&format!("has {attribute} = 0; it must be from 1 to 65536")), "{error}");
     }
-    // OpenVINO rejects values without numbers itself.
+    // OpenVINO itself rejects heads whose values have size 0.
     let error = rejection(&Heads { value_size: 0, ..valid() });
     assert!(error.starts_with("failed to make the attention paged: "), "{error}");
-    // The same model with heads is rejected later, because its output is not logits.
+    // The same model with valid heads is rejected later, because it has no output for logits.
     let error = rejection(&valid());
     assert!(error.contains("'logits' is not found"), "{error}");
 }

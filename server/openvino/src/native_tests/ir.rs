@@ -1,4 +1,4 @@
-//! Writes small OpenVINO IRs, as a user's file could contain them.
+//! Writes small OpenVINO IRs that a user's file could contain.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use crate::config::{ActivationPrecision, Config};
 pub(super) struct Ir {
     layers: String,
     edges: String,
-    /// The number of inputs of each layer, which is also the number of its output port.
+    /// The number of inputs of each layer, which is also the index of its output port.
     inputs: Vec<usize>,
     /// The contents of the constants.
     constants: Vec<u8>,
 }
 
-/// An operation of an IR. The attributes are written as they are.
+/// An operation of an IR. The attributes are written unchanged.
 pub(super) struct Operation<'a> {
     pub(super) name: &'a str,
     pub(super) opset: &'a str,
@@ -23,7 +23,7 @@ pub(super) struct Operation<'a> {
 }
 
 impl Ir {
-    /// Adds an input of the model and returns the number of its layer. Dimensions that vary are written as `?`.
+    /// Adds an input of the model and returns the number of its layer. Dynamic dimensions are written as `?`.
     pub(super) fn input(&mut self, name: &str, element_type: &str, shape: &str) -> usize {
         let attributes = format!("shape=\"{shape}\" element_type=\"{element_type}\"");
         self.layer(name, &Operation { name: "Parameter", opset: "opset1", attributes: &attributes }, &[])

@@ -31,10 +31,10 @@ fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
          attention_mass_bits=\"0\" window=\"0\" fuses_rope=\"false\""
     );
     native("PagedAttention", &attributes);
-    // The core of compiled models accepts the operation, so only its name can be the reason.
+    // The core for compiled models accepts the operation, so only its name can be the reason for the error.
     shim::import_core().unwrap().read_model(&path).unwrap();
     assert_names_the_operations(&path, "PagedAttention");
-    // Missing attributes and attributes out of range do not hide the name.
+    // The error also names the operation if attributes are missing or out of range.
     for operation in ["PagedAttention", "Projection"] {
         native(operation, "heads=\"-1\"");
         assert_names_the_operations(&path, operation);

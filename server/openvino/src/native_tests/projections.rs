@@ -52,7 +52,7 @@ unsafe extern "C" {
     fn ovfleet_test_projection(test: *const RawProjectionTest) -> c_int;
 }
 
-/// A compilation of kernels that is tested.
+/// A tested variant of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelVariant {
     Kernels(Isa),
@@ -73,10 +73,10 @@ impl KernelVariant {
     }
 }
 
-/// Numbers of the source that share a scale.
+/// Count of numbers of the source that share a scale.
 const SRC_GROUP: usize = 32;
 
-/// The operation behind the multiplication, with its number in the shim.
+/// The operation after the multiplication, with its number in the shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Epilogue {
     None = 0,
@@ -87,7 +87,7 @@ enum Epilogue {
 /// The largest relative error of rounding to bf16, which has 8 significant bits.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
 
-/// The magnitude from which on a number of a row is certainly an outlier.
+/// The magnitude above which a number of a row is certainly an outlier.
 fn outlier_limit(row: &[f64]) -> f64 {
     let squares: f64 = row.iter().map(|number| number * number).sum();
     4.0 * (squares / row.len() as f64).sqrt() * (1.0 + 1e-5)
@@ -165,11 +165,11 @@ impl Lora {
 
 struct LoraProduct {
     sum: f64,
-    /// The sum of the absolute values of the terms, which bounds the rounding error.
+    /// The sum of the absolute values of the terms, which is an upper bound for the rounding error.
     magnitude: f64,
 }
 
-/// An expected value, and how much the kernels may differ from it.
+/// An expected value, and the largest allowed difference of the kernels' value from it.
 #[derive(Clone, Copy)]
 struct ExpectedValue {
     value: f64,
@@ -181,7 +181,7 @@ struct Projection {
     n: usize,
     bits: usize,
     group: usize,
-    /// The number of 8-bit terms in which the source is multiplied. With one term, outliers are separated.
+    /// The number of 8-bit terms in which the source is multiplied. With one term, outliers are multiplied separately.
     terms: usize,
     is_signed: bool,
     epilogue: Epilogue,
@@ -207,7 +207,7 @@ impl Projection {
         let group = if k.is_multiple_of(group) { group } else { 32 };
         let groups = n * (k / group);
         let bits = random.pick(&[4, 8]);
-        // Scales are f16 in files, and may be very small.
+        // In files, scales are f16, and may be very small.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
         Self {
             k,
@@ -226,7 +226,8 @@ impl Projection {
         }
     }
 
-    /// Removes everything but the multiplication: the norm, the adapters, the epilogue, signs, and bf16 around it.
+    /// Reduces the projection to the multiplication: removes the norm, the adapters, the epilogue, signs, and bf16
+    /// activations.
     fn set_plain(&mut self) {
         (self.norm, self.epilogue, self.activations, self.is_signed) =
             (None, Epilogue::None, FloatType::F32, false);
@@ -243,15 +244,15 @@ impl Projection {
         if self.terms == 1 { 127.0 } else { 127.0 * 128.0 }
     }
 
-    /// A source of `m` rows. Quantizing it changes it little, and not at all without a norm.
+    /// A source of `m` rows. Quantization changes its numbers little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
         let max = self.quant_max();
-        // bf16 represents the integers of the first term only.
+        // bf16 represents only the integers of the first term exactly.
         let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
         let values = (2.0 * max / step) as usize + 1;
         let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
         for group in src.chunks_mut(SRC_GROUP) {
-            // The largest number, and perhaps an outlier.
+            // Each group has the largest number, and may have an outlier.
             let at = random.below(SRC_GROUP);
             group[at] = max;
             if self.terms == 1 && random.below(2) == 0 {
@@ -312,7 +313,7 @@ impl Projection {
             lora_count: loras.len(),
             adapters: adapters.as_ptr(),
         };
-        // SAFETY: all tensors have the sizes that the struct gives, and live until the call returns.
+        // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_projection(&raw const test) } != 0;
         match variant {
             KernelVariant::Kernels(Isa::Portable) => {}
@@ -322,7 +323,7 @@ impl Projection {
         was_run.then(|| self.activations.decode(&dst))
     }
 
-    /// Whether bf16 represents the rows of `source` as they are.
+    /// Whether bf16 represents the rows of `source` exactly.
     fn is_exact_in_bf16(&self) -> bool {
         self.norm.is_none() && (self.terms == 1 || self.activations == FloatType::Bf16)
     }
@@ -350,8 +351,8 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Outliers are not quantized. Other numbers are off by half of a step, of which the largest of 32 has `quant_max`.
-        // Quantization is exact without a norm.
+        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of 32 numbers has
+        // `quant_max` steps. Quantization is exact without a norm.
         let steps = 2.0 * f64::from(self.quant_max());
         let is_quantized = |number: f64| self.terms > 1 || number.abs() <= outlier_limit(&numbers);
         let rounding_of = |group: &[f64]| {
@@ -414,15 +415,16 @@ impl Projection {
     }
 }
 
-/// Fails unless the kernels compute a step of `m` rows as exactly as their rounding allows. Returns whether the processor has the
-/// kernels.
+/// Fails unless the kernels compute a step of `m` rows within the error that their rounding allows. Returns whether the
+/// processor has the kernels.
 fn check(variant: KernelVariant, projection: &Projection, random: &mut Random, m: usize) -> bool {
     let src = projection.source(random, m);
     let columns = projection.columns();
     let residual: Vec<f32> = (0..m * columns).map(|_| whole(random)).collect();
     let adapters = Projection::adapters(random, m);
     let Some(dst) = projection.compute(variant, &src, &adapters, &residual) else { return false };
-    // All rows of small steps, and of others those around the ends of tiles and parts.
+    // All rows of small steps are checked. Of other steps, only the rows around the ends of tiles and parts are
+    // checked.
     let is_checked = |row: usize| m <= 150 || [0, 1, 15, 16, 31].contains(&(row % 64)) || row + 2 > m;
     for (row, found) in dst.chunks(columns).enumerate().filter(|(row, _)| is_checked(*row)) {
         let src = &src[row * projection.k..][..projection.k];
@@ -462,7 +464,7 @@ fn kernels_for_amx_compute_every_number_of_rows() {
             let mut random = Random(m as u64);
             let (mut k, mut n) = (32 * random.pick(&[1, 2, 9]), random.pick(&[2, 34, 50]));
             if m > 70 {
-                // More columns than weights are dequantized for at a time.
+                // There are more columns than the kernels dequantize at a time.
                 (k, n) = (2048 + 32 * (m % 3), 34);
             }
             let projection = Projection::of_size(&mut random, k, n);
@@ -475,7 +477,7 @@ fn kernels_for_amx_compute_every_number_of_rows() {
     }
 }
 
-/// The bits of the tiles of the processor and of the model are equal.
+/// The tiles of the processor and the C++ model give the same bits.
 #[test]
 fn tiles_of_the_processor_and_their_model_agree() {
     let support = tile_support();
@@ -495,7 +497,8 @@ fn tiles_of_the_processor_and_their_model_agree() {
             let dst = projection.compute(variant, &src, &adapters, &residual).unwrap();
             dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
-        // With the same vectors, which decide about the order of the sums of norms and adapters.
+        // Compare with the model over the same vectors, because the vectors determine the order of the sums of norms
+        // and adapters.
         assert!(
             bits(KernelVariant::Kernels(Isa::Amx)) == bits(KernelVariant::TileModel(Isa::Avx512)),
             "{seed}"
@@ -509,12 +512,12 @@ fn the_noise_of_amx_is_that_of_bf16() {
     let (k, n, m) = (576, 64, 40);
     let mut projection = Projection::of_size(&mut random, k, n);
     projection.set_plain();
-    // Numbers with all the bits of f32, in the form of a bell.
+    // Approximately normally distributed numbers that use all bits of f32.
     let number = |random: &mut Random| {
         (0..8).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum::<f32>()
     };
     let src: Vec<f32> = (0..m * k).map(|_| number(&mut random)).collect();
-    // They are stored in f16, which has 11 significant bits.
+    // The scales are stored in f16, which has 11 significant bits.
     for scale in &mut projection.scales {
         *scale = (256 + random.below(768)) as f32 / 1024.0;
     }
@@ -551,7 +554,7 @@ fn a_number_that_is_nan_changes_only_its_row() {
     let m = 37;
     let src = projection.source(&mut random, m);
     let (mut with_nan, row) = (src.clone(), 20);
-    // One whose upper half alone would be infinity, and one that rounding up would turn into zero.
+    // The upper half of the first NaN alone would be infinity, and rounding would turn the second one into zero.
     with_nan[row * 96 + 7] = f32::from_bits(0x7f80_0001);
     with_nan[row * 96 + 50] = f32::from_bits(0x7fff_ffff);
     for variant in KernelVariant::all().filter(|variant| variant.rounds_to_bf16()) {
@@ -581,7 +584,7 @@ fn a_row_does_not_depend_on_other_rows() {
         let residual = vec![1.0; m * columns];
         for variant in KernelVariant::all() {
             let Some(together) = projection.compute(variant, &src, &adapters, &residual) else { continue };
-            // Alone, and in parts that end elsewhere than tiles.
+            // Compute single rows, and parts that do not end at the ends of tiles.
             for part in [1, 40] {
                 let parts = src.chunks(part * k).zip(adapters.chunks(part));
                 let apart: Vec<f32> = parts

@@ -1,7 +1,8 @@
-//! Checks that the objects of the kernels define nothing that another object could call by mistake.
+//! Checks that the objects of the kernels define no function that another object could call by mistake.
 //!
-//! `kernels.cpp` is compiled once for each instruction set. If an object exported an inline function of a header, the linker
-//! would choose one of several bodies for all callers, and a processor with AVX2 could run one with AVX-512.
+//! `kernels.cpp` is compiled once for each instruction set. If an object exported an inline function of a header, the
+//! linker would choose one of several bodies for all callers, and a processor without AVX-512 could run the body that
+//! uses it.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +13,7 @@ fn defined(object: &Path) -> Vec<String> {
         .args(["--defined-only", "--extern-only", "--format=posix", "--demangle"])
         .arg(object)
         .output()
-        .expect("nm is part of binutils, which g++ needs, too");
+        .expect("nm is part of binutils, which g++ also needs");
     assert!(output.status.success(), "nm: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     // The lines that name members of an archive end with a colon.
@@ -44,7 +45,7 @@ fn an_object_of_kernels_defines_only_its_table() {
     assert!(archives >= 2, "{archives}");
 }
 
-/// The optimizer inlines most inline functions. Without it, each of them is in the object.
+/// Without optimization, each inline function is in the object. The optimizer inlines most of them.
 #[test]
 fn an_unoptimized_object_of_kernels_defines_only_its_table() {
     let folder = tempfile::tempdir().unwrap();

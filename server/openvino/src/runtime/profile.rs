@@ -16,9 +16,9 @@ pub struct NodeTime {
     pub name: String,
     /// The type of the operation, as the plugin names it.
     pub kind: String,
-    /// The implementation that computed it, as the plugin names it.
+    /// The implementation that computed the node, as the plugin names it.
     pub kernel: String,
-    /// The mean time over all runs.
+    /// The mean time of the node over all runs.
     pub time: Duration,
 }
 
@@ -31,7 +31,7 @@ pub(super) unsafe fn node_times(request: *const ov::ov_infer_request_t) -> Resul
     // SAFETY: the caller guarantees a valid request; on success the list is ours to free.
     let status = unsafe { ov::ov_infer_request_get_profiling_info(request, &raw mut list) };
     check(status, "read the execution times")?;
-    // SAFETY: the list holds `size` entries, whose strings are NUL-terminated and live as long as the list.
+    // SAFETY: the list has `size` entries, whose strings are NUL-terminated and live as long as the list.
     let times = unsafe {
         let entries = match list.size {
             0 => &[][..],

@@ -48,7 +48,7 @@ impl Tensor {
     /// Changes the shape. The memory is reallocated only if it is too small.
     pub(crate) fn reshape(&mut self, shape: &[i64]) -> Result<(), Error> {
         let raw = ov::ov_shape_t { rank: shape.len() as i64, dims: shape.as_ptr().cast_mut() };
-        // SAFETY: as in `new`.
+        // SAFETY: the same as in `new`.
         check(unsafe { ov::ov_tensor_set_shape(self.0, raw) }, "reshape a tensor")
     }
 
@@ -80,18 +80,18 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// The elements have a type other than `T`.
+    /// The type of the elements is not `T`.
     pub(crate) fn values<T: Element>(&self) -> Result<&[T], Error> {
         let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
-        // SAFETY: the tensor holds `bytes` bytes of `T` at `data`, aligned by its allocator, and cannot be reshaped while it
-        // is borrowed.
+        // SAFETY: the tensor has `bytes` bytes of `T` at `data`, aligned by its allocator, and cannot be reshaped while
+        // it is borrowed.
         Ok(unsafe { std::slice::from_raw_parts(data, bytes / size_of::<T>()) })
     }
 
-    /// The elements, for writing.
+    /// The elements, as a mutable slice.
     ///
     /// # Errors
-    /// The elements have a type other than `T`.
+    /// The type of the elements is not `T`.
     pub(crate) fn values_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
         let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
         // SAFETY: as in `values`; the borrow is exclusive, and every bit pattern is a valid `T`.
@@ -117,8 +117,8 @@ impl Tensor {
         if length == 0 {
             return Ok(());
         }
-        // SAFETY: these pages lie within the tensor's memory, which the C++ allocator has obtained from the system. Nothing
-        // reads them meanwhile, since the borrow is exclusive and no request runs.
+        // SAFETY: these pages lie within the tensor's memory, which the C++ allocator has obtained from the system. No
+        // other code reads them in the meantime, because the borrow is exclusive and no request runs.
         let status = unsafe { libc::madvise(data.add(before).cast(), length, libc::MADV_DONTNEED) };
         if status == 0 {
             return Ok(());

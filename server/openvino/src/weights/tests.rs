@@ -24,8 +24,8 @@ fn values(matrix: &Matrix) -> Vec<f32> {
         .collect()
 }
 
-/// Groups whose zero points are difficult, one of each kind: ordinary, all positive, all negative, constant, nearly constant,
-/// zero.
+/// One group of each kind, most of which have difficult zero points: ordinary, all positive, all negative, constant,
+/// nearly constant, zero.
 fn affine(bits: u32) -> Affine {
     let scale = vec![0.01, 0.01, 0.01, 0.0, 1e-7, 0.0, -0.02];
     let min = vec![0.0733, -0.5, 0.4, 0.25, -3.0, 0.0, 0.011];

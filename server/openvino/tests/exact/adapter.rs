@@ -10,7 +10,7 @@ use server_gguf::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::random::Random;
 use crate::reference::{Reference, normals};
 
-/// The names of projections in GGUF files and in the code for which adapters are made.
+/// The names of projections in GGUF files and in the models' code, which adapters use.
 const MODULES: [(&str, &str); 7] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -21,7 +21,7 @@ const MODULES: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The same for files with fused q, k and v, and with fused gate and up.
+/// The names of projections for files with fused q, k and v, and with fused gate and up.
 const FUSED: [(&str, &str); 4] = [
     ("attn_qkv", "self_attn.qkv_proj"),
     ("attn_output", "self_attn.o_proj"),
@@ -35,9 +35,9 @@ pub(crate) struct AdapterRecipe {
     pub(crate) seed: u64,
     pub(crate) rank: usize,
     pub(crate) dtype: Dtype,
-    /// The projections of a layer that it changes, by their names in the file.
+    /// The projections of a layer that the adapter changes, by their names in the file.
     pub(crate) changes: Vec<&'static str>,
-    /// Additional members of its configuration.
+    /// Additional members of the adapter's configuration.
     pub(crate) config: Value,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn write_folder(
     folder.to_owned()
 }
 
-/// `scale * up * down`, row by row.
+/// Computes `scale * up * down`, in row-major order.
 fn product(up: &[f32], down: &[f32], rank: usize, scale: f32) -> Vec<f32> {
     let (rows, columns) = (up.len() / rank, down.len() / rank);
     let mut product = vec![0f64; rows * columns];

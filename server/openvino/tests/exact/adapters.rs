@@ -1,4 +1,5 @@
-//! A model with an adapter computes the same as one whose weights include the product of the adapter's matrices.
+//! A model with an adapter computes the same logits as a model whose weights include the product of the adapter's
+//! matrices.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +15,14 @@ use crate::reference::{
     difference_allowed, load_file, private_folder, recipe, worst_difference_with,
 };
 
-/// The scale of the product of the matrices, so that it is as large as the weights.
+/// The scale of the product of the matrices, with which the product is as large as the weights.
 const SCALE: f32 = 2.0;
 
-/// A file, its adapters, and the logits of the same tokens with each adapter and without any.
+/// A file, its adapters, and the logits of the same tokens with each adapter and without an adapter.
 struct AdapterCase {
     folder: tempfile::TempDir,
     tokens: Vec<u32>,
-    /// The logits without an adapter, with the first one, and with the second one.
+    /// The logits without an adapter, with the first adapter, and with the second adapter.
     logits: Vec<Vec<Vec<f32>>>,
     sources: Vec<AdapterSource>,
 }
@@ -52,7 +53,7 @@ impl AdapterCase {
         Config { adapters: self.sources.clone(), ..config(&self.file(), &EXACT) }
     }
 
-    /// The largest difference if the sequences of each step have these adapters.
+    /// The largest difference of logits if the sequences of each step have these adapters.
     fn difference(&self, config: &Config, numbers: [u32; 4]) -> f64 {
         let (mut runner, _) = load(config, &mut |_| {}).unwrap();
         assert_eq!(runner.adapters() as usize, self.sources.len());
@@ -90,7 +91,7 @@ fn check(architecture: &'static str) {
         assert!(difference(&case.logits[0], &case.logits[1]) > 0.5);
         case.check(kind, [1, 1, 1, 1]);
         case.check(kind, [0, 1, 0, 1]);
-        // A small error may change the selection of experts.
+        // Models with experts are not checked, because a small error may change the selection of experts.
         if kind == TensorType::Q8_0 && architecture != "qwen3moe" {
             case.check_rounded([0, 1, 0, 1]);
         }
@@ -150,7 +151,7 @@ fn gemma3_with_sliding_windows() {
     check("gemma3");
 }
 
-/// Two adapters that differ in everything that adapters may differ in.
+/// Two adapters that differ in every property in which adapters may differ.
 fn two() -> [(AdapterRecipe, f32); 2] {
     let first = AdapterRecipe { rank: 5, dtype: Dtype::BF16, ..AdapterRecipe::of("llama", 7) };
     let second = AdapterRecipe {
@@ -223,7 +224,7 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
     let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config() };
     let difference = case.difference(&config, [1, 0, 2, 1]);
     assert!(difference <= allowed, "{difference:.1e}");
-    // The graph without adapters is a different one.
+    // The graph without adapters is cached separately.
     let config = Config { adapters: Vec::new(), ..config };
     assert!(!load(&config, &mut |_| {}).unwrap().1.from_cache);
 }
@@ -281,7 +282,7 @@ fn as_ir(folder: &Path) {
             (format!("id=\"{reader}\" name=\"{old}\""), format!("id=\"{reader}\" name=\"{new}\""));
         assert_eq!(text.matches(&from).count(), 1, "{from}");
         text = text.replace(&from, &to);
-        // Removes the names of the file.
+        // Remove the names that come from the GGUF file.
         text = text.replace(&format!("name=\"{name}\""), &format!("name=\"constant-{id}\""));
         renamed += 1;
     }
@@ -306,7 +307,7 @@ fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f3
     let path = write_folder(&folder.path().join("adapter"), config, &tensors, dtype);
     let source = AdapterSource { name: "mine".to_owned(), path };
     let config = Config { adapters: vec![source], ..self::config(&file, &EXACT) };
-    let refused = load(&config, &mut |_| {}).err().expect("it is rejected").chain();
+    let refused = load(&config, &mut |_| {}).err().expect("the adapter is rejected").chain();
     assert!(refused.starts_with("cannot use the adapter \"mine\": "), "{refused}");
     refused
 }
@@ -358,7 +359,7 @@ fn adapters_that_do_not_fit_the_model_are_rejected_with_the_reason() {
 #[test]
 fn incomplete_directories_are_rejected() {
     let case = AdapterCase::new(&recipe("llama", TensorType::F16), &two()[..1]);
-    let refused = || load(&case.config(), &mut |_| {}).err().expect("it is rejected").chain();
+    let refused = || load(&case.config(), &mut |_| {}).err().expect("the adapter is rejected").chain();
     let tensors = case.sources[0].path.join("adapter_model.safetensors");
     let bytes = std::fs::read(&tensors).unwrap();
     for broken in [&bytes[..4], &bytes[..bytes.len() / 2], &[0xff; 64][..]] {

@@ -1,4 +1,4 @@
-//! Every common architecture is served exactly.
+//! Tests that every common architecture is computed exactly.
 
 use crate::reference::{
     CONTEXT, Case, DEFAULT_CACHE, EXACT, EXPERTS, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed,
@@ -35,7 +35,7 @@ fn qwen3moe_with_experts() {
         let difference = Case::new(&qwen3moe).difference(&EXACT);
         assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
     }
-    // All experts are used, so that a small error cannot change the selection.
+    // All experts are used, so that a small error cannot change the selected experts.
     qwen3moe.experts_used = EXPERTS;
     for kind in [Q4_1, Q4K, Q5K] {
         (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
@@ -56,7 +56,8 @@ fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
 fn phi3_extended_to_a_long_context() {
     let mut phi3 = recipe("phi3", TensorType::F16);
     let allowed = difference_allowed(TensorType::F16);
-    // The original context is the whole context; shorter than that of the model; as long as, and shorter than, the limit.
+    // The original context is as long as that of the model, shorter than that of the model, as long as the limit, and
+    // shorter than the limit.
     for (original, served) in [(CONTEXT, None), (256, None), (256, Some(256)), (256, Some(257))] {
         phi3.original_context = Some(original);
         let difference = Case::within(&phi3, served).difference(&EXACT);
@@ -72,7 +73,7 @@ fn cached_models_compute_the_same() {
             model.original_context = Some(256);
         }
         let allowed = difference_allowed(TensorType::Q8_0);
-        // The runtime cannot read back the operations of experts.
+        // The runtime cannot read back the operations of experts from a compiled model.
         let is_cached = architecture != "qwen3moe";
         let case = Case::new(&model);
         let [cold, compiled, graph] = case.differences_cold_and_warm(&EXACT, is_cached);

@@ -1,4 +1,4 @@
-//! A draft model beside the model it guesses for, on the real runtime: two graphs, two caches, one block table.
+//! A draft model together with its target model on the real runtime: two graphs, two caches, one block table.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -27,13 +27,13 @@ fn engine_config() -> EngineConfig {
             kv_eviction_tokens: None,
             max_itl: None,
         },
-        // Time stands still: every guess is worth it, whatever a model costs.
+        // The simulated time does not advance, so every draft is worth its cost.
         clock: Clock::simulated(),
     }
 }
 
-/// What several requests at once say, some of whose prompts have a beginning in common, and how many guesses there were
-/// and were right.
+/// Returns the tokens that several simultaneous requests generate, some of whose prompts share a prefix, and the
+/// numbers of proposed and accepted drafts.
 fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<TokenId>>, [u32; 2]) {
     let (sender, reports) = channel();
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));

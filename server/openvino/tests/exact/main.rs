@@ -1,4 +1,4 @@
-//! Compares served models with a plain forward pass: random weights of every common architecture and tensor type.
+//! Compares loaded models with a simple forward pass, for random weights of every common architecture and tensor type.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! A split model computes the same as a single file.
+//! A split model computes the same logits as a single file.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn every_architecture_computes_the_same_in_one_file_and_in_parts() {
             let case = case(kind);
             assert_eq!(case.difference_in_parts(&EXACT), case.difference(&EXACT), "{architecture} {kind}");
         }
-        // The plugin computes in an order that depends on the place of the weights in memory.
+        // The plugin's order of computation depends on the address of the weights in memory.
         let difference = case(TensorType::F32).difference_in_parts(&EXACT);
         assert!(difference <= difference_allowed(TensorType::F32), "{architecture}: {difference:.1e}");
     }

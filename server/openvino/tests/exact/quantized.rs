@@ -1,4 +1,4 @@
-//! Every tensor type is served exactly.
+//! Tests that every tensor type is computed exactly.
 
 use crate::reference::{
     Case, DEFAULT_CACHE, EXACT, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed, load_file, recipe,

@@ -1,5 +1,5 @@
-//! The parts that tests of whole models share: small files of random weights, a simple forward pass, and a way to run a runner
-//! through the same tokens. They do not depend on how the crate under test works.
+//! The helpers that tests of whole models share: small files of random weights, a simple forward pass, and a function
+//! that runs the same tokens on a runner. They are independent of the implementation of the crate under test.
 
 mod file;
 mod forward;
@@ -21,11 +21,12 @@ pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
     folders.find(|path| path.is_dir()).expect("loading a model creates the folder")
 }
 
-/// Tokens of a test's sequence: more than two blocks of 32, and more than twice gemma's window.
+/// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;
 
-/// Properties for exact computation: f32 everywhere. The plugin's projections are selected and do not round activations, so that
-/// tests of the graph can compare with it to 1e-4, whatever kernels the processor has.
+/// Properties for exact computation: f32 everywhere. They select the plugin's projections, which do not round
+/// activations, so that tests of the graph can compare logits with a tolerance of 1e-4, regardless of the processor's
+/// kernels.
 pub(crate) const EXACT: [(&str, &str); 3] = [
     ("INFERENCE_PRECISION_HINT", "f32"),
     ("KV_CACHE_PRECISION", "f32"),
@@ -35,7 +36,8 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
 /// Properties for the fastest computation: the processor's default precision, and native projections, if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph gives 0.4 and more.
+/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph gives a difference of
+/// 0.4 and more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
 /// A file of a recipe, its tokens, and their logits from the plain forward pass.
@@ -51,7 +53,7 @@ impl Case {
         Self::within(recipe, None)
     }
 
-    /// The same with a limit on the length of sequences.
+    /// Creates a case with a limit on the length of sequences.
     pub(crate) fn within(recipe: &Recipe, context: Option<u32>) -> Self {
         let file = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
         recipe.write(file.path());
@@ -71,7 +73,7 @@ impl Case {
         self.loaded_difference(config(self.path(), properties)).0
     }
 
-    /// The difference of a model with the same weights in three files.
+    /// The difference for a model with the same weights in three files.
     pub(crate) fn difference_in_parts(&self, properties: &[(&str, &str)]) -> f64 {
         let folder = tempfile::tempdir().unwrap();
         let whole = GgufFile::open(self.path()).unwrap();
@@ -79,8 +81,8 @@ impl Case {
         self.loaded_difference(config(&first, properties)).0
     }
 
-    /// The differences of the first load, of one from the cached compiled model, and of one from the cached graph. If the model
-    /// is not cached, all loads are like the first.
+    /// The differences of the first load, of a load from the cached compiled model, and of a load from the cached
+    /// graph. If the model is not cached, all three loads read the file.
     pub(crate) fn differences_cold_and_warm(&self, properties: &[(&str, &str)], is_cached: bool) -> [f64; 3] {
         let folder = tempfile::tempdir().unwrap();
         let compiled = || {
@@ -106,7 +108,7 @@ impl Case {
         })
     }
 
-    /// The difference, whether anything was read from the cache, and the stages of loading.
+    /// Returns the difference, whether the graph or the model was read from the cache, and the stages of loading.
     fn loaded_difference(&self, config: Config) -> (f64, bool, Vec<&'static str>) {
         let config = Config { max_model_len: self.context, ..config };
         let mut stages = Vec::new();
@@ -141,7 +143,7 @@ pub(crate) fn config(path: &Path, properties: &[(&str, &str)]) -> Config {
     }
 }
 
-/// The recipe of an architecture with every matrix of `kind`.
+/// The recipe of an architecture in which every matrix has the type `kind`.
 pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
     Recipe {
         architecture,
@@ -155,14 +157,14 @@ pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
     }
 }
 
-/// The default 8-bit cache, all else exact.
+/// Properties for the default 8-bit cache and otherwise exact computation.
 pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
 
 /// The largest allowed difference, as a fraction of the standard deviation of the logits.
 ///
-/// Types without minima: rounding in f32, and the attention's scale, which the front end stores in f16 (measured:
-/// 3e-6 to 5e-4). Types with minima: zero points near 8 are rounded to f16, 1/512 of a step (measured: 3e-3 to 8e-3). A wrong
-/// graph gives 0.4 and more.
+/// For types without minima, differences come from rounding in f32 and from the attention's scale, which the front end
+/// stores in f16 (measured: 3e-6 to 5e-4). For types with minima, zero points near 8 are rounded to f16, by up to 1/512
+/// of a step (measured: 3e-3 to 8e-3). A wrong graph gives a difference of 0.4 and more.
 pub(crate) fn difference_allowed(kind: TensorType) -> f64 {
     let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
     if has_minima { 1.5e-2 } else { 1e-3 }

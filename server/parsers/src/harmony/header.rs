@@ -11,13 +11,13 @@ const WORDS_MAX: usize = 6;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header<'a> {
     pub(crate) channel: Option<&'a str>,
-    /// The tool that is called.
+    /// The name of the called tool.
     pub(crate) recipient: Option<&'a str>,
 }
 
 impl<'a> Header<'a> {
     /// Parses a header, which begins with `<|start|>`, the text after it or `<|channel|>`, and ends before
-    /// `<|message|>`. `None` if it contains anything that no header contains.
+    /// `<|message|>`. `None` if it contains anything that is not allowed in a header.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let words = text.split([' ', '\t', '<']).filter(|word| !word.is_empty()).map(|word| {
             let marker =

@@ -1,6 +1,6 @@
-//! Parses a JSON string one character at a time, and returns it both as written and decoded. It corrects what
-//! models get wrong and no parser accepts, without losing text: it escapes control characters, escapes a
-//! backslash that is not part of an escape, and replaces an unpaired surrogate by U+FFFD.
+//! Parses a JSON string one character at a time, and returns it both as written and decoded. The parser corrects common
+//! mistakes of models that JSON parsers reject, without losing text: it escapes control characters, escapes a backslash
+//! that is not part of an escape, and replaces an unpaired surrogate with U+FFFD.
 
 /// The parser of a JSON string, after its opening quote.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub(crate) struct JsonString {
     high: Option<u32>,
 }
 
-/// The certain part of a string.
+/// The part of a string that is certain so far.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     /// The text between the quotes of a JSON string.
@@ -62,7 +62,7 @@ impl JsonString {
         self.not_an_escape(letter, to)
     }
 
-    /// The text that was read but not passed on, as it was written.
+    /// The text that was read but not emitted yet, as it was written.
     pub(crate) fn held(&self) -> String {
         let high = self.high.map(|code| format!("\\u{code:04x}")).unwrap_or_default();
         high + &self.escape
@@ -96,7 +96,7 @@ impl JsonString {
         for letter in std::mem::take(&mut self.escape).chars() {
             to.plain(letter);
         }
-        // The recursion is at most one level deep, because no escape is open any more.
+        // The recursion is at most one level deep, because no escape is open now.
         self.step(letter, to)
     }
 

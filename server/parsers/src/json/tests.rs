@@ -1,6 +1,6 @@
 use super::*;
 
-/// The value at the start of `text` as it is passed on, and the rest; `None` if there is no value.
+/// Returns the value at the start of `text` as the parser emits it, and the rest; `None` if there is no value.
 fn split(text: &str) -> Option<(String, &str)> {
     let mut value = JsonValue::new();
     let mut written = String::new();

@@ -17,14 +17,14 @@ pub(crate) enum Verdict {
     Done,
     /// The value was complete before the character.
     Over,
-    /// No value continues with the character.
+    /// The value cannot continue with this character.
     Bad,
 }
 
 /// The parser of a value.
 #[derive(Debug)]
 pub(crate) struct JsonValue {
-    /// The open brackets: true for those of an object.
+    /// The open brackets: true for braces of an object, false for brackets of an array.
     open: Vec<bool>,
     state: State,
     pieces: Pieces,
@@ -64,7 +64,7 @@ impl JsonValue {
     }
 
     /// Reads the next character and appends the certain part of the value to `to`, as it was written. After
-    /// [`Verdict::Done`], `Over` or `Bad` no more characters may follow.
+    /// [`Verdict::Done`], `Over` or `Bad`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Text { string, part } => {
@@ -111,7 +111,7 @@ impl JsonValue {
         }
     }
 
-    /// The text that was read but not passed on.
+    /// The text that was read but not emitted yet.
     pub(crate) fn held(&self) -> String {
         if let State::Text { string, .. } = &self.state { string.held() } else { String::new() }
     }

@@ -33,7 +33,7 @@ pub(crate) fn number(text: &str) -> Option<String> {
     Number::is(&json).then_some(json)
 }
 
-/// Removes the underscores, which may stand between two digits.
+/// Removes the underscores, which are allowed only between two digits.
 fn plain(digits: &str) -> Option<String> {
     let is_misplaced = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
     (!is_misplaced).then(|| digits.replace('_', ""))

@@ -1,4 +1,5 @@
-//! Parses a Python string one character at a time, with either quote, once or three times, and with escapes.
+//! Parses a Python string one character at a time, with single or double quotes, short or triple-quoted, and with
+//! escapes.
 
 /// The parser of a string, after its opening quote.
 #[derive(Debug)]
@@ -12,7 +13,7 @@ pub(crate) struct PythonString {
     high: Option<u32>,
 }
 
-/// How escapes are interpreted.
+/// The interpretation of escapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Escapes {
     /// Escapes are decoded.
@@ -49,7 +50,7 @@ impl PythonString {
         Self { quote, escapes, state: State::Begun, escape: None, high: None }
     }
 
-    /// Reads the next character, and appends to `to` what is certain.
+    /// Reads the next character, and appends the certain part of the string to `to`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Text {
         if self.escape.is_some() {
             return self.escaped(letter, to);
@@ -91,7 +92,7 @@ impl PythonString {
         Text::More
     }
 
-    /// Whether `letter` would close the string with a single quote.
+    /// Whether `letter` is the quote that closes a string that is not triple-quoted.
     pub(crate) fn is_closed_by(&self, letter: char) -> bool {
         self.state == State::Short && self.escape.is_none() && letter == self.quote
     }
@@ -121,7 +122,7 @@ impl PythonString {
             Some(_) => 8,
         };
         if !letter.is_ascii_hexdigit() {
-            // The backslash is text. No escape is open any more, so the recursion is one level deep.
+            // The backslash is text. No escape is open now, so the recursion is one level deep.
             self.push('\\', to);
             to.push_str(&escape);
             return self.step(letter, to);
@@ -152,7 +153,7 @@ impl PythonString {
             'f' => '\u{c}',
             '0' => '\0',
             '\\' | '\'' | '"' => letter,
-            // A line continuation.
+            // This is a line continuation, which has no content.
             '\n' => return Text::More,
             letter => {
                 self.push('\\', to);

@@ -12,15 +12,15 @@ use crate::schema::Types;
 pub(crate) struct PythonValue {
     open: Vec<Frame>,
     state: State,
-    /// The types that the tool allows for the value itself, not for its parts.
+    /// The types that the tool allows for the whole value, which do not apply to its parts.
     types: Types,
-    /// Converts a string to JSON of a type that the tool allows, where the tool allows no strings.
+    /// Converts a string to JSON of a type that the tool allows, if the tool does not allow strings.
     convert: fn(&str, Types) -> String,
-    /// Text that is passed on when it is complete.
+    /// The text that will be emitted when it is complete.
     held: String,
     /// Whether a comma is due before the next item in the brackets.
     is_comma_due: bool,
-    /// A buffer that is kept for its capacity.
+    /// A buffer that is reused to avoid allocations.
     meant: String,
 }
 
@@ -44,7 +44,7 @@ enum State {
         string: PythonString,
         role: Role,
     },
-    /// A number, a word, or the prefix of a string.
+    /// In a number, a word, or the prefix of a string.
     Word {
         part: Part,
     },
@@ -62,7 +62,7 @@ enum Part {
 enum Role {
     Key,
     Text,
-    /// Text where the tool allows no strings. It is converted when it is complete.
+    /// The string is the value, but the tool does not allow strings. It is converted when it is complete.
     Held,
 }
 
@@ -91,8 +91,8 @@ impl PythonValue {
         }
     }
 
-    /// Reads the next character, and appends to `to` what is certain of the value as JSON. After
-    /// [`Verdict::Done`], `Over` or `Bad` no more characters may follow.
+    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After [`Verdict::Done`],
+    /// `Over` or `Bad`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
         match &mut self.state {
             State::Text { string, role } => {
@@ -127,7 +127,8 @@ impl PythonValue {
         }
     }
 
-    /// Ends the text: a number that is held back may be complete, and a word may be the beginning of a JSON word.
+    /// Ends the text. A number that was held back may be complete, and a word may be the beginning of `true`, `false`
+    /// or `null`.
     pub(crate) fn finish(&mut self, to: &mut String) {
         if !matches!(self.state, State::Word { part: Part::Value }) {
             return;
@@ -140,7 +141,7 @@ impl PythonValue {
         }
     }
 
-    /// The context of the string that `letter` would close; `None` if it closes none.
+    /// The context of the string that `letter` would close; `None` if it does not close a string.
     pub(crate) fn closing(&self, letter: char) -> Option<ClosingContext> {
         let State::Text { string, role } = &self.state else { return None };
         let closing = match (self.open.last(), role) {
@@ -260,7 +261,7 @@ impl PythonValue {
         self.string(quote, escapes, to)
     }
 
-    /// Passes on the decoded text of a string.
+    /// Emits the decoded text of a string.
     fn text(&mut self, role: Role, to: &mut String) {
         if role == Role::Held {
             self.held.push_str(&self.meant);

@@ -55,7 +55,7 @@ impl BracketedCalls {
         Step::More
     }
 
-    /// Begins JSON calls, of which `begun` has been read.
+    /// Begins JSON calls whose beginning, `begun`, has been read.
     fn json(&mut self, begun: &str, out: &mut Out) -> Step {
         let mut json = JsonCalls::plain(self.object_rule);
         for letter in begun.chars() {
@@ -76,7 +76,7 @@ impl BracketedCalls {
                 out.commit();
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
-            // The closing marker belongs to the calls, with the whitespace and the separator before it, and replaces a
+            // The closing marker belongs to the calls, as do the whitespace and the separator before it. It replaces a
             // missing closing bracket.
             Step::Stop { again }
                 if (again > 0 || self.is_between_calls())

@@ -1,5 +1,5 @@
-//! Parses a call written as a JSON object with a name and arguments in any order. The arguments are passed on as they
-//! arrive, as soon as the name is known.
+//! Parses a call written as a JSON object with a name and arguments in any order. As soon as the name is known, the
+//! arguments are emitted as they arrive.
 
 use crate::json::{JsonString, JsonValue, Pieces, Verdict};
 use crate::literal::{Literal, LiteralStep, is_space};
@@ -9,9 +9,9 @@ use crate::tool::Step;
 /// The condition under which an object is a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectRule {
-    /// A marker precedes the object, so a name without any other members is enough.
+    /// A marker precedes the object, so a name alone makes it a call.
     Marked,
-    /// The object must have a name, arguments, and no members that calls do not have.
+    /// The object must have a name, arguments, and no members that do not belong to calls.
     Bare,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct CallObject {
     key: String,
     name: String,
     arguments: Arguments,
-    /// Whether the object has members that calls do not have.
+    /// Whether the object has members that do not belong to calls.
     has_others: bool,
     pieces: Pieces,
 }
@@ -88,7 +88,7 @@ impl CallObject {
         self.arguments == Arguments::Whole
     }
 
-    /// Reads the next character. [`Step::Done`] closes the object, which was a call.
+    /// Reads the next character. Returns [`Step::Done`] if the character closes the object and the object is a call.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         match &mut self.state {
             State::KeyText(string) => {
@@ -139,7 +139,7 @@ impl CallObject {
         }
     }
 
-    /// Ends the text and passes on the arguments that were held back, if the call has begun.
+    /// Ends the text and, if the call has begun, emits the arguments that were held back.
     pub(crate) fn finish(&mut self, out: &mut Out) {
         if self.arguments != Arguments::Given {
             return;
@@ -227,7 +227,7 @@ impl CallObject {
         }
     }
 
-    /// Passes on the arguments, or holds them back.
+    /// Emits the arguments, or holds them back while the name is unknown.
     fn give(&mut self, out: &mut Out) {
         if let Arguments::Held(held) = &mut self.arguments {
             held.push_str(&self.pieces.written);
@@ -246,7 +246,7 @@ impl CallObject {
                 return Step::TEXT;
             }
         }
-        // A buffer that is kept for its capacity.
+        // Reuse the buffer to avoid an allocation.
         self.pieces.meant = meant;
         Step::More
     }
@@ -261,7 +261,8 @@ impl CallObject {
         }
     }
 
-    /// Processes a character of the string that contains the arguments; false if it is not valid there.
+    /// Processes a character of the string that contains the arguments; returns false if the character is not valid
+    /// there.
     fn text_letter(&mut self, letter: char, out: &mut Out) -> bool {
         let State::Text { object, .. } = &mut self.state else { unreachable!("invariant: within a string") };
         match object {

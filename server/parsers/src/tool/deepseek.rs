@@ -1,4 +1,4 @@
-//! The format deepseek: calls between tokens, with the arguments in a JSON block (V3, R1) or plain (V3.1).
+//! The format deepseek: calls between tokens, with the arguments in a JSON code block (V3, R1) or without one (V3.1).
 
 use crate::literal::{ChoiceStep, Literal, LiteralChoice, LiteralStep, is_space};
 use crate::out::Out;
@@ -32,7 +32,7 @@ enum State {
     Head,
     /// After the text before the separator, and whitespace.
     AfterHead,
-    /// The number of open bytes before the separator.
+    /// In the separator. The number is that of the open bytes before it.
     Separator(Literal, usize),
     /// After the separator.
     Body,
@@ -89,7 +89,7 @@ impl DeepSeek {
         .filter(|name| !name.is_empty())
     }
 
-    /// Begins a token in the place of arguments.
+    /// Begins a token that stands in place of the arguments.
     fn empty(&mut self, letter: char, out: &Out) -> Step {
         let mut token = LiteralChoice::new(&NEXT);
         if letter != '<' || self.name_without_arguments().is_none() {

@@ -96,7 +96,7 @@ impl Gemma4 {
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);
-            // A comma is passed on together with the text after it.
+            // A comma is emitted together with the text after it.
             if letter == ',' && object.is_after_comma() {
                 out.read(letter);
             }
@@ -153,7 +153,7 @@ impl Calls for Gemma4 {
             0 => State::Lead,
             1 => State::Block,
             _ => {
-                // The token is not text and has no other effect.
+                // The token is markup: it is dropped.
                 out.commit();
                 State::TurnEnd
             }

@@ -20,7 +20,7 @@ impl JsonArguments {
         arguments
     }
 
-    /// Reads the next character. [`Step::Done`] ends the call.
+    /// Reads the next character. Returns [`Step::Done`] if the character ends the call.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         let verdict = self.value.step(letter, &mut self.written);
         if !matches!(verdict, Verdict::Bad | Verdict::Over) {

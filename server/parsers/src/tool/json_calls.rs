@@ -37,13 +37,13 @@ enum State {
     First {
         open: usize,
     },
-    /// In an object; the number is that of the open bytes before its brace.
+    /// In an object. The number is that of the open bytes before its brace.
     Object(Box<CallObject>, usize),
     /// In an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
-    /// After such an object.
+    /// After an object of an array that is valid JSON but not a call.
     AfterSkipped,
-    /// After the comma behind such an object.
+    /// After the comma that follows such an object.
     SkippedItem,
     /// After an object in an array.
     Next,
@@ -54,7 +54,7 @@ enum State {
     Close(Literal),
 }
 
-/// Any space between objects.
+/// Marks a separator that consists only of whitespace.
 const SPACE: Option<char> = Some(' ');
 
 static HERMES3: Rule = Rule {
@@ -81,7 +81,7 @@ static GRANITE: Rule = Rule {
     between: SPACE,
 };
 
-/// The objects that follow a marker, or look like calls, in one of the forms of a format.
+/// The objects in one of the forms of a format. They follow a marker, or look like calls.
 static PLAIN: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: Some(';') };
 
 static ONE: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: None };
@@ -97,12 +97,12 @@ impl JsonCalls {
         Self::new(&GRANITE)
     }
 
-    /// `{…}; {…}` or `[{…}, …]`, without a marker of its own.
+    /// `{…}; {…}` or `[{…}, …]`, without a marker.
     pub(crate) fn plain(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&PLAIN) }
     }
 
-    /// `[{…}, …]` or `{…}`, without a marker of its own.
+    /// `[{…}, …]` or `{…}`, without a marker.
     pub(crate) fn array_or_object(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&ONE) }
     }
@@ -145,8 +145,9 @@ impl JsonCalls {
         }
     }
 
-    /// Skips an object of a marked array that is valid JSON but not a call, by reading it again as JSON, so that its
-    /// siblings can still be calls. `None` if it is outside of an array, is invalid JSON, or has begun a call.
+    /// Skips an object of a marked array that is valid JSON but not a call, by rereading it as JSON, so that its
+    /// siblings can still be calls. Returns `None` if the object is outside of an array, is invalid JSON, or has begun
+    /// a call.
     fn skipped(&mut self, open: usize, out: &Out) -> Option<Step> {
         if !self.in_array || self.object_rule != ObjectRule::Marked {
             return None;
@@ -245,7 +246,7 @@ impl Calls for JsonCalls {
                 self.state = State::Object(Box::new(CallObject::new(self.object_rule)), 0);
                 Step::Skip { kept: 1 }
             }
-            // The list has no further calls, and those before the skipped object were passed on.
+            // The list has no further calls, and those before the skipped object were emitted.
             State::AfterSkipped | State::SkippedItem => Step::TEXT,
             State::Next if letter == ',' => self.go(State::Item),
             State::Next if letter == ']' => {

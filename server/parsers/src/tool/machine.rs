@@ -9,16 +9,16 @@ use crate::out::Out;
 pub(crate) struct Mark {
     pub(crate) text: &'static str,
     pub(crate) position: MarkPosition,
-    /// Whether the machine reads the text of the mark too, because it is part of the calls.
+    /// Whether the machine reads the text of the mark too, because that text is part of the calls.
     pub(crate) is_read: bool,
 }
 
-/// Where a mark counts.
+/// The positions at which a mark counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkPosition {
     /// The mark counts everywhere.
     Anywhere,
-    /// The mark counts where only whitespace precedes it: at the beginning, after reasoning or after a call.
+    /// The mark counts only if nothing but whitespace precedes it: at the beginning, after reasoning or after a call.
     Start,
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Step {
     /// The character ends the calls.
     Done,
     /// The character does not belong to the calls. The open text becomes content, except its last `again` bytes, which
-    /// are processed again because they may begin something else.
+    /// are processed again because another mark may begin in them.
     Stop { again: usize },
     /// The character belongs to the calls, which continue. The open text becomes content, except its last `kept` bytes.
     Skip { kept: usize },
@@ -56,7 +56,7 @@ impl Step {
     }
 }
 
-/// A state machine that parses calls, from one of its marks on, one character at a time.
+/// A state machine that parses calls one character at a time, starting at one of its marks.
 pub(crate) trait Calls: Debug + Send + Sync {
     /// The marks that begin its calls.
     fn marks(&self) -> &'static [Mark];
@@ -67,6 +67,6 @@ pub(crate) trait Calls: Debug + Send + Sync {
     /// Reads the next character, which is already in the open text of `out`.
     fn step(&mut self, letter: char, out: &mut Out) -> Step;
 
-    /// Ends the text within the calls and adds what is certain.
+    /// Ends the text within the calls and adds the deltas that are certain.
     fn finish(&mut self, _out: &mut Out) {}
 }

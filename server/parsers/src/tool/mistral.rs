@@ -5,7 +5,8 @@ use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
 
-/// A bare array is the old format in a text from which the marker, a special token, was removed.
+/// The marks of a parser that also accepts a bare array. Such an array is the old format after the marker, a special
+/// token, was removed from the text.
 static MISTRAL: [Mark; 2] = [Mark::anywhere(MARKER), Mark::bare("[{\"")];
 static DEVSTRAL: [Mark; 1] = [Mark::anywhere(MARKER)];
 
@@ -29,7 +30,7 @@ enum State {
     Bracket {
         open: usize,
     },
-    /// In `[ARGS]`, or in `[CALL_ID]` if `id`.
+    /// In `[ARGS]`, or in `[CALL_ID]` if `id` is set.
     Tag {
         rest: Literal,
         id: bool,
@@ -43,7 +44,7 @@ enum State {
     Null(Literal),
     /// After `null`.
     NullEnd,
-    /// In what may be the marker of the next call, after `[ARGS]`.
+    /// In a text after `[ARGS]` that may be the marker of the next call.
     Next {
         rest: Literal,
         open: usize,
@@ -98,7 +99,7 @@ impl Mistral {
     fn after_name(&mut self, letter: char, out: &mut Out) -> Step {
         match letter {
             '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
-            // The special token `[ARGS]` was removed from the text.
+            // The special token `[ARGS]` may have been removed from the text.
             '{' => self.begin(out),
             _ => Step::TEXT,
         }
@@ -134,7 +135,7 @@ impl Mistral {
     }
 }
 
-/// Processes a bracket again that does not begin a tag, because it may begin something else.
+/// Reprocesses a bracket that does not begin a tag, because another mark may begin there.
 fn again(open: usize, letter: char, out: &Out) -> Step {
     Step::Stop { again: out.open_bytes() - letter.len_utf8() - open }
 }

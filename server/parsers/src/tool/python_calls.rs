@@ -1,5 +1,5 @@
-//! Parses calls in Python notation: `f(a="x", b=1), g()`. A call begins with the first character of its first value,
-//! or with its `)`: until then it may be prose.
+//! Parses calls in Python notation: `f(a="x", b=1), g()`. A call begins with the first character of its first value, or
+//! with its `)`. The text before that may be prose.
 
 mod ahead;
 
@@ -27,12 +27,12 @@ pub(crate) struct PythonCalls {
     has_begun: bool,
     /// Whether the call is the argument of `print`.
     is_printed: bool,
-    /// The JSON before the current value that was not passed on yet.
+    /// The JSON before the current value that was not emitted yet.
     lead: String,
     json: String,
     /// Whether at least one call is complete.
     any: bool,
-    /// After a quote that may end a string.
+    /// The lookahead after a quote that may end a string.
     ahead: Option<Lookahead>,
     /// The number of open bytes before the call.
     open: usize,
@@ -43,7 +43,7 @@ pub(crate) struct PythonCalls {
 pub(crate) enum Ending {
     /// A closing bracket; commas separate calls.
     Bracket,
-    /// A closing bracket after a marker: a member of the list that is not a call is skipped.
+    /// A closing bracket of a list after a marker. List elements that are not calls are skipped.
     MarkedBracket,
     /// Any text that is not another call; whitespace separates calls.
     None,
@@ -65,13 +65,13 @@ enum State {
     InValue(PythonValue),
     /// After a value.
     Next,
-    /// After a call that is printed.
+    /// After a call in the argument of `print`.
     Printed,
     /// After a call.
     After,
-    /// In a member of the list that is not a call.
+    /// In an element of the list that is not a call.
     Skipped(SkippedMember),
-    /// After such a member.
+    /// After an element of the list that is not a call.
     AfterSkipped,
 }
 
@@ -93,7 +93,7 @@ impl PythonCalls {
         }
     }
 
-    /// Reads the next character. [`Step::Done`] is the closing bracket.
+    /// Reads the next character. Returns [`Step::Done`] for the closing bracket.
     pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
         if self.ahead.is_some() {
             return self.resolve_quote(letter, out);
@@ -181,8 +181,8 @@ impl PythonCalls {
         self.go(State::Name)
     }
 
-    /// Skips a member of a marked list that is not a call, by matching its brackets, so that its siblings can still be
-    /// calls. `None` if its end cannot be determined, or if a call has begun.
+    /// Skips an element of a marked list that is not a call, by matching its brackets, so that the other elements can
+    /// still be calls. Returns `None` if the end of the element cannot be determined, or if a call has begun.
     fn skipped(&mut self, out: &Out) -> Option<Step> {
         let is_in_call =
             !matches!(self.state, State::Call | State::After | State::Skipped(_) | State::AfterSkipped);
@@ -213,7 +213,7 @@ impl PythonCalls {
             self.ahead = Some(ahead);
             return Step::More;
         }
-        // Only the quote counts as read: the text after it is read again.
+        // Only the quote is consumed: the text after it is read again.
         out.unread_bytes(ahead.held.len() + letter.len_utf8());
         if verdict == QuoteVerdict::Closes {
             let step = self.value_letter(ahead.quote, out);
@@ -292,7 +292,7 @@ impl PythonCalls {
         if verdict == Verdict::Bad {
             return Step::TEXT;
         }
-        // A comma is passed on together with the text after it; text after the value is not passed on yet.
+        // A comma is emitted together with the text after it; text after the value is not emitted yet.
         let is_open = verdict == Verdict::Over || letter == ',' && value.is_before_item();
         if self.give(out) && is_open {
             out.read(letter);
@@ -307,7 +307,7 @@ impl PythonCalls {
         }
     }
 
-    /// Passes on the certain part of the value and the JSON before it; false if nothing is certain.
+    /// Emits the JSON before the value and the part of the value that is certain. Returns false if no part is certain.
     fn give(&mut self, out: &mut Out) -> bool {
         if self.json.is_empty() {
             return false;

@@ -1,5 +1,5 @@
 //! The formats qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
-//! first argument, or with its end; until then it may be prose.
+//! first argument, or with its closing tag. The text before that may be prose.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::tool::{Calls, Mark, Step};
 #[derive(Debug)]
 struct Dialect {
     marks: &'static [Mark],
-    /// The beginning of the tag of a function, up to its name, unless the mark already is that tag.
+    /// The beginning of the tag of a function, up to its name, unless the mark itself is that tag.
     function: &'static [&'static str],
     /// The tags that may follow the tag of a function: the first begins an argument, the others end the function. If
     /// `closes` is set, the last one also ends the calls.
@@ -34,7 +34,7 @@ static QWEN3CODER: Dialect = Dialect {
     value: ValueRule {
         ends: &[
             ("</parameter>", &["<parameter=", "</function>", "</tool_call>"]),
-            // The closing tag of the argument is missing.
+            // This ending is for arguments whose closing tag is missing.
             ("</function>", &["</tool_call>"]),
         ],
         has_cdata: false,
@@ -58,7 +58,7 @@ pub(crate) struct TaggedCalls {
     tools: Arc<Tools>,
     state: State,
     function: String,
-    /// The names of the arguments so far. The first argument with a name counts.
+    /// The names of the arguments so far. If two arguments have the same name, the first one is used.
     names: HashSet<String>,
     has_begun: bool,
     json: String,
@@ -66,7 +66,7 @@ pub(crate) struct TaggedCalls {
 
 #[derive(Debug)]
 enum State {
-    /// Before a function's tag.
+    /// Before the tag of a function.
     Lead,
     Function(LiteralChoice),
     FunctionName(Name),
@@ -92,7 +92,7 @@ struct Name {
 }
 
 impl Name {
-    /// Reads the next character. [`Step::Done`] is the tag's end.
+    /// Reads the next character. Returns [`Step::Done`] at the end of the tag.
     fn step(&mut self, letter: char, space_in_names: bool) -> Step {
         match letter {
             '\n' | '<' => return Step::TEXT,
@@ -160,7 +160,7 @@ impl TaggedCalls {
         if part == 2 { Step::Done } else { step }
     }
 
-    /// Completes the function; the tag that ends the calls may follow.
+    /// Completes the function. The tag that ends the calls may follow.
     fn function_is_whole(&mut self, out: &mut Out) -> Step {
         if self.has_begun {
             out.arguments("}");
@@ -280,7 +280,7 @@ impl Calls for TaggedCalls {
                 self.function_is_whole(out);
             }
         }
-        // The rest of a call that has begun is the beginning of a tag.
+        // The rest of a call that has begun is the beginning of a tag, so it must not become content.
         if self.has_begun {
             out.commit();
         }

@@ -16,7 +16,7 @@ const NULL_BYTES_MAX: usize = 32;
 /// The tags that end the values of a format.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
-    /// The tags that may end a value, each with the tags of which one must follow it, unless the text ends.
+    /// The tags that may end a value. After each, one of the listed tags must follow, unless the text ends.
     pub(crate) ends: &'static [(&'static str, &'static [&'static str])],
     pub(crate) has_cdata: bool,
 }
@@ -25,7 +25,8 @@ pub(crate) struct ValueRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueStep {
     More,
-    /// The value ended with the tag at index `end`, and the tag at index `next` of its list follows.
+    /// The value has ended with the tag at index `end`. The tag that follows it is at index `next` of the list for that
+    /// tag.
     End {
         end: usize,
         next: usize,
@@ -42,20 +43,20 @@ pub(crate) struct TaggedValue {
     scanner: Scanner,
     /// Whether nothing has been read, so that a newline would not be part of the value.
     is_first: bool,
-    /// Whether a newline was read that is part of the value if more text follows.
+    /// Whether the last character was a newline, which is part of the value only if more text follows.
     has_newline: bool,
-    /// The text that was not passed on yet.
+    /// The text that was not emitted yet.
     held: String,
 }
 
-/// When a value is passed on.
+/// The time at which a value is emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
-    /// The value is passed on as it arrives.
+    /// The value is emitted as it arrives.
     Text,
-    /// The value is passed on as it arrives, once it cannot be `null` any more.
+    /// The value is emitted as it arrives, once it can no longer be `null`.
     TextOrNull,
-    /// The value is passed on when it is complete.
+    /// The value is emitted when it is complete.
     Whole,
     /// The value is dropped.
     Dropped,
@@ -76,7 +77,7 @@ struct After {
     end: usize,
     /// The whole text after the tag.
     read: String,
-    /// The expected tags, once more than whitespace was read.
+    /// The expected tags; set once a character that is not whitespace was read.
     next: Option<LiteralChoice>,
 }
 
@@ -109,7 +110,8 @@ impl TaggedValue {
         }
     }
 
-    /// Reads the next character, and appends to `to` what is certain. After the end no more characters may follow.
+    /// Reads the next character, and appends the certain part of the value to `to`. After the end of the value, no more
+    /// characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueStep {
         let State::Ended(after) = &mut self.state else {
             self.scan(letter, to);
@@ -131,8 +133,8 @@ impl TaggedValue {
                 ValueStep::End { end, next }
             }
             ChoiceStep::Not => {
-                // The tag was text. The text after it may begin another tag. It is at most as long as a tag, without
-                // whitespace, so the text that is processed again is bounded.
+                // The tag was text. The text after it, in which another tag may begin, is at most as long as a tag,
+                // apart from whitespace. So the amount of text to process again is bounded.
                 let (end, read) = (after.end, std::mem::take(&mut after.read));
                 self.state = State::Within;
                 self.rule.ends[end].0.chars().for_each(|letter| self.text(letter, to));
@@ -183,7 +185,7 @@ impl TaggedValue {
         }
     }
 
-    /// Begins or ends CDATA, whose newlines are part of the value.
+    /// Begins or ends a CDATA section, in which newlines are part of the value.
     fn cdata(&mut self, state: State, to: &mut String) {
         self.state = state;
         self.is_first = false;
@@ -192,7 +194,7 @@ impl TaggedValue {
         }
     }
 
-    /// Adds a character to the value, unless it is a newline at its beginning or end.
+    /// Adds a character to the value, unless the character is a newline at the beginning or end of the value.
     fn text(&mut self, letter: char, to: &mut String) {
         if std::mem::take(&mut self.is_first) && letter == '\n' {
             return;

@@ -1,4 +1,4 @@
-//! Parses a transcript at every split and checks the guarantees of the parser.
+//! Parses a transcript at every split, and checks the guarantees of the parser.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use server_parsers::{Delta, Formats, Parser, ReasoningFormat, ToolFormat, Tools};
 
-/// A format with the offered tools and the end of a prompt.
+/// A test case: a format, the offered tools and the end of a prompt.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) formats: Formats,
@@ -98,7 +98,7 @@ impl Case {
         }
     }
 
-    /// Returns the merged deltas of a text in pieces, after checking the guarantees for every answer.
+    /// Parses a text in pieces. Returns the merged deltas, after checking the guarantees of the parser.
     pub(crate) fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
         let mut parser = self.parser();
         let mut deltas = Vec::new();
@@ -131,7 +131,7 @@ fn pieces<'a>(text: &'a str, random: &mut StdRng) -> Vec<&'a str> {
     pieces
 }
 
-/// Checks the guarantees for the deltas of every answer.
+/// Checks the guarantees that the deltas of every answer must meet.
 pub(crate) fn well_formed(deltas: &[Delta]) {
     let mut calls = 0;
     let mut open: Option<String> = None;
@@ -156,7 +156,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
                 assert_eq!(index + 1, calls, "the end of the call that began last");
                 let arguments = open.take().expect("an end belongs to an open call");
                 let value: Result<Value, _> = serde_json::from_str(&arguments);
-                // A number that no numeric type can represent is still JSON.
+                // A number that no numeric type can represent is still valid JSON.
                 let is_range = value.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
                 assert!(is_range || value.is_ok_and(|value| value.is_object()), "no object: {arguments}");
             }
@@ -197,7 +197,7 @@ pub(crate) fn cut(index: u32, name: &str, arguments: &str) -> Vec<Delta> {
     deltas
 }
 
-/// A whole call.
+/// Returns a complete call.
 pub(crate) fn call(index: u32, name: &str, arguments: &str) -> Vec<Delta> {
     let mut deltas = cut(index, name, arguments);
     deltas.push(Delta::ToolCallEnd { index });

@@ -67,7 +67,7 @@ fn a_call_without_arguments_is_a_call() {
             deepseek().reads(&format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{body}{end}"), &now);
         }
     }
-    // It is unknown whether the name was complete and whether arguments would have followed.
+    // The parser cannot know whether the name was complete or whether arguments would have followed.
     deepseek().reads_cut("<｜tool▁call▁begin｜>now<｜tool▁sep｜>", &cut(0, "now", ""));
     let name = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>no";
     deepseek().reads_cut(name, &[content(name)]);

@@ -33,7 +33,7 @@ fn calls_are_parsed() {
         "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
         "<|start|>assistant to=functions.weather<|channel|>commentary <|constrain|>json<|message|> ",
         " to=functions.weather<|channel|>commentary <|constrain|>json<|message|>",
-        // A call in the analysis channel is a call.
+        // A call in the analysis channel counts as a call.
         "<|channel|>analysis to=functions.weather <|constrain|>json<|message|>",
         "<|channel|>commentary to=weather code<|message|>",
     ] {
@@ -70,7 +70,7 @@ fn messages_of_a_kind_are_joined_by_a_newline() {
         "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|><|end|><|start|>assistant<|channel|>final<|message|>b<|end|>",
         &[content("a\nb")],
     );
-    // A message that does not end before the next begins.
+    // The first message does not end before the next begins.
     gptoss().reads(
         "<|channel|>analysis<|message|>a<|channel|>analysis<|message|>b<|start|>assistant<|channel|>final<|message|>c",
         &[reasoning("a\nb"), content("c")],
@@ -117,7 +117,7 @@ fn text_that_is_not_a_header_stays_text() {
 fn a_call_without_valid_json_is_text_without_the_header() {
     let code = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
     gptoss().reads(code, &[content("print(1)")]);
-    // In the analysis channel, it is reasoning.
+    // In the analysis channel, such a text is reasoning.
     let reasoned = "<|channel|>analysis to=python code<|message|>print({})\nx<|call|>";
     gptoss().reads(
         &format!(
@@ -144,7 +144,7 @@ fn a_call_without_valid_json_is_text_without_the_header() {
 fn a_call_that_is_cut_off_keeps_its_arguments() {
     let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
     gptoss().reads_cut(header, &cut(0, "f", ""));
-    // The end marker of the model is not text.
+    // The token that ends the model's turn is not part of the text, so the call is complete and has no arguments.
     gptoss().reads(header, &call(0, "f", "{}"));
     gptoss().reads(&format!("{header}{{\"a\": \"b\\"), &cut(0, "f", "{\"a\": \"b\\"));
 }
@@ -152,7 +152,7 @@ fn a_call_that_is_cut_off_keeps_its_arguments() {
 #[test]
 fn disabled_formats_are_text() {
     let call_text = "<|channel|>commentary to=functions.now<|message|>{}<|call|>";
-    // Headers are still markup.
+    // Headers are markup even without tools.
     gptoss().without_tools().reads(call_text, &[content("{}")]);
     let code = "<|channel|>analysis to=python code<|message|>print(1)<|call|>";
     gptoss().without_tools().reads(code, &[reasoning("print(1)")]);

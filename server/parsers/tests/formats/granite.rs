@@ -1,4 +1,4 @@
-//! `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes; and three formats of reasoning.
+//! `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes; with three formats of reasoning.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

@@ -21,7 +21,7 @@ fn a_call_is_parsed() {
         "<tool_call>{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\"}}</tool_call>",
         "<tool_call>{\"id\": [1], \"name\": \"weather\", \"n\":1,\"x\": 1.5, \"arguments\": {\"city\": \"Paris\"}, \"y\":null}</tool_call>",
         "<tool_call>{\"name\": \"weat\\u0068er\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>",
-        // Parts that models omit.
+        // Models sometimes omit parts of a call.
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}",
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}</tool_call>",
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}",
@@ -195,7 +195,7 @@ fn reasoning_precedes_calls_and_a_call_within_it_is_reasoning() {
     );
     let called = call(0, "now", "{\"a\":\"<think>\"}");
     thinking.reads(&text, &[vec![reasoning(within)], called].concat());
-    // Unclosed reasoning stays reasoning, calls included.
+    // Unclosed reasoning remains reasoning, even if it contains calls.
     thinking.reads(&format!("<think>{within}"), &[reasoning(within)]);
     thinking.clone().without_tools().reads("<think>a</think>b", &[reasoning("a"), content("b")]);
     let prompted = thinking.after("<|im_start|>assistant\n<think>\n");

@@ -108,7 +108,7 @@ fn a_malformed_sibling_does_not_hide_a_call() {
         "<|tool_call_start|>[f(x, <|tool_call_start|>[now()]<|tool_call_end|>",
         &[vec![content("<|tool_call_start|>[f(x, ")], call(0, "now", "{}")].concat(),
     );
-    // Without a marker, such a list is text.
+    // Without a marker, such a list is content.
     tool(ToolFormat::Llama3).is_text("[f(x), now()]");
 }
 

@@ -56,7 +56,7 @@ fn a_call_without_arguments_is_a_call() {
         }
         case.reads("[TOOL_CALLS]now[ARGS]null.", &[content("[TOOL_CALLS]now[ARGS]null.")]);
         case.reads("[TOOL_CALLS]now[ARGS]null!", &[now.clone(), vec![content("!")]].concat());
-        // It is unknown whether arguments would have followed.
+        // The parser cannot know whether arguments would have followed.
         case.reads_cut("[TOOL_CALLS]now[ARGS]", &cut(0, "now", ""));
         case.reads_cut("[TOOL_CALLS]now[ARGS]nul", &[content("[TOOL_CALLS]now[ARGS]nul")]);
     }

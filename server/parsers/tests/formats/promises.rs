@@ -1,4 +1,4 @@
-//! The guarantees that hold for every format and every text, checked with texts made of fragments of formats.
+//! Checks the guarantees that hold for every format and every text, with texts that consist of fragments of formats.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -149,7 +149,7 @@ fn garbage(random: &mut StdRng) -> String {
     (0..parts).map(|_| PARTS[random.random_range(0..PARTS.len())]).collect()
 }
 
-/// Random text after the beginning of a call, so that the inner states of the parsers are tested.
+/// Random text that follows the beginning of a call, so that the inner states of the parsers are tested.
 fn likely(tool: ToolFormat, random: &mut StdRng) -> String {
     let marker = match markers(tool) {
         [] => "<|channel|>commentary to=functions.f<|message|>",
@@ -206,7 +206,7 @@ fn short_garbage_is_parsed_the_same_at_every_split() {
 #[test]
 fn text_without_calls_is_not_changed() {
     for case in cases() {
-        // Harmony's messages and the ends of Gemma's turns are markup even without a call.
+        // Harmony's headers and the tokens that end Gemma's turns are markup even without a call.
         if case.formats.reasoning != ReasoningFormat::None || case.formats.tool == ToolFormat::Gptoss {
             continue;
         }
@@ -238,11 +238,12 @@ fn content_never_ends_with_a_prefix_of_a_marker() {
                 let Some(Delta::Content(content)) = deltas.last() else { continue };
                 let so_far = &text[..at + letter.len_utf8()];
                 for marker in markers {
-                    // The first of the two beginnings in `<tool_<` is text.
+                    // In a text like `<tool_<`, only the last possible beginning of a marker is held back.
                     let begun = marker.char_indices().skip(1).map(|(at, _)| &marker[..at]);
                     let begun: Vec<&str> = begun.filter(|begun| so_far.ends_with(begun)).collect();
                     let Some(begun) = begun.iter().find(|begun| content.ends_with(**begun)) else { continue };
-                    // It was emitted, or an identical one before it.
+                    // The content may end with the beginning of a marker only if an identical, earlier text was
+                    // emitted. The last one must still be held back.
                     let mut parser = case.parser();
                     parser.push(so_far);
                     let held = parser.finish();
@@ -372,7 +373,7 @@ fn work_is_linear_in_the_text() {
 #[test]
 fn a_long_call_is_passed_on_in_fragments() {
     for (formats, text) in long(4 << 10) {
-        // Text that must be complete first, and text that is not a call.
+        // Skip calls that are emitted only when they are complete, and texts that are not calls.
         if !text.contains("city=") && !text.starts_with("<tool_call>{\"name\": \"f\"") {
             continue;
         }
@@ -417,7 +418,7 @@ fn no_text_is_lost() {
                 Delta::ToolCallBegin { name, .. } => name.contains('§'),
                 Delta::ToolCallEnd { .. } => false,
             });
-            // A Python word that was cut off is not a prefix of JSON, and a word of a header is markup.
+            // A Python word that was cut off is not a prefix of JSON, and a cut-off word in a header is markup.
             let is_cut = matches!(case.formats.tool, ToolFormat::Llama3 | ToolFormat::Lfm2)
                 && !matches!(deltas.last(), Some(Delta::ToolCallEnd { .. } | Delta::Content(_)));
             let is_header =

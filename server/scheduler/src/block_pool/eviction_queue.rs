@@ -1,11 +1,12 @@
 //! The order in which cached blocks without references are evicted.
 //!
-//! With plain LRU, a series of prompts that never recur would evict the prefixes that many requests share. So a block that had
-//! hits stays longer than a block without: as if it had been used that many evictions later. Time is measured in evictions,
-//! so that nothing ages while there is space, and a prefix that is no longer popular is evicted eventually.
+//! With plain LRU, a series of one-off prompts would evict the prefixes that many requests share. So a block with hits
+//! is retained longer than a block without hits, as if its last use had been a number of evictions later. Time is
+//! measured in evictions, so that no block ages while there is space, and a prefix that is no longer popular is evicted
+//! eventually.
 //!
-//! There is one list for each number of hits, in LRU order. The next block to evict is the head of one of the lists. Each
-//! operation accesses the heads and two neighbors, and none allocates.
+//! The queue has one list for each number of hits, in LRU order. The next block to evict is the head of one of the
+//! lists. Each operation accesses the heads and two neighbors, and none allocates.
 //!
 //! ```text
 //! no hits    ○─○─○─○─○─○   deadline: when the block was used last
@@ -15,11 +16,11 @@
 
 use crate::block::BlockId;
 
-/// The end of a list.
+/// The value of a link at the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// The extension of a block's deadline for each number of hits, in cache sizes of evictions. The last entry is for all higher
-/// numbers.
+/// The extension of a block's deadline for each number of hits, in cache sizes of evictions. The last entry also
+/// applies to all higher numbers.
 pub(super) const RETENTION: [u32; 4] = [0, 1, 2, 4];
 
 /// The evictable blocks, in the order of their deadlines.
@@ -119,7 +120,7 @@ impl EvictionQueue {
         self.len -= 1;
     }
 
-    /// Removes the block that is evicted next.
+    /// Removes and returns the next block to evict.
     pub(super) fn pop(&mut self) -> Option<BlockId> {
         let heads = self.lists.iter().map(|list| list.oldest).filter(|&head| head != NONE);
         let block = BlockId(heads.min_by_key(|&head| self.links[head as usize].deadline)?);

@@ -137,7 +137,7 @@ fn a_prefix_of_several_requests_outlasts_blocks_used_more_recently() {
     let (mut pool, prompt) = full_pool();
     hit(&mut pool, &prompt[..1]);
     assert!(outlasts(&mut pool, 1, 200..214));
-    assert!(!outlasts(&mut pool, 1, 214..224), "it is evicted in the end");
+    assert!(!outlasts(&mut pool, 1, 214..224), "the block is evicted eventually");
 }
 
 #[test]

@@ -19,7 +19,7 @@ const BLOCKS: u32 = 1000;
 /// Number of requests that hold their blocks at the same time.
 const CONCURRENT_REQUESTS: usize = 4;
 
-/// A number from 0 to 1, which is never 1.
+/// A random number that is at least 0 and less than 1.
 fn fraction(random: &mut Random) -> f64 {
     (random.next() >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -45,11 +45,11 @@ struct Request {
     prompt: Vec<TokenId>,
     /// Number of blocks of the answer.
     answer: u32,
-    /// Whether the request counts for the measured fraction.
+    /// Whether the request is included in the measured fraction.
     is_measured: bool,
 }
 
-/// Serves requests with a pool, several at the same time.
+/// Serves several requests at a time with one pool.
 struct Replay {
     pool: BlockPool,
     in_use: VecDeque<Vec<BlockId>>,
@@ -170,7 +170,7 @@ impl Users {
     }
 }
 
-/// Conversations, with this fraction of prompts between them that never recur.
+/// Conversations, interleaved with this fraction of prompts that never recur.
 fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64) {
     let mut users = Users::new(conversations);
     for number in 0..12_000 {
@@ -182,7 +182,7 @@ fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64
     }
 }
 
-/// Conversations beside documents, each of which gets several questions in a row and none later.
+/// Conversations, interleaved with questions about documents. All questions about a document follow each other.
 fn conversations_and_documents(replay: &mut Replay, users: u32, questions: u32) {
     let mut users = Users::new(Conversations { users, turns: Turns::OnAverage(6) });
     let (mut random, mut fresh) = (Random(4), NewBlocks(1 << 28));
@@ -200,7 +200,7 @@ fn conversations_and_documents(replay: &mut Replay, users: u32, questions: u32) 
     }
 }
 
-/// Conversations beside applications with fixed prompts.
+/// Conversations, interleaved with requests of applications that have fixed prompts.
 fn conversations_and_applications(replay: &mut Replay, users: u32, applications: u32) {
     let mut users = Users::new(Conversations { users, turns: Turns::OnAverage(6) });
     let (mut random, mut fresh) = (Random(5), NewBlocks(1 << 28));
@@ -214,8 +214,8 @@ fn conversations_and_applications(replay: &mut Replay, users: u32, applications:
     }
 }
 
-/// Applications with fixed prompts of 48 blocks, some of them much more popular than others, with a fraction of prompts between
-/// them that never recur. After `period` requests, other applications are the popular ones.
+/// Applications with fixed prompts of 48 blocks, some of them much more popular than others, interleaved with a
+/// fraction of prompts that never recur. After every `period` requests, other applications become popular.
 fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     let (mut random, mut fresh) = (Random(2), NewBlocks(1 << 20));
     for number in 0..20_000 {
@@ -230,7 +230,7 @@ fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     }
 }
 
-/// Documents, all equally popular.
+/// Requests for documents that are all equally popular.
 fn uniform(replay: &mut Replay, count: u32) {
     let (mut random, mut fresh) = (Random(3), NewBlocks(1 << 20));
     for number in 0..20_000 {
@@ -240,7 +240,7 @@ fn uniform(replay: &mut Replay, count: u32) {
     }
 }
 
-/// All documents in turn, again and again: the worst case of LRU.
+/// Requests for all documents in turn, repeatedly: the worst case of LRU.
 fn cyclic(replay: &mut Replay, count: u32) {
     let mut fresh = NewBlocks(1 << 20);
     for number in 0..10_000 {

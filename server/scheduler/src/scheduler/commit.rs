@@ -8,8 +8,8 @@ use crate::request::{Event, SampledToken, SequenceId};
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Applies a batch that was computed and the tokens that were sampled, in the order of [`Batch::samples`]. Appends what
-    /// happened to `events`. The tokens of sequences that were aborted meanwhile are ignored.
+    /// Applies the results of a computed batch: the sampled tokens, in the order of [`Batch::samples`]. Appends the
+    /// resulting events to `events`. The tokens of sequences that were aborted in the meantime are ignored.
     ///
     /// # Panics
     /// If `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted than a sequence
@@ -36,8 +36,8 @@ impl Scheduler {
         self.append_sampled(sampled, events);
     }
 
-    /// Continues suspended sequences with the tokens that were sampled for them. Appends what happened to `events`. The
-    /// tokens of sequences that were aborted meanwhile are ignored.
+    /// Continues suspended sequences with the tokens that were sampled for them. Appends the resulting events to
+    /// `events`. The tokens of sequences that were aborted in the meantime are ignored.
     ///
     /// # Panics
     /// If a batch is in flight, a sequence is not suspended, drafts are accepted, or the parent of a sequence is not a member
@@ -55,8 +55,8 @@ impl Scheduler {
         self.append_sampled(sampled, events);
     }
 
-    /// Reassigns the sequences with another parent before any token is appended, so that they continue from what the parent
-    /// had computed. Then appends the token of each sequence, or suspends it.
+    /// Reassigns the sequences that have another parent before any token is appended, so that they continue from the
+    /// parent's tokens without its new one. Then appends the token of each sequence, or suspends the sequence.
     fn append_sampled(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         for sampled in sampled.iter().filter(|sampled| sampled.parent != sampled.sequence) {
             self.reassign(sampled.sequence, sampled.parent);
@@ -73,8 +73,9 @@ impl Scheduler {
         }
     }
 
-    /// Removes all sequences of a batch whose computation failed, and returns their ids. Nothing that the batch was to write
-    /// is in the prefix cache. Sequences outside of the batch continue, even if they shared a prompt with removed ones.
+    /// Removes all sequences of a batch whose computation failed, and returns their ids. No block that the batch was to
+    /// write is in the prefix cache. Sequences outside the batch continue, even if they shared a prompt with removed
+    /// ones.
     ///
     /// # Panics
     /// If `batch` is not the one in flight.
@@ -143,8 +144,8 @@ impl Scheduler {
         }
     }
 
-    /// Registers the full blocks of a sequence in the prefix cache. If the content of a block is cached already, the sequence
-    /// uses the cached block and releases its own, which saves memory and keeps prefixes shared.
+    /// Registers the full blocks of a sequence in the prefix cache. If the content of a block is already cached, the
+    /// sequence uses the cached block and releases its own, which saves memory and keeps prefixes shared.
     fn cache_full_blocks(&mut self, slot: u32) {
         let block_tokens = self.cache.block_tokens as usize;
         let sequence = self.sequences.get_mut(slot);
@@ -178,7 +179,8 @@ impl Scheduler {
         }
     }
 
-    /// Creates sequences of their own for the siblings of a sequence whose prompt is computed. They share its blocks.
+    /// Creates a separate sequence for each sibling of a sequence whose prompt is computed. The siblings share its
+    /// blocks.
     fn fork_siblings(&mut self, slot: u32) {
         let sequence = self.sequences.get_mut(slot);
         let siblings = std::mem::take(&mut sequence.siblings);
@@ -195,7 +197,8 @@ impl Scheduler {
         }
     }
 
-    /// Replaces the tokens and blocks of the sequence `id` with those of `parent`, unless `id` was aborted meanwhile.
+    /// Replaces the tokens and blocks of the sequence `id` with those of `parent`, unless `id` was aborted in the
+    /// meantime.
     fn reassign(&mut self, id: SequenceId, parent: SequenceId) {
         let Some(slot) = self.sequences.slot(id) else { return };
         let parent = self.sequences.slot(parent).expect("the parent of a sequence must not be aborted");

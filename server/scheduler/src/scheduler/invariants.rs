@@ -1,13 +1,14 @@
-//! Checks what holds between any two calls.
+//! Checks the invariants of the scheduler, which hold between any two calls.
 
 use super::Scheduler;
 use crate::sequence::RestoreState;
 
 impl Scheduler {
-    /// Checks what must hold between any two calls. For tests: it takes time proportional to the size of the cache.
+    /// Checks the invariants that hold between any two calls. It is meant for tests, because it takes time proportional
+    /// to the size of the cache.
     ///
     /// # Panics
-    /// If an invariant is violated. Then the content of the cache cannot be trusted.
+    /// If an invariant is violated. In this case, the content of the cache cannot be trusted.
     pub fn check_invariants(&self) {
         let held = self.sequences.iter().flat_map(|(_, sequence)| &sequence.residency.block_table).copied();
         let restored = self.restores.iter().flat_map(|restores| restores.held_blocks());

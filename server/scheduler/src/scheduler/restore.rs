@@ -8,11 +8,11 @@ use crate::restore::{BlockRestore, RestoreId, RestoreRequest, RestoreTarget};
 use crate::sequence::RestoreState;
 
 impl Scheduler {
-    /// Starts to report evicted blocks, with keys according to `scheme`, so that the caller can store them. The keys must
-    /// identify the content reliably: restored content is not compared.
+    /// Starts reporting evicted blocks, with keys according to `scheme`, so that the caller can store them. The keys
+    /// must identify the content reliably, because restored content is not compared.
     ///
     /// # Panics
-    /// If a request was submitted before, or prefix caching is off.
+    /// If a request has already been submitted, or prefix caching is off.
     pub fn enable_spill(&mut self, scheme: BlockKeyScheme) {
         assert!(self.arrivals == 0, "evicted blocks must be stored from the start");
         assert!(self.config.prefix_caching, "without prefix caching no blocks are evicted");
@@ -20,7 +20,7 @@ impl Scheduler {
         self.restores = Some(Box::default());
     }
 
-    /// Stops to report evicted blocks, and ends all restores.
+    /// Stops reporting evicted blocks, and ends all restores.
     pub fn disable_spill(&mut self) {
         while self.end_youngest_restore() {}
         self.pool.set_keys(None);
@@ -52,7 +52,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether requests wait for blocks that are being restored. While they do, batches may be empty.
+    /// Whether requests wait for blocks that are being restored. In this case, batches may be empty.
     pub fn is_restoring(&self) -> bool {
         self.restores.as_ref().is_some_and(|restores| !restores.active.is_empty())
     }
@@ -62,7 +62,7 @@ impl Scheduler {
         self.restores.as_ref().is_some_and(|restores| restores.position(id).is_some())
     }
 
-    /// Returns where the next block of a restore is to be written.
+    /// Returns the destination of the next block of a restore.
     ///
     /// # Panics
     /// If a batch is in flight, or the previous block was not finished with [`Self::finish_block_restore`].
@@ -143,8 +143,8 @@ impl Scheduler {
         true
     }
 
-    /// Begins a restore for a waiting sequence for which there is room, if blocks of it are stored. Returns whether the
-    /// sequence has to wait, for this restore or for that of another sequence with the same blocks.
+    /// Begins a restore for a waiting sequence for which there is room, if some of its blocks are stored. Returns
+    /// whether the sequence has to wait, for this restore or for that of another sequence with the same blocks.
     pub(super) fn begin_restore(&mut self, slot: u32) -> bool {
         let sequence = self.sequences.get(slot);
         if self.restores.is_none() || sequence.restore != RestoreState::Eligible {

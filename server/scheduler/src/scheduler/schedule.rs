@@ -1,6 +1,7 @@
 //! Decides the work of the next step: decodes, then chunks of prompts, then the admission of waiting requests.
 //!
-//! The queues are processed in groups: the forked sequences of a lockstep request together, any other sequence alone.
+//! The queues are processed in groups: the forked sequences of a lockstep request form one group, and any other
+//! sequence forms a group alone.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,26 +14,28 @@ use crate::sequence::{RestoreState, Sequence};
 use crate::step_shares::LEAD_STEPS_MAX;
 use crate::step_time::StepWork;
 
-/// The reciprocal of the fraction of the batch and of the cache that one tenant leaves to others while there are others.
+/// The reciprocal of the fraction of the batch and of the cache that a tenant leaves to other tenants while several are
+/// present.
 const RESERVED_FOR_OTHERS: u32 = 8;
 
-/// Number of draft tokens in a step while there are several tenants: draft tokens of one delay the others as prompts do.
+/// Maximum number of draft tokens in a step while several tenants are present: the draft tokens of one tenant delay the
+/// others, as prompts do.
 const SHARED_DRAFT_TOKENS_MAX: u32 = 64;
 
-/// Number of waiting groups that one step considers for admission at most, so that a long queue does not slow down every
-/// step.
+/// Maximum number of waiting groups that one step considers for admission, so that a long queue does not slow down
+/// every step.
 const ADMISSION_ATTEMPTS_MAX: usize = 128;
 
-/// For each this many uncomputed prompts, a step with decodes may be larger by one chunk.
+/// Number of uncomputed prompts for each additional chunk of a step with decodes.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
-/// With at least this many uncomputed prompts, a step with decodes may be two chunks. With at least
-/// `DECODES_FOR_TWO_CHUNKS` decodes, two prompts suffice: the decodes take as long as a chunk then, and would be computed
-/// again beside each chunk.
+/// With at least this many uncomputed prompts, a step with decodes may have the size of two chunks. With at least
+/// `DECODES_FOR_TWO_CHUNKS` decodes, two prompts suffice: the decodes then take as long as a chunk, and smaller steps
+/// would repeat them for each chunk.
 const PROMPTS_FOR_TWO_CHUNKS: u32 = 8;
 const DECODES_FOR_TWO_CHUNKS: u32 = 16;
 
-/// What can still be added to the step.
+/// The work that can still be added to the step.
 struct Budget {
     tokens: u32,
     scored_tokens: u32,
@@ -46,18 +49,18 @@ enum Admission {
     /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
     /// admitted.
     Deferred,
-    /// The tenant has its share of the batch or of the cache. Groups of other tenants may be admitted.
+    /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
     ShareExceeded,
     /// There is no room. Groups behind it may not be admitted.
     NoRoom,
 }
 
-/// The leading full blocks of a sequence that the cache has, estimated by their hashes.
+/// The leading full blocks of a sequence that are in the cache, estimated by their hashes.
 #[derive(Clone, Copy)]
 struct CachedPrefix {
     /// Number of blocks in the prefix cache.
     cached: usize,
-    /// Number of those that other sequences hold.
+    /// Number of these blocks that other sequences hold.
     active: usize,
 }
 
@@ -73,7 +76,7 @@ impl Scheduler {
         batch.clear();
         self.shares.begin_step(self.step_time.overhead());
         self.fill(batch);
-        // Nobody else can use the step: the other tenants wait for memory or are suspended.
+        // No other tenant can use the step, because their sequences wait for memory or are suspended.
         if batch.sequences.is_empty() && self.shares.resume_all() {
             self.fill(batch);
             self.had_room = true;
@@ -118,14 +121,14 @@ impl Scheduler {
         };
         match self.step_time.tokens_within(max_itl, work, computed_tokens) {
             Some(prompt_tokens) => round_step_size(decode_tokens, prompt_tokens),
-            // Too few steps were recorded for a prediction.
+            // Too few steps have been recorded for a prediction.
             None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens),
         }
     }
 
-    /// The number of prompt tokens beside `decode_tokens` while several tenants are present, even without any decode, since a
-    /// request may arrive during the step: it takes longer by no more than the lead that a tenant may have, and by no more than
-    /// `max_itl` allows.
+    /// The number of prompt tokens that may be added to `decode_tokens` while several tenants are present. It is
+    /// limited even without decodes, since a request may arrive during the step. The prompts may make the step longer
+    /// by at most the lead that a tenant may have, and `max_itl` limits the step as well.
     fn shared_prompt_budget(&self, decode_tokens: u32, work: StepWork, computed_tokens: u32) -> u32 {
         let chunk = remaining_step_size(decode_tokens, self.config.max_chunk_tokens);
         let time_max = self.step_time.overhead().map(|overhead| {
@@ -137,11 +140,11 @@ impl Scheduler {
         fits.map_or(chunk, |tokens| round_step_size(decode_tokens, tokens).min(chunk))
     }
 
-    /// The number of prompt tokens beside `decodes` sequences with `decode_tokens` tokens.
+    /// The number of prompt tokens that may be added to `decodes` sequences with `decode_tokens` tokens.
     ///
-    /// If several prompts wait for each decoding sequence, the step is that many times as large: it delays few sequences
-    /// for the benefit of many. The same holds if many prompts wait, each of which would wait longer if the decodes were
-    /// computed again beside every small chunk of the first.
+    /// If several prompts wait for each decoding sequence, the step is that many times as large: it delays few
+    /// sequences for the benefit of many. The step is also larger if many prompts wait: with small chunks, the decodes
+    /// would be computed again for each chunk of the first prompt, and the other prompts would wait longer.
     ///
     /// The chunks of a single long prompt should take equally long. So a chunk is smaller the more tokens it attends to,
     /// but at least a quarter of the normal size.
@@ -161,7 +164,7 @@ impl Scheduler {
         }
     }
 
-    /// Schedules one token for each sequence that lacks only its latest, oldest first.
+    /// Schedules one token for each sequence that lacks only its latest token, oldest first.
     fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
         while position < self.running.len() && budget.tokens > 0 {
@@ -235,13 +238,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether the tenant of a sequence takes no part in this step.
+    /// Whether the tenant of a sequence is paused in this step.
     fn is_paused(&self, entry: &QueueEntry) -> bool {
         self.shares.is_paused(self.sequences.get(entry.slot).group.tenant)
     }
 
-    /// Whether the running sequence at `position`, which lacks only its latest token, waits for a later step because its tenant
-    /// has generated enough tokens in this one. Sequences in lockstep cannot be divided.
+    /// Whether the running sequence at `position`, which lacks only its latest token, is deferred to a later step
+    /// because the other sequences of its tenant use up the tenant's time in this one. Sequences in lockstep are never
+    /// deferred, because they must decode together.
     fn defer_decode(&mut self, position: usize) -> bool {
         let QueueEntry { slot, priority, .. } = self.running[position];
         let group = &self.sequences.get(slot).group;
@@ -250,7 +254,8 @@ impl Scheduler {
             && self.shares.defer_decode(group.tenant, priority, overhead, |work| self.step_time.cost(work))
     }
 
-    /// Whether a sequence takes no part in this step because its tenant pauses or generates other sequences' tokens.
+    /// Whether a sequence takes no part in this step because its tenant is paused, or because the tenant's time is used
+    /// for other sequences.
     fn pauses(&self, entry: &QueueEntry) -> bool {
         let sequence = self.sequences.get(entry.slot);
         let is_deferred = sequence.uncomputed_tokens() == 1
@@ -288,7 +293,7 @@ impl Scheduler {
         self.shares.add_work(sequence.group.tenant, num_tokens + num_draft_tokens, computed_tokens);
     }
 
-    /// As [`Self::allocate_slot`] for all sequences of a group, or for none.
+    /// Applies [`Self::allocate_slot`] to all sequences of a group, or to none.
     fn allocate_group_slots(&mut self, mut group: Range<usize>, batch: &mut Batch) -> bool {
         let copies = batch.copies.len();
         let is_allocated = group.all(|position| self.allocate_slot(position, batch));
@@ -299,8 +304,9 @@ impl Scheduler {
         is_allocated
     }
 
-    /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. If no block
-    /// is free, preempts running sequences from the youngest on. Returns false if the sequence itself was preempted.
+    /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. If no
+    /// block is free, preempts running sequences, starting with the youngest. Returns false if the sequence itself was
+    /// preempted.
     fn allocate_slot(&mut self, position: usize, batch: &mut Batch) -> bool {
         let slot = self.running[position].slot;
         loop {
@@ -333,7 +339,7 @@ impl Scheduler {
         }
     }
 
-    /// Preempts the youngest running group. Its full blocks stay in the prefix cache until the space is needed.
+    /// Preempts the youngest running group. Its full blocks remain in the prefix cache until the space is needed.
     fn preempt_youngest(&mut self) {
         let count = self.group_len(self.running.iter().rev());
         for _ in 0..count {
@@ -355,13 +361,13 @@ impl Scheduler {
     /// Admits waiting groups in order, as long as there is room.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
-        // The requests of a tenant do not overtake each other.
+        // The tenants that have reached their share: their later requests must not overtake their earlier ones.
         let mut full_tenants = Vec::new();
         for _ in 0..ADMISSION_ATTEMPTS_MAX {
             if budget.tokens == 0 || position == self.waiting.len() {
                 return;
             }
-            // The step has the maximum number of scored tokens. Sequences without scores are not affected.
+            // The step already has the maximum number of scored tokens. Sequences without scores are not affected.
             let waiting = self.sequences.get(self.waiting[position].slot);
             let tenant = waiting.group.tenant;
             let is_excluded = self.shares.is_paused(tenant) || full_tenants.contains(&tenant);
@@ -438,8 +444,9 @@ impl Scheduler {
         Admission::Admitted(at..at + group.len())
     }
 
-    /// Estimates the leading blocks of a waiting sequence that the cache has. Binary search is correct because the parent of
-    /// a cached block is cached and the parent of an active block is active. Only hash collisions make the result wrong.
+    /// Estimates how many leading blocks of a waiting sequence are in the cache. Binary search is correct because the
+    /// parent of a cached block is cached and the parent of an active block is active. Only hash collisions can make
+    /// the estimate wrong.
     fn estimate_cached_prefix(&self, sequence: &Sequence) -> CachedPrefix {
         let cacheable = (sequence.cacheable_tokens() / self.cache.block_tokens) as usize;
         let hashes = &sequence.prefix.hashes;
@@ -479,8 +486,8 @@ impl Scheduler {
                 || blocks + blocks_needed > limit(self.cache.blocks_total))
     }
 
-    /// Whether a waiting group that needs this many blocks can be admitted. If no block is held it can be, because every
-    /// accepted request fits into the cache.
+    /// Whether a waiting group that needs this many blocks can be admitted. If no block is in use, it always can,
+    /// because every accepted request fits into the cache.
     fn has_room(&self, blocks_needed: u32) -> bool {
         let restores = self.restores.as_ref().filter(|restores| !restores.active.is_empty());
         let outstanding = restores.map_or(0, |restores| restores.outstanding_blocks());
@@ -530,7 +537,7 @@ impl Scheduler {
         }
         if let Some(last) = last {
             let block = self.pool.allocate().expect("invariant: there is room");
-            // If no other block was left, it is the same block, which was evicted.
+            // If no other block was left, `last` itself was evicted and allocated.
             if block != last {
                 batch.copies.push(BlockCopy { from: last, to: block });
             }
@@ -546,9 +553,10 @@ impl Scheduler {
         }
     }
 
-    /// Acquires the leading blocks of a waiting sequence that are in the prefix cache, and returns their number. The last
-    /// token is computed in any case, because it is sampled from. If its block is cached too, the block is counted but not
-    /// acquired, and returned so that it can be copied: to compute one token is cheaper than to compute a block.
+    /// Acquires the leading blocks of a waiting sequence that are in the prefix cache, and returns their number. The
+    /// last token is always computed, because its logits are needed for sampling. If its block is cached too, the block
+    /// is counted but not acquired. It is returned so that it can be copied, because computing one token is cheaper
+    /// than computing a block.
     fn acquire_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
         let sequence = self.sequences.get(slot);
         let block_tokens = self.cache.block_tokens as usize;
@@ -572,9 +580,9 @@ impl Scheduler {
     }
 }
 
-/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. The sum is the same in each step,
-/// because a model prepares anew for each different number of tokens. With many decodes, prompts get a quarter of the step
-/// size, so that they do not stop.
+/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. The sum is the same in
+/// each step, because a model has to prepare its operations for each new number of tokens. With many decodes, prompts
+/// get a quarter of the step size, so that they always progress.
 fn remaining_step_size(decode_tokens: u32, step_size: u32) -> u32 {
     step_size.saturating_sub(decode_tokens).max(step_size.div_ceil(4))
 }

@@ -1,4 +1,4 @@
-//! The sequences of the scheduler, in slots that never change, with an index from the ids to the slots.
+//! The sequences of the scheduler, each in a fixed slot, with an index from the ids to the slots.
 
 use crate::id_map::IdMap;
 use crate::request::SequenceId;

@@ -1,4 +1,4 @@
-//! Adapters: sequences of different adapters share no cached blocks.
+//! Tests that sequences with different adapters share no cached blocks.
 
 use expect_test::expect;
 use server_scheduler::{Batch, BlockHash, NewRequest, SampledToken, Scheduler, SequenceId, StopCriteria};

@@ -51,7 +51,8 @@ fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
 
 #[test]
 fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
-    // 2 waits for the prefix that 1 computes; 3 overtakes it and decodes by the time it starts.
+    // Request 2 waits for the prefix that request 1 computes. Request 3 overtakes request 2, and already decodes when
+    // that one starts.
     let script = "
         submit 1 a*24+b max=2
         submit 2 a*24+c*32 max=2
@@ -376,7 +377,8 @@ fn a_failed_step_removes_its_sequences_and_caches_none_of_their_blocks() {
 
 #[test]
 fn tenants_take_turns_by_the_tokens_they_use() {
-    // Requests 3, 4 and 5 are served before the backlog of the first tenant until their tenant has used as many tokens.
+    // Requests 3, 4 and 5 are served before the backlog of the first tenant, until their tenant has used as many tokens
+    // as the first one.
     let config = SchedulerConfig { max_num_seqs: 1, prefix_caching: false, ..config() };
     let script = "
         submit 1 a*16 max=1 tenant=1
@@ -419,7 +421,7 @@ fn tenants_take_turns_by_the_tokens_they_use() {
 
 #[test]
 fn a_tenant_leaves_an_eighth_of_the_cache_and_its_requests_do_not_overtake_each_other() {
-    // Request 2 would leave too few blocks for other tenants. Request 3 is small, but of the same tenant.
+    // Request 2 would leave too few blocks for other tenants. Request 3 is small, but belongs to the same tenant.
     let config = SchedulerConfig { prefix_caching: false, ..config() };
     let script = "
         submit 1 a*32 max=4 tenant=1

@@ -1,4 +1,4 @@
-//! The number of prompt tokens that a step computes beside decodes.
+//! The number of prompt tokens that a step computes in addition to decodes.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

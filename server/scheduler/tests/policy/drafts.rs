@@ -49,7 +49,7 @@ fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
 
 #[test]
 fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
-    // Eight tokens a step, and six blocks.
+    // The limits are eight tokens per step and six blocks.
     let config = SchedulerConfig { max_num_batched_tokens: 8, max_model_len: 24, ..config() };
     let script = "
         submit 1 abc max=4

@@ -1,4 +1,4 @@
-//! The policy, as scripts and the batches that they produce. `UPDATE_EXPECT=1` updates the batches.
+//! Tests of the policy, as scripts and the batches that they produce. `UPDATE_EXPECT=1` updates the batches.
 
 mod adapters;
 mod admission;

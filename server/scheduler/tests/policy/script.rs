@@ -1,4 +1,4 @@
-//! Runs a script against a scheduler and prints what the scheduler does.
+//! Runs a script on a scheduler and prints the resulting batches and events.
 //!
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
@@ -33,7 +33,7 @@ use server_scheduler::{
     StopCriteria, TokenId,
 };
 
-/// A small configuration with enough room for tests that are not about room.
+/// A small configuration with enough room for the tests that do not set their own limits.
 pub(crate) fn config() -> SchedulerConfig {
     SchedulerConfig {
         max_num_batched_tokens: 16,

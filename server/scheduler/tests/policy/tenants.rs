@@ -1,4 +1,4 @@
-//! How tenants that use the same scheduler affect each other, in simulated time.
+//! Tests how tenants of the same scheduler affect each other, in simulated time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use crate::script::config;
 
 const VICTIM: u128 = 1;
 const ATTACKER: u128 = 2;
-/// Number of the victim's answers that do not count: the scheduler does not know yet how long steps take.
+/// Number of the victim's first answers that are not measured, because the scheduler does not know yet how long steps
+/// take.
 const WARM_UP: usize = 8;
 
-/// A client that sends a request when its previous one is answered.
+/// A client that sends each request when its previous one is answered.
 #[derive(Clone, Copy)]
 struct Client {
     tenant: u128,
@@ -23,8 +24,7 @@ struct Client {
     max_tokens: u32,
 }
 
-/// Clients, a scheduler and a model whose steps take 5 ms, 1 ms for each token and 0.2 µs for each pair of a token and one that it
-/// attends to.
+/// Clients, a scheduler and a model whose steps take 5 ms, plus 1 ms for each token and 0.2 µs for each attention pair.
 struct Simulation {
     scheduler: Scheduler,
     clients: Vec<Client>,
@@ -100,7 +100,7 @@ impl Simulation {
     }
 }
 
-/// How many times as long the victim's slowest request takes beside `attackers`, as it takes without them.
+/// The factor by which `attackers` prolong the victim's slowest request.
 fn slowdown(attackers: Vec<Client>) -> f64 {
     let victim = Client { tenant: VICTIM, prompt_tokens: 40, num_sequences: 1, max_tokens: 16 };
     let alone = Simulation::new(vec![victim; 2]).run(40);

@@ -1,4 +1,4 @@
-//! A KV cache that holds hashes instead of keys and values: those of the token and of all tokens before it.
+//! A simulated KV cache: instead of keys and values, it stores a hash of each token and all tokens before it.
 
 use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
@@ -10,7 +10,7 @@ pub(crate) struct Cache {
     slots: Vec<Entry>,
 }
 
-/// The entries of a sequence's tokens if an adapter computes them.
+/// The entries of a sequence's tokens that an adapter computes.
 fn history(adapter: u32, tokens: &[TokenId]) -> impl Iterator<Item = u64> {
     tokens.iter().scan(u64::from(adapter), |state, &token| {
         *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);
@@ -32,7 +32,7 @@ impl Cache {
         }
     }
 
-    /// Writes the entries of the tokens that the step computes of a sequence.
+    /// Writes the entries of the tokens of a sequence that the step computes.
     pub(crate) fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, tokens: &[TokenId]) {
         let end = sequence.computed_tokens as usize + sequence.tokens.len();
         for (position, entry) in
@@ -43,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// Asserts that a sequence reads its whole history, except for evicted blocks, which may not include the first block.
+    /// Asserts that a sequence reads its whole history, except for evicted blocks. The first block must not be evicted.
     pub(crate) fn read(&self, batch: &Batch, sequence: &ScheduledSequence, tokens: &[TokenId]) {
         let end = sequence.computed_tokens as usize + sequence.tokens.len();
         let history: Vec<Entry> = history(sequence.adapter, &tokens[..end]).map(Some).collect();
@@ -81,7 +81,7 @@ impl Cache {
         self.slots[at..at + self.block_tokens].copy_from_slice(entries);
     }
 
-    /// Makes the content of the blocks undefined that a failed step was to write for a sequence.
+    /// Marks the blocks as undefined that a failed step was to write for a sequence.
     pub(crate) fn spoil(&mut self, batch: &Batch, sequence: &ScheduledSequence) {
         for block in
             &batch.block_table_of(sequence)[sequence.resident_tokens() as usize / self.block_tokens..]

@@ -1,4 +1,4 @@
-//! Drives a scheduler at random and checks what it does.
+//! Performs random operations on a scheduler and checks the results.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) struct Totals {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) scored: u32,
-    /// Sequences in lockstep that continued from another.
+    /// Sequences in lockstep that continued from another sequence.
     pub(crate) reassigned: u32,
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
@@ -48,7 +48,7 @@ pub(crate) struct Totals {
     pub(crate) ended_restores: u32,
     /// Restores that ended because a block was no longer stored.
     pub(crate) missing: u32,
-    /// Times the cache was cleared.
+    /// The number of times that the cache was cleared.
     pub(crate) cleared: u32,
     pub(crate) suspended: u32,
     pub(crate) evicted_tokens: u32,
@@ -69,12 +69,12 @@ struct Request {
     stop: StopCriteria,
     /// Number of prompt tokens whose logits are needed.
     to_score: u32,
-    /// Number of those whose logits were computed.
+    /// Number of these prompt tokens whose logits have been computed.
     scored: u32,
     started: bool,
     lockstep: bool,
     alive: u32,
-    /// Number of steps since it became the oldest.
+    /// Number of steps since the sequence became the oldest.
     steps_as_oldest: u32,
 }
 
@@ -149,7 +149,7 @@ impl Harness {
         self.check();
     }
 
-    /// Runs steps until the scheduler is idle, and checks that nothing remains.
+    /// Runs steps until the scheduler is idle, and checks that no sequence or active block remains.
     pub(crate) fn drain(&mut self) {
         while !self.scheduler.is_idle() {
             self.operation += 1;
@@ -427,7 +427,7 @@ impl Harness {
         let mut tokens: Vec<_> = sampled.iter().map(|sampled| tokens_of(sampled.parent)).collect();
         for sequence in &batch.sequences {
             let request = self.sequences[&sequence.id].request;
-            // The request may have been aborted meanwhile.
+            // The request may have been aborted in the meantime.
             if let Some(request) = self.requests.get_mut(&request) {
                 request.scored += sequence.scored_tokens.len() as u32;
             }
@@ -448,7 +448,7 @@ impl Harness {
         self.apply_sampled(&sampled, tokens, &events);
     }
 
-    /// Appends what was sampled to `tokens`, those of each sequence's parent, and checks the events.
+    /// Appends the sampled tokens to `tokens`, which are those of each sequence's parent, and checks the events.
     fn apply_sampled(&mut self, sampled: &[SampledToken], tokens: Vec<Vec<TokenId>>, events: &[Event]) {
         let mut expected = Vec::new();
         for (&SampledToken { sequence: id, token, .. }, tokens) in sampled.iter().zip(tokens) {
@@ -501,8 +501,8 @@ impl Harness {
         }
     }
 
-    /// Checks that the oldest request ends before every running sequence could have been computed twice, one after the other:
-    /// once for the sequences that it may wait for, and once for itself.
+    /// Checks that the oldest request ends before every running sequence could have been computed twice, one after the
+    /// other: once for the sequences that the request may wait for, and once for the request itself.
     fn check_progress(&mut self) {
         let bound = 2 * (self.config.max_num_seqs + 1) * self.config.max_model_len;
         if let Some((number, oldest)) = self.requests.iter_mut().next() {

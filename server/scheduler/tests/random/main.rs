@@ -1,4 +1,4 @@
-//! Random operations against a scheduler, with a simulated cache that records the history of each slot.
+//! Tests random operations on a scheduler, with a simulated cache that records the history of each slot.
 //!
 //! After each operation the scheduler checks its own invariants. For each batch the harness checks that every sequence
 //! reads exactly its own history through its block table, that the limits hold, and that no request starves. A failure
@@ -117,7 +117,7 @@ fn holds_without_a_prefix_cache() {
 
 #[test]
 fn holds_when_hashes_collide() {
-    // The hash has four values, then one.
+    // The hash has four different values, and then only one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
     let few =

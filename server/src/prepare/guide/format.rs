@@ -1,5 +1,5 @@
-//! The form that a request demands: OpenAI's `response_format`, which may contain XGrammar's formats as in OVMS, and vLLM's
-//! parameters. A request may use only one of them.
+//! Reads the form that a request demands: OpenAI's `response_format`, which may contain XGrammar's formats as in OVMS,
+//! or one of vLLM's parameters. A request may use only one of them.
 
 use serde_json::{Map, Value};
 use server_guidance::{Form, FormError, is_structural_tag_type, structural_tag};
@@ -14,16 +14,16 @@ pub(super) struct RequestedForm {
     pub(super) param: String,
 }
 
-/// OpenAI's parameter for a form.
+/// The name of OpenAI's parameter for a form.
 const FORMAT: &str = "response_format";
 
-/// The kinds of forms of vLLM.
+/// The kinds of forms in vLLM.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
 /// Returns the form that the request demands, if any.
 ///
 /// # Errors
-/// The form is invalid, or the request has two.
+/// The form is invalid, or the request demands two forms.
 pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>, Error> {
     let mut wanted = None;
     if let Some(map) = &generation.response_format
@@ -91,7 +91,7 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
     }
 }
 
-/// Reads OpenAI's form: a schema with a name, in `json_schema` or, in the responses endpoint, beside the type. A
+/// Reads OpenAI's form: a schema with a name, in `json_schema` or, at the responses endpoint, next to the type. A
 /// `json_schema` without `schema` is the schema itself, as in structural tags.
 fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     let (named, at) = match map.get("json_schema") {
@@ -144,7 +144,7 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
             };
             structural_tag(map, at).map_err(|invalid| rejected(invalid, at))?
         }
-        // These are options of vLLM's backends.
+        // These options of vLLM's backends have no effect here.
         "backend" | "disable_fallback" | "_backend" | "_backend_was_auto" => return Ok(None),
         "disable_any_whitespace" | "disable_additional_properties" if *value == Value::Bool(false) => {
             return Ok(None);

@@ -1,5 +1,5 @@
-//! Forms of answers in Harmony: the whole answer consists of messages, of which only the last is constrained. Messages with
-//! reasoning may come before.
+//! Forms of answers in Harmony: the whole answer consists of messages, of which only the last is constrained. Messages
+//! with reasoning may precede it.
 //!
 //! The end token of an answer is not part of the form: a call ends with its arguments.
 
@@ -55,7 +55,7 @@ pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Fo
         ends.push(last(content.cloned().unwrap_or_else(Form::text)));
     }
     let mut parts = vec![analysis()];
-    // A preamble is content too, so there is none if the content is constrained.
+    // A preamble is content too, so it is not allowed if the content is constrained.
     if content.is_none() {
         parts.extend([preamble().optional(), analysis()]);
     }

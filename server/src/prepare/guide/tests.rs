@@ -1,5 +1,5 @@
-//! Samples random output from the guide of a request, in every format of calls and of reasoning: calls are parsed as
-//! calls of its tools, and content matches its form.
+//! Samples random output from the guide of a request, in every format of calls and of reasoning. The tests check that
+//! calls are parsed as calls of the request's tools, and that content matches the form.
 
 use std::sync::{Arc, LazyLock};
 
@@ -44,13 +44,13 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
-/// Samples a random text; `None` if it is not complete within the maximum number of tokens. Tokens that end something
-/// are sampled more often.
+/// Samples a random text; `None` if the text is not complete within the maximum number of tokens. Tokens that close a
+/// part of the text are sampled more often.
 fn draw(guide: &Guide, seed: u64) -> Option<String> {
     draw_after(guide, seed, "")
 }
 
-/// Like [`draw`], with texts that begin with this prefix.
+/// Like [`draw`], for texts that begin with `begin`.
 fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     const TOKENS_MAX: usize = 700;
 

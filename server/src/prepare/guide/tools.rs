@@ -1,5 +1,5 @@
-//! Forms of tool calls in the format of each model. The parser reads an answer of such a form as calls of the offered
-//! tools, with arguments that match their schemas.
+//! Defines the forms of tool calls in the format of each model. The parser turns an answer with such a form into calls
+//! of the offered tools, with arguments that match their schemas.
 
 use std::collections::HashSet;
 
@@ -40,13 +40,14 @@ impl<'a> Calls<'a> {
         format: ToolFormat,
         unconstrained: &'a HashSet<usize>,
     ) -> Self {
-        // A tool that is named is called exactly once.
+        // If the request names a tool, that tool is called exactly once.
         let is_named = matches!(conversation.choice, ToolChoice::Named(_));
         let parallel = conversation.parallel.unwrap_or(true) && !is_named;
         Self { format, tools: offered(conversation).collect(), unconstrained, parallel }
     }
 
-    /// Returns the form of an answer of at least one call and nothing else; `None` if the model has no known format.
+    /// Returns the form of an answer that consists of one or more calls and nothing else; `None` if the model has no
+    /// known format.
     pub(super) fn alone(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let one = |marked: MarkedForm| marked.form();
         Some(match self.format {
@@ -65,7 +66,8 @@ impl<'a> Calls<'a> {
         })
     }
 
-    /// Returns the form of calls within text, each constrained from its mark on; `None` if the model has no known format.
+    /// Returns the form of calls within text. Each call is constrained from its mark on. `None` if the model has no
+    /// known format.
     pub(super) fn in_text(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let calls = || self.calls();
         let tags: Vec<MarkedForm> = match self.format {
@@ -76,7 +78,7 @@ impl<'a> Calls<'a> {
             ToolFormat::Devstral => calls().map(devstral).collect(),
             ToolFormat::Phi4 => self.phi4(vocabulary),
             ToolFormat::Granite => self.granite(vocabulary),
-            // The outer tag may be missing.
+            // Models sometimes omit the outer tag.
             ToolFormat::Qwen3Coder => calls().map(qwen).chain(calls().map(bare_qwen)).collect(),
             ToolFormat::MiniCpm5 => calls().map(minicpm).collect(),
             ToolFormat::Lfm2 => vec![self.lfm2()],
@@ -129,7 +131,7 @@ impl<'a> Calls<'a> {
         Form::Choice(self.calls().map(write).collect())
     }
 
-    /// Returns the form of one call or, if parallel calls are allowed, of several with a separator.
+    /// Returns the form of one call or, if parallel calls are allowed, of several calls with a separator.
     fn several(&self, one: Form, between: &str) -> Form {
         if !self.parallel {
             return one;
@@ -151,11 +153,11 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<tool_call>", rest: Form::Sequence(rest) }
     }
 
-    /// Calls as JSON objects in an array.
+    /// Returns the form of calls as JSON objects in an array.
     fn array(&self, mark: &'static str, end: &str) -> MarkedForm {
         let objects = self.several(self.each(|call| object(call, "arguments")), ", ");
         let rest = vec![
-            // Some tokenizers add a space after the mark.
+            // With some tokenizers, a space follows the mark.
             Form::literal(" ").optional(),
             Form::literal("["),
             objects,
@@ -204,7 +206,7 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<｜tool▁calls▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// A call in either of DeepSeek's two formats.
+    /// Returns the form of a call in either of DeepSeek's two formats.
     fn deepseek_call(&self) -> MarkedForm {
         const SEPARATOR: &str = "<｜tool▁sep｜>";
         let older = self.each(|call| {
@@ -219,7 +221,7 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// Llama's calls have no mark, but they are the whole answer: other text does not begin like a call.
+    /// Llama's calls have no mark, but consist of the whole answer: other text must not begin like a call.
     fn llama_in_text(&self) -> Form {
         let calls = self.several(self.each(|call| object(call, "parameters")), "; ");
         let text = Form::Regex { pattern: r"[^\s\{\[](?s:.*)".to_owned(), at: "tools".to_owned() };

@@ -9,7 +9,8 @@ use server_text::Tokenizer;
 use crate::error::Error;
 use crate::prepare::prepared::TextRule;
 
-/// Returns the search for `choices` choices with `width` beams if the request demands one.
+/// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request asks for beam
+/// search.
 pub(super) fn beams(
     generation: &Generation,
     choices: u32,
@@ -49,7 +50,7 @@ pub(super) fn beams(
 struct StopStrings {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<String>,
-    /// Number of last tokens that certainly contain the longest stop string.
+    /// Number of last tokens that are enough to contain the longest stop string.
     tokens: usize,
     skip_special: bool,
 }
@@ -78,7 +79,8 @@ impl TextStop for StopStrings {
         let mut text = bytes(before);
         let old = text.len();
         text.extend(bytes(&[last]));
-        // A stop string before the last token did not count, because the text did not have `min_tokens` tokens.
+        // Ignore stop strings that end before the last token: they had no effect, because the text had fewer than
+        // `min_tokens` tokens.
         let is_new = |stop: &String| {
             let from = (old + 1).saturating_sub(stop.len());
             text[from..].windows(stop.len()).any(|part| part == stop.as_bytes())

@@ -1,4 +1,5 @@
-//! The parameters that make single tokens more or less probable, or exclude them. Their tokens must be in the vocabulary.
+//! Resolves the parameters that make individual tokens more or less probable, or exclude them. The tokens must be in
+//! the vocabulary.
 
 use std::sync::Arc;
 

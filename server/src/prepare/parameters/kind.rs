@@ -1,5 +1,5 @@
-//! The kind of a parameter: the check of its values and its description. A value is checked before it is read, so that
-//! every message names the value and the range, and every error has one of OpenAI's codes.
+//! Defines the kinds of parameters: how their values are checked and described. A value is checked before it is parsed,
+//! so that every message contains the value and the range, and every error has one of OpenAI's codes.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ pub(crate) enum Kind {
     Boolean,
     /// An integer from the first number to the second.
     Integer(i64, i64),
-    /// A number from the first to the second after its conversion to `f32`, with which the engine computes.
+    /// A number from the first to the second, after conversion to `f32`, the type that the engine uses.
     Number(f64, f64),
-    /// A string with this number of bytes at most.
+    /// A string with at most this number of bytes.
     Text(usize),
     /// One of these strings.
     OneOf(&'static [&'static str]),
-    /// An object with any members, which are checked when they are read.
+    /// An object with any members, which are checked when they are parsed.
     Object,
     /// An object with these optional members. Others are ignored.
     Fields(&'static [(&'static str, Kind)]),
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Array(&'static Kind, usize),
     /// A value of one of several kinds.
     Either(&'static [Kind]),
-    /// Any value, which is checked when it is read.
+    /// Any value, which is checked when it is parsed.
     Any,
 }
 
@@ -128,12 +128,13 @@ impl Kind {
                 Err(_) => {}
             }
         }
-        // Any array resembles the only kind of array.
+        // If only one kind is an array, any array resembles it.
         let closest = closest.or_else(|| of_arrays.pop().filter(|_| of_arrays.is_empty()));
         Err(closest.unwrap_or_else(|| refused("invalid_type", path, value, self)))
     }
 
-    /// Whether `value` has this type in JSON, and its first element the type of the elements.
+    /// Whether `value` has the JSON type of this kind and, if it is an array, its first element has the type of the
+    /// elements.
     fn is_like(self, value: &Value) -> bool {
         match self {
             Self::Boolean => value.is_boolean(),

@@ -11,7 +11,7 @@ use crate::prepare::encode::Encoder;
 const NUM_DRAFT_TOKENS_DEFAULT: u32 = 5;
 /// The default number of last tokens that prompt lookup searches for, which is OVMS's.
 const NGRAM_SIZE_DEFAULT: u32 = 3;
-/// The default number of draft tokens if a draft model stops below a confidence.
+/// The default number of draft tokens if a draft model stops below a confidence threshold.
 const CONFIDENT_DRAFT_TOKENS_DEFAULT: u32 = 20;
 
 /// Returns the prompt lookup of a request, if the request or the server enables it.
@@ -33,8 +33,8 @@ pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<Pr
     }))
 }
 
-/// Returns the parameters of the draft model, if there is one. If a request sets the number or the confidence, it replaces
-/// both of the model's defaults.
+/// Returns the parameters of the draft model, if there is one. If a request sets the number of draft tokens or the
+/// confidence threshold, neither of the model's defaults is used.
 pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams {
     let defaults = &model.text.defaults;
     let (tokens, confidence) =
@@ -42,7 +42,7 @@ pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams 
             (None, None) => (defaults.assistant_tokens_max, defaults.assistant_confidence_min),
             requested => requested,
         };
-    // The model's files may have any value.
+    // The value from the model's files may be out of range.
     let confidence_threshold = confidence.unwrap_or(0.0).clamp(0.0, 1.0);
     let default =
         if confidence.is_some() { CONFIDENT_DRAFT_TOKENS_DEFAULT } else { NUM_DRAFT_TOKENS_DEFAULT };

@@ -1,6 +1,6 @@
-//! The table of all parameters of the endpoints that take text: allowed values, defaults, the other servers that have them,
-//! and notes. Requests are checked against this table before they are read, `/openapi.json` is generated from it, and
-//! `docs/reference/api.md` from that.
+//! The table of all parameters of the endpoints whose input is text: allowed values, defaults, the other servers that
+//! have them, and notes. Requests are checked against this table before they are parsed. `/openapi.json` is generated
+//! from the table, and `docs/reference/api.md` from `/openapi.json`.
 //!
 //! Rules that depend on the model (whether a token is in its vocabulary) or on other parameters are checked when the
 //! parameter is resolved.
@@ -20,7 +20,7 @@ pub(crate) use parameter::{Parameter, Peer, Support};
 
 use crate::error::Error;
 
-/// An endpoint that takes parameters.
+/// An endpoint with parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
@@ -34,9 +34,9 @@ impl Endpoint {
     pub(crate) const ALL: [Self; 5] =
         [Self::Chat, Self::Completions, Self::Responses, Self::Tokenize, Self::Detokenize];
 
-    /// Returns its parameters. Its own parameters override the shared ones.
+    /// Returns the parameters of the endpoint. Its own parameters override the shared ones.
     pub(crate) fn parameters(self) -> impl Iterator<Item = &'static Parameter> {
-        /// In the order of `ALL`, which is the order of the variants.
+        /// The tables are in the order of `ALL`, which is the order of the variants.
         static TABLES: LazyLock<[Vec<&'static Parameter>; 5]> =
             LazyLock::new(|| Endpoint::ALL.map(|endpoint| endpoint.table().collect()));
         TABLES[self as usize].iter().copied()
@@ -56,10 +56,11 @@ impl Endpoint {
         own.iter().chain(shared.iter().copied().flatten().filter(is_new))
     }
 
-    /// Checks every parameter of a request. Unknown parameters are ignored, and `null` is the same as absent.
+    /// Checks every parameter of a request. Unknown parameters are ignored, and `null` is equivalent to an absent
+    /// parameter.
     ///
     /// # Errors
-    /// A value has the wrong type, is out of range, or belongs to a parameter that is not supported.
+    /// A value has the wrong type, is out of range, or belongs to an unsupported parameter.
     pub(crate) fn check(self, request: &Map<String, Value>) -> Result<(), Error> {
         let given = self.parameters().filter_map(|parameter| {
             request.get(parameter.name).filter(|value| !value.is_null()).map(|value| (parameter, value))

@@ -6,7 +6,7 @@ use server_openai::{Content, Message};
 use crate::error::Error;
 use crate::prepare::conversation::Conversation;
 
-/// Returns the prompt up to the end of the last message's text.
+/// Returns the prompt up to the end of the text of the last message.
 ///
 /// # Errors
 /// The message has no text, or the template changes it.

@@ -1,5 +1,5 @@
-//! Converts messages for a template: content becomes one text, and calls get the form that the template renders. If it
-//! renders no calls, they become text.
+//! Converts messages for a template: the parts of the content are joined, and calls get the form that the template
+//! renders. If the template renders no calls, they become text.
 
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
@@ -36,14 +36,14 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
     Ok(messages.into_iter().map(|message| value(message, model)).collect())
 }
 
-/// A message whose members were checked.
+/// A message whose members have been checked.
 struct ParsedMessage {
     role: String,
     content: Option<String>,
     name: Option<String>,
     reasoning: Option<String>,
     calls: Vec<Call>,
-    /// The ID of the call whose result this message is.
+    /// The ID of the call, if this message is the result of a call.
     call_id: Option<String>,
     /// The form of calls that the template renders.
     style: Option<CallStyle>,
@@ -53,7 +53,7 @@ struct ParsedMessage {
 struct Call {
     id: Option<String>,
     name: String,
-    /// An object, or a string if the model did not write an object.
+    /// The arguments are an object, or a string if the model did not write an object.
     arguments: Value,
 }
 
@@ -121,7 +121,7 @@ fn read_call(call: &Map<String, Value>, at: &str) -> Result<Call, Error> {
         None | Some(Value::Null) => json!({}),
         Some(object @ Value::Object(_)) => object.clone(),
         Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        // Arguments that are not an object are the model's own output and stay unchanged.
+        // Arguments that are not an object are output of the model and remain unchanged.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(object @ Value::Object(_)) => object,
             _ => json!(text),
@@ -131,7 +131,7 @@ fn read_call(call: &Map<String, Value>, at: &str) -> Result<Call, Error> {
     Ok(Call { id, name, arguments })
 }
 
-/// Splits messages with several calls into messages with one call each, followed by its result.
+/// Splits a message with several calls into one message per call, each followed by the result of the call.
 fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
     let mut split = Vec::with_capacity(messages.len());
     let mut rest = messages.into_iter().peekable();
@@ -172,7 +172,7 @@ fn styled(mut message: ParsedMessage, style: CallStyle) -> ParsedMessage {
     message
 }
 
-/// Returns an ID of nine letters and digits: the ID itself, or a hash of it.
+/// Returns an ID of nine letters and digits: the given ID if it has this form, or a hash of it.
 fn nine(id: &str) -> String {
     const LENGTH: usize = 9;
     if id.len() == LENGTH && id.bytes().all(|letter| letter.is_ascii_alphanumeric()) {
@@ -186,7 +186,7 @@ fn nine(id: &str) -> String {
     digits.filter_map(|digit| char::from_digit(digit, 36)).collect()
 }
 
-/// Turns calls and their results into the text of messages.
+/// Converts calls and their results to the text of messages.
 fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
     let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;
@@ -234,7 +234,7 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
     }
     let wants_null = style.is_some_and(|style| style.content == NoText::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
-    // Templates concatenate texts, so a missing text must be an empty string.
+    // Templates concatenate strings, so missing content must be an empty string.
     value["content"] = match content.filter(|text| !(wants_null && text.is_empty())) {
         None if wants_null => Value::Null,
         content => json!(content.unwrap_or_default()),

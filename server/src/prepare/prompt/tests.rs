@@ -38,7 +38,7 @@ fn tools() -> Value {
     ])
 }
 
-/// Two calls in one message, their results in the other order, and a question.
+/// Returns two calls in one message, their results in reverse order, and a question.
 fn history() -> Value {
     let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     json!([
@@ -163,7 +163,7 @@ fn a_template_that_renders_no_tools_gets_them_as_text() {
         <|im_start|>assistant
     "#]],
     );
-    // The tools are appended to its system message.
+    // The tools are appended to the system message.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
     let rendered = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
     assert!(rendered.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{rendered}");

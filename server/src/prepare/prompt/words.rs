@@ -1,6 +1,6 @@
-//! Descriptions of tools, calls and results as text, for templates that do not render them. Tools are described as for
-//! Hermes and Qwen, which other models follow best, or in DeepSeek's way for its models. Calls and results have the model's
-//! own format.
+//! Describes tools, calls and results as text, for templates that do not render them. Tools are described in the words
+//! of the templates of Hermes and Qwen, which other models follow best. DeepSeek's models get a description of their
+//! own. Calls and results are in the model's own format.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use server_text::{ChatTemplate, ToolsPlace};
 
 use crate::model::Model;
 
-/// Returns the format of the text: the model's own if its template renders tools or its description of tools is known,
-/// otherwise that of Hermes.
+/// Returns the format of the text: the model's own format if its template renders tools or a description of tools is
+/// known for it, and otherwise that of Hermes.
 pub(super) fn format(model: &Model) -> ToolFormat {
     match (model.abilities.tools, model.formats.tool) {
         (_, ToolFormat::DeepSeek) => ToolFormat::DeepSeek,
@@ -82,7 +82,7 @@ pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
     }
 }
 
-/// Returns a call in LFM's format. Arguments that are not an object are the model's own output and stay unchanged.
+/// Returns a call in LFM's format. Arguments that are not an object are output of the model and remain unchanged.
 fn python(name: &str, arguments: &Value) -> String {
     let Value::Object(arguments) = arguments else {
         return format!("{name}({})", arguments.as_str().unwrap_or_default());
@@ -98,7 +98,7 @@ fn python(name: &str, arguments: &Value) -> String {
     format!("{name}({})", arguments.join(", "))
 }
 
-/// Whether templates of the format render results, although they render no calls.
+/// Whether templates of the format render results even though they render no calls.
 pub(super) fn shows_results(format: ToolFormat) -> bool {
     matches!(format, ToolFormat::Phi4 | ToolFormat::Granite | ToolFormat::Lfm2)
 }
@@ -108,7 +108,7 @@ pub(super) fn result(content: &str) -> String {
     format!("<tool_response>\n{content}\n</tool_response>")
 }
 
-/// Returns the system message at the beginning of a conversation, and adds one if there is none.
+/// Returns the system message at the beginning of a conversation. Adds an empty one if the conversation has none.
 pub(super) fn system(messages: &mut Vec<Value>) -> &mut Value {
     if messages.first().is_none_or(|first| first["role"] != "system") {
         messages.insert(0, json!({"role": "system", "content": ""}));
@@ -129,7 +129,8 @@ pub(super) fn prepend(message: &mut Value, text: &str) {
     message["content"] = json!(format!("{text}\n\n{after}"));
 }
 
-/// Returns JSON with a space after each comma and colon, which is Python's format that models were trained with.
+/// Returns JSON with a space after each comma and colon, as Python writes it, because models were trained with this
+/// format.
 pub(super) fn spaced(value: &Value) -> String {
     let mut text = Vec::new();
     let written = value.serialize(&mut Serializer::with_formatter(&mut text, SpacedFormatter));

@@ -1,4 +1,4 @@
-//! Reads the input items of a request and gives each an ID.
+//! Parses the input items of a request, and assigns an ID to each.
 
 use server_openai::responses::{
     Call, CallOutput, CustomCall, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
@@ -18,7 +18,7 @@ const ID_BYTES_MAX: usize = 128;
 pub(crate) const ITEMS_MAX: usize = 8192;
 /// The roles of messages.
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
-/// The types of items, for errors.
+/// The supported types of items, for errors.
 const KINDS: &str = "message, reasoning, function_call, function_call_output, custom_tool_call, \
     custom_tool_call_output and item_reference";
 
@@ -26,11 +26,11 @@ const KINDS: &str = "message, reasoning, function_call, function_call_output, cu
 #[derive(Debug, PartialEq)]
 pub(crate) enum InputElement {
     Item(Item),
-    /// The ID of a stored item.
+    /// The element refers to the stored item with this ID.
     Reference(String),
 }
 
-/// Reads the elements of parameter `at`. References are not looked up.
+/// Parses the elements of the parameter `at`. References are not looked up.
 ///
 /// # Errors
 /// An element is malformed, or there are too many.
@@ -46,7 +46,7 @@ pub(crate) fn read(items: Vec<InputItem>, at: &str, ids: &mut ItemIds) -> Result
         .collect()
 }
 
-/// Returns the ID of the stored item that an element of the input refers to, if it is a reference.
+/// Returns the ID of the stored item that an element of the input refers to, if the element is a reference.
 pub(crate) fn reference(item: &InputItem) -> Option<&str> {
     let is_reference = match item.r#type.as_deref() {
         Some(kind) => kind == "item_reference",
@@ -193,7 +193,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
             Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?)
         }
     };
-    // OVMS's clients may omit it.
+    // Clients that were written for OVMS may omit the ID.
     let call_id = item.call_id.unwrap_or_default();
     Ok(CallOutput {
         id: item_id(item.id, "fco", ids),
@@ -203,7 +203,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
     })
 }
 
-/// Returns the ID that the client gives, or a new one.
+/// Returns the ID that the client has chosen, or a new one.
 fn item_id(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
     let given = given.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX);
     given.unwrap_or_else(|| ids.next(prefix))

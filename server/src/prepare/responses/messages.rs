@@ -1,5 +1,5 @@
 //! Converts items to the messages that chat templates render. The reasoning, the text and the calls of one turn of the
-//! assistant are several items, but one message.
+//! assistant are separate items, but become one message.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ pub(crate) fn messages<'a>(
     all.finish()
 }
 
-/// The messages of the items so far.
+/// The messages of the items that have been converted so far.
 #[derive(Default)]
 struct Turns {
     done: Vec<Message>,
@@ -46,7 +46,7 @@ impl Turns {
         let text = joined(&item.content);
         if item.role != "assistant" {
             self.close();
-            // Many templates accept a system message only at the beginning.
+            // Many templates accept a system message only at the beginning of a conversation.
             if item.role == "user" || self.done.iter().any(|message| message.role != "system") {
                 self.done.push(message(&item.role, text));
             } else {
@@ -55,7 +55,7 @@ impl Turns {
             return;
         }
         match &mut self.open {
-            // The message has only reasoning and calls so far.
+            // The message has no text so far, only reasoning and calls.
             Some(open) if open.content.is_none() => open.content = Some(Content::Text(text)),
             _ => {
                 self.close();
@@ -64,7 +64,7 @@ impl Turns {
         }
     }
 
-    /// Adds to the one system message at the beginning.
+    /// Adds text to the single system message at the beginning.
     fn system(&mut self, text: String) {
         match self.done.first_mut() {
             Some(Message { content: Some(Content::Text(before)), .. }) => {
@@ -100,7 +100,7 @@ impl Turns {
         self.function(call_id, called_name(namespace.as_deref(), name), arguments);
     }
 
-    /// Adds a call of a custom tool as the call of the function that the model called.
+    /// Adds a call of a custom tool in the form in which the model wrote it: as a function call.
     fn custom_call(&mut self, call: &CustomCall) {
         let CustomCall { call_id, namespace, name, input, .. } = call;
         self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());
@@ -155,7 +155,8 @@ fn joined(parts: &[Part]) -> String {
     parts.iter().map(Part::text).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the indices at which a conversation may be cut: messages of the user. The system message at the beginning stays.
+/// Returns the indices at which a conversation may be cut: messages of the user. The system message at the beginning is
+/// always kept.
 pub(crate) fn cuts(messages: &[Message]) -> Vec<usize> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     (first..messages.len()).filter(|&at| at > first && messages[at].role == "user").collect()

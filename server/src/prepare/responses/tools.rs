@@ -1,7 +1,7 @@
 //! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools, most of which OpenAI
-//! runs itself. The model is offered functions: a custom tool becomes a function with one text parameter, and each member
-//! of a namespace becomes a function. [`CallNames`] translates the calls back. Types that cannot be offered are ignored
-//! with a warning in the response.
+//! runs itself. The model is offered functions: a custom tool becomes a function with one text parameter, and each
+//! member of a namespace becomes a function. [`CallNames`] translates the calls back. Tools that cannot be offered are
+//! ignored, with a warning in the response.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::prepare::tools::{
     read_name,
 };
 
-/// The parameter of the function that a custom tool becomes.
+/// The parameter of the function that replaces a custom tool.
 pub(crate) const INPUT: &str = "input";
 
 /// Length of the type of an ignored tool in a warning, in characters.
@@ -25,20 +25,20 @@ const TYPE_SHOWN_MAX: usize = 64;
 /// The tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct RequestTools {
-    /// The tools that the model is offered.
+    /// The tools that are offered to the model.
     pub(super) offered: Vec<Tool>,
-    /// The parameter that declares each of `offered`.
+    /// The name of the parameter that declares each of `offered`.
     pub(super) params: Vec<String>,
     /// The tools as the response repeats them.
     pub(super) shown: Vec<Value>,
     pub(super) warnings: Vec<Warning>,
 }
 
-/// How calls are reported to the client, by the name that the model uses. Plain functions are not listed.
+/// The form in which calls are reported to the client, by the name that the model uses. Plain functions are not listed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallNames(HashMap<String, CallName>);
 
-/// How the calls of a tool are reported.
+/// The form in which the calls of a tool are reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CallName {
     pub(crate) namespace: Option<String>,
@@ -59,7 +59,7 @@ impl CallNames {
         Self(tools.iter().filter(differs).map(entry).collect())
     }
 
-    /// Returns the names of a well-formed request.
+    /// Returns the names for a request that has been validated.
     #[cfg(test)]
     pub(crate) fn of_request(request: &Value) -> Self {
         let tools = request["tools"].as_array().into_iter().flatten();
@@ -67,7 +67,7 @@ impl CallNames {
         Self::of(&RequestTools::read(tools).expect("the request is well-formed").offered)
     }
 
-    /// Returns how a call of the tool with the model's name `name` is reported.
+    /// Returns the form in which a call of the tool that the model calls `name` is reported.
     pub(crate) fn reported(&self, name: String) -> CallName {
         match self.0.get(&name) {
             Some(reported) => reported.clone(),
@@ -77,10 +77,10 @@ impl CallNames {
 }
 
 impl RequestTools {
-    /// Reads `tools`.
+    /// Parses `tools`.
     ///
     /// # Errors
-    /// One of them is malformed, there are too many, or two of them have the same name.
+    /// A tool is malformed, there are too many tools, or two of them have the same name.
     pub(super) fn read(given: Vec<Map<String, Value>>) -> Result<Self, Error> {
         let mut tools = Self::default();
         tools.admit(given.len())?;
@@ -98,7 +98,7 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// Renames the parameter of an error about a function to that of the tool in the request.
+    /// In an error about a function, replaces the name of the parameter with that of the tool in the request.
     pub(super) fn renamed(&self, error: Error) -> Error {
         let Error::Invalid { code, param, message } = error else { return error };
         let declared = param.strip_prefix("tools[").and_then(|rest| {
@@ -144,7 +144,7 @@ impl RequestTools {
                     "a namespace cannot contain a namespace",
                 ));
             }
-            // The model sees no namespaces, so tools without a description get that of the namespace.
+            // The model does not see namespaces, so a tool without a description gets the description of its namespace.
             if member.get("description").is_none_or(Value::is_null)
                 && let Some(description) = &description
             {
@@ -157,7 +157,8 @@ impl RequestTools {
         Ok(())
     }
 
-    /// Reads a tool that is not a namespace. Returns the tool as the response repeats it, or `None` if it is ignored.
+    /// Parses a tool that is not a namespace. Returns the tool in the form in which the response repeats it, or `None`
+    /// if it is ignored.
     fn tool(
         &mut self,
         given: Map<String, Value>,
@@ -197,7 +198,7 @@ impl RequestTools {
         Ok(Some(shown))
     }
 
-    /// Returns a custom tool as a function with one parameter, and as the response repeats it.
+    /// Returns a custom tool as a function with one parameter, and in the form in which the response repeats it.
     fn custom(&mut self, mut given: Map<String, Value>, param: &str) -> Result<(Tool, Value), Error> {
         let name = read_name(&mut given, param)?;
         let mut description = optional_text(&mut given, "description", param)?;
@@ -233,7 +234,7 @@ impl RequestTools {
     }
 }
 
-/// Returns a function as the response repeats it.
+/// Returns a function in the form in which the response repeats it.
 fn shown(tool: &Tool) -> Value {
     json!({
         "type": "function",
@@ -252,7 +253,7 @@ fn kind<'a>(tool: &'a Map<String, Value>, param: &str) -> Result<&'a str, Error>
     }
 }
 
-/// Returns the description, for the model, of the grammar of a custom tool's input; `None` if the input may be any text.
+/// Returns a description of the grammar of a custom tool's input for the model; `None` if the input may be any text.
 fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
     let Value::Object(format) = format else {
         return Err(Error::coded("invalid_type", param, "must be an object"));
@@ -280,14 +281,14 @@ fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
     }
 }
 
-/// Returns the input of a custom tool from the arguments of its function. If the arguments were cut off, it is the part of
-/// the input that they contain; if they have no input, it is their whole text, so that nothing is lost.
+/// Returns the input of a custom tool from the arguments of its function. If the arguments were cut off, returns the
+/// part of the input that they contain. If they contain no input, returns their whole text, so that no output is lost.
 pub(crate) fn custom_input(arguments: &str) -> String {
     let input = |text: &str| match serde_json::from_str::<Value>(text).ok()?.get_mut(INPUT)?.take() {
         Value::String(input) => Some(input),
         _ => None,
     };
-    // The longest escape sequence that may be cut off is a surrogate pair without its last digit.
+    // The longest escape sequence that can be cut off is a surrogate pair without its last digit.
     const ESCAPE_BYTES_MAX: usize = 11;
     let shortened = |cut: usize| arguments.get(..arguments.len().checked_sub(cut)?);
     input(arguments)

@@ -99,7 +99,7 @@ fn run(new_response: NewResponse, deltas: Vec<ChoiceDelta>) -> (String, Response
     (lines, assembly.response().clone())
 }
 
-/// Returns an event without its sequence number, with IDs reduced to their kind and number.
+/// Returns an event without its sequence number, with each ID reduced to its kind and number.
 fn line(event: &Event<'_>) -> String {
     let mut value = serde_json::to_value(event).unwrap();
     let object = value.as_object_mut().unwrap();

@@ -1,4 +1,4 @@
-//! The operations that `/openapi.json` describes: paths, bodies, answers, and the statuses of errors.
+//! The operations that `/openapi.json` describes, with their paths, bodies, answers and error statuses.
 
 /// An operation of the API.
 pub(super) struct Operation {
@@ -6,11 +6,11 @@ pub(super) struct Operation {
     pub(super) path: &'static str,
     pub(super) summary: &'static str,
     pub(super) body: Body,
-    /// The schema of its answer; `None` if the answer is not JSON.
+    /// The schema of the answer; `None` if the answer is not JSON.
     pub(super) answer: Option<&'static str>,
     /// The schema of the events of a streamed answer.
     pub(super) events: Option<&'static str>,
-    /// The parameters of its query.
+    /// The query parameters.
     pub(super) query: &'static [Query],
     pub(super) errors: &'static [u16],
 }
@@ -19,12 +19,12 @@ pub(super) struct Operation {
 #[derive(Clone, Copy)]
 pub(super) enum Body {
     Nothing,
-    /// A body of this schema, which may be absent.
+    /// The operation has an optional body with this schema.
     Optional(&'static str),
     Required(&'static str),
 }
 
-/// A parameter of a query.
+/// A query parameter.
 #[derive(Clone, Copy)]
 pub(super) enum Query {
     Boolean(&'static str),
@@ -34,7 +34,7 @@ pub(super) enum Query {
     Text(&'static str),
 }
 
-/// The statuses of errors of each group of operations.
+/// The error statuses of each group of operations.
 const NONE: &[u16] = &[];
 const SERVING: &[u16] = &[503];
 const NAMED_MODEL: &[u16] = &[404, 503];

@@ -1,5 +1,5 @@
-//! Generates a response: whole, as a stream of events, or in the background. In each case an [`Assembly`] assembles it from
-//! the same deltas.
+//! Generates a response as a whole, as a stream of events, or in the background. In each case, an [`Assembly`]
+//! assembles the response from the same deltas.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::sse::{self, Events};
 use crate::store::{self, Id, NewItems, ResponseRecord};
 use crate::tenant::Tenant;
 
-/// A response that is submitted to the engine.
+/// A response whose request has been submitted to the engine.
 pub(super) struct PendingResponse {
     pub(super) assembly: Assembly,
     pub(super) retained: RetainedRequest,
@@ -33,7 +33,7 @@ pub(super) struct PendingResponse {
     pub(super) tenant: Tenant,
 }
 
-/// How the client receives the response.
+/// The way in which the client receives the response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delivery {
     Whole,
@@ -66,7 +66,7 @@ async fn whole(mut answer: Answer, mut encoder: ResponseEncoder) -> Result<Respo
     Ok(Json(encoder.assembly.response()).into_response())
 }
 
-/// Encodes a response as the events of its assembly.
+/// Encodes a response as a stream of the events of its assembly.
 struct ResponseEncoder {
     app: App,
     assembly: Assembly,
@@ -96,7 +96,7 @@ impl Encoder for ResponseEncoder {
     }
 
     async fn finish(&mut self, usage: Usage, events: &mut Events) {
-        // The response is stored before its last event, after which the client may refer to it.
+        // Store the response before sending its last event, after which the client may refer to it.
         self.complete(usage).await;
         self.assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&encode(event)));
         events.done();
@@ -113,7 +113,7 @@ impl Encoder for ResponseEncoder {
 fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Response {
     let ResponseEncoder { app, mut assembly, retained, tenant } = encoder;
     if !follows {
-        // Nobody follows the events, so the first one need not be stored.
+        // No client follows the events, so the first one need not be stored.
         assembly.create(&mut |_: &Event<'_>| {});
     }
     let live =
@@ -128,7 +128,7 @@ fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Respon
 
 /// Generates a response, whether or not a client follows it.
 async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
-    // If the process dies, this record remains.
+    // If the process dies during generation, this record remains.
     write(&app, live.record(), live.tenant()).await;
     let mut is_started = false;
     loop {
@@ -172,7 +172,7 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
     write(&app, record, live.tenant()).await;
 }
 
-/// Streams the events of a response in the background, from number `from` on.
+/// Streams the events of a background response, starting with the number `from`.
 pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
     sse::response(futures_util::stream::unfold(Some((live, from)), |state| async move {
         let (live, from) = state?;
@@ -242,7 +242,10 @@ async fn join(app: &App, record: &ResponseRecord, tenant: Tenant) {
         Ok(Some(_)) => {}
         Ok(None) => tracing::debug!("a conversation was deleted while a response to it was generated"),
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "failed to add to a conversation");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to add a response to its conversation"
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items. The
-//! size of the stored items that a request includes is limited, however often it refers to one. An error names an object
-//! that does not exist.
+//! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items.
+//! The total size of the stored items that a request includes is limited, and each use of an item counts. If an object
+//! does not exist, the error names it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::responses::{LiveResponse, json_bytes};
 use crate::store::{self, CHAIN_MAX, ChainError, Id, Kind, StoredItem, StoredRecord, check_room};
 use crate::tenant::Tenant;
 
-/// Total size, as JSON, of the stored items that a request includes: its history and each use of a reference.
+/// Total size, as JSON, of the stored items that a request includes: its history, and each referenced item as often as
+/// it is used.
 ///
 /// Beyond it: 400, `context_length_exceeded`.
 const CONTEXT_BYTES_MAX: u64 = 16 << 20;
@@ -23,7 +24,7 @@ const CONTEXT_BYTES_MAX: u64 = 16 << 20;
 pub(crate) struct Lookup<'a> {
     app: &'a App,
     tenant: Tenant,
-    /// Size in bytes of the items that the request may still include.
+    /// Total size in bytes of the items that the request may still include.
     bytes_left: u64,
 }
 
@@ -35,15 +36,15 @@ struct ContextItem {
 
 /// An item that a request refers to.
 struct ReferencedItem<'a> {
-    /// The first parameter that refers to it.
+    /// The first parameter that refers to the item.
     param: &'a str,
     uses: u64,
     item: Option<Arc<Item>>,
 }
 
-/// A response of a chain.
+/// A response in a chain.
 pub(super) enum Link {
-    /// The response is being generated or about to be stored.
+    /// The response is being generated or is about to be stored.
     Live(Arc<LiveResponse>),
     Stored(StoredRecord),
 }
@@ -54,7 +55,7 @@ pub(super) enum LinkItem<'a> {
     Stored(StoredItem<'a>),
 }
 
-/// Looks up the objects that a request refers to. It may block on the disk.
+/// Looks up the objects that a request refers to. The lookup may block on the disk.
 pub(super) fn find(app: &App, tenant: Tenant, references: &References) -> Result<Context, Error> {
     let mut lookup = Lookup::new(app, tenant);
     let history = match (&references.previous, &references.conversation) {
@@ -71,7 +72,7 @@ impl<'a> Lookup<'a> {
         Self { app, tenant, bytes_left: CONTEXT_BYTES_MAX }
     }
 
-    /// Returns the items of a conversation that is not full.
+    /// Returns the items of a conversation, which must not be full.
     fn conversation(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
         let stored = conversation(self.app, self.tenant, name)?;
         check_room(stored.tally(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
@@ -142,7 +143,7 @@ impl<'a> Lookup<'a> {
         references.iter().map(item).collect()
     }
 
-    /// Finds the referenced items that belong to this response, or to the conversation with the same digits.
+    /// Finds the referenced items that belong to this response, or to the conversation whose ID has the same digits.
     fn items_of(
         &mut self,
         owner: Id,
@@ -164,7 +165,7 @@ impl<'a> Lookup<'a> {
         Ok(())
     }
 
-    /// Claims the bytes of each use of an item, because the prompt repeats the item with each reference.
+    /// Counts the bytes of an item once for each use, because the prompt repeats the item for each reference.
     fn claim_uses(&mut self, bytes: u64, item: &ReferencedItem<'_>) -> Result<(), Error> {
         self.claim(bytes.saturating_mul(item.uses), item.param)
     }
@@ -197,7 +198,7 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A response and those that it follows, latest first.
+/// A response and the responses that it follows, latest first.
 pub(super) struct Chain<'a> {
     app: &'a App,
     tenant: Tenant,
@@ -205,16 +206,16 @@ pub(super) struct Chain<'a> {
     stored: Vec<Id>,
 }
 
-/// Which items of a response.
+/// The items to return of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Input,
-    /// The input and the output.
+    /// Return the input and the output.
     All,
 }
 
 impl<'a> Chain<'a> {
-    /// Returns the chain of this response, or the ID of a response of the chain that does not exist.
+    /// Returns the chain of this response, or the ID of the first response in the chain that does not exist.
     pub(super) fn of(app: &'a App, tenant: Tenant, name: &str) -> Result<Result<Self, String>, Error> {
         let live = app.background().find(name, tenant);
         let next = match &live {
@@ -236,7 +237,7 @@ impl<'a> Chain<'a> {
         if chain.len() > CHAIN_MAX { Err(too_long(name)) } else { Ok(Ok(chain)) }
     }
 
-    /// Returns a chain of this response alone.
+    /// Returns a chain that consists only of this response.
     pub(super) fn of_one(app: &'a App, tenant: Tenant, name: &str) -> Self {
         let live = app.background().find(name, tenant);
         let stored = if live.is_some() { None } else { response_id(name) };
@@ -297,7 +298,7 @@ impl LinkItem<'_> {
         }
     }
 
-    /// Returns the size of its JSON.
+    /// Returns the size of the item as JSON.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Live(item) => json_bytes(item),

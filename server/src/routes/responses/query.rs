@@ -1,4 +1,4 @@
-//! Reads the parameters in the query of a path.
+//! Parses query parameters.
 
 use axum::extract::Query;
 use axum::http::Uri;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::prepare::Endpoint;
 
-/// The requested part of a list.
+/// The part of a list that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Number of items at most.
+    /// The maximum number of items.
     limit: usize,
-    /// Whether the order is from the last item to the first.
+    /// Whether the items are ordered from the last to the first.
     is_descending: bool,
-    /// The ID of the item before the page.
+    /// The ID of the item that precedes the page.
     after: Option<String>,
 }
 
@@ -26,7 +26,7 @@ const LIMIT_MAX: usize = 100;
 const LIMIT_DEFAULT: usize = 20;
 
 impl Page {
-    /// Reads the parameters of a page.
+    /// Parses the parameters of a page.
     ///
     /// # Errors
     /// A parameter is out of range.
@@ -67,7 +67,7 @@ impl Page {
 /// Beyond it: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Selects the items of a page from all items, which are offered in the order of the page.
+/// Selects the items of a page. All items of the list are offered to it in the order of the page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     has_begun: bool,
@@ -79,11 +79,11 @@ pub(crate) struct Selection<'a> {
 /// The decision about an item that is offered to a [`Selection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offer {
-    /// The item is before the page.
+    /// The item precedes the page.
     Skip,
     /// The item is on the page.
     Take,
-    /// The item and all following ones are after the page.
+    /// The item and all following ones come after the page.
     End,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Selection<'a> {
         Self { page, has_begun: page.after.is_none(), items: 0, bytes: 0, has_more: false }
     }
 
-    /// Offers an item of this many bytes.
+    /// Offers an item of `bytes` bytes.
     pub(crate) fn offer(&mut self, id: &str, bytes: u64) -> Offer {
         if !self.has_begun {
             self.has_begun = self.page.after.as_deref() == Some(id);
@@ -152,7 +152,8 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     Ok(stream.then_some(from))
 }
 
-/// Checks the values of `include`. They have no effect: the request that created a response determines its content.
+/// Checks the values of `include`. The values have no effect: the request that created a response determines its
+/// content.
 ///
 /// # Errors
 /// A value is unknown.

@@ -1,4 +1,4 @@
-//! Requests about responses that are stored or generated in the background.
+//! Serves requests about responses that are stored or generated in the background.
 
 use std::sync::Arc;
 
@@ -115,8 +115,8 @@ pub(crate) fn list(data: Vec<Item>, has_more: bool) -> List {
     }
 }
 
-/// Returns a page of the items that a response answers: those of the responses that it follows, if they are still stored,
-/// and those that its request added. One record is in memory at a time.
+/// Returns a page of the input items of a response: the items of the responses that it follows, if they are still
+/// stored, and those that its request added. Only one record is in memory at a time.
 fn page_of_input(
     app: &App,
     tenant: Tenant,
@@ -135,7 +135,7 @@ fn page_of_input(
     'links: for number in numbers {
         let link = match chain.link(number)? {
             Ok(link) => link,
-            // The response has just been evicted.
+            // The response may have just been evicted.
             Err(_) if number > 0 => continue,
             Err(_) => return Ok(None),
         };
@@ -163,14 +163,14 @@ fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
     Ok(response)
 }
 
-/// Marks a response that was being generated when the process ended.
+/// Marks a response as failed if it was still being generated when the process ended.
 fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
     let message = "the server stopped before the response was complete".to_owned();
     response.error = Some(ResponseError { code: "server_error".to_owned(), message });
 }
 
-/// Cancels a response that is being generated. Returns whether there was one.
+/// Cancels a response that is being generated. Returns whether the response was still being generated.
 async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     let Some(live) = live else { return false };
     live.cancel();
@@ -178,7 +178,7 @@ async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     true
 }
 
-/// Streams the events of a stored response, from number `from` on.
+/// Streams the events of a stored response, starting with the number `from`.
 async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Response, Error> {
     let (owned, id) = (app.clone(), name.to_owned());
     let found = app.store().run(move |_| {

@@ -106,7 +106,7 @@ fn a_chain_is_listed_latest_first_up_to_a_limit() {
 
 #[test]
 fn no_operation_on_a_chain_visits_the_records_that_it_follows() {
-    // If each use marked the whole chain, the number of uses would grow by its length.
+    // If each use marked the whole chain, the number of uses would grow by the length of the chain.
     let mut index = index(2 * CHAIN_MAX, 10_000);
     for number in 1..=CHAIN_MAX as u128 {
         index.insert(key(number), entry(1, (number > 1).then(|| key(number - 1))));
@@ -160,7 +160,7 @@ fn the_limits_hold_and_no_record_is_evicted_before_its_followers() {
                 index.append(recent, size, None).unwrap_or_default()
             }
             _ => {
-                // A record follows an earlier one or none, which gives chains and trees.
+                // A record follows an earlier record or none, which results in chains and trees.
                 let previous = number.saturating_sub(1 + u128::from(random(8)));
                 let previous = (random(3) > 0 && previous > 0).then(|| key(previous));
                 index.insert(key(number), entry(random(60), previous))

@@ -33,7 +33,7 @@ fn filtered(pieces: &[&str], stops: &[&str], include_stop: bool) -> (String, Opt
             StopFilterOutput::Held => {}
             StopFilterOutput::Stopped { text: last, stop } => return (text + &last, Some(stop)),
         }
-        // The filter holds back exactly the longest suffix that begins a stop string.
+        // The filter must hold back exactly the longest suffix that may begin a stop string.
         let begins = |suffix: &str| stops.iter().any(|s| s.len() > suffix.len() && s.starts_with(suffix));
         let held = &seen[text.len()..];
         let longest = (0..=seen.len()).filter(|&at| seen.is_char_boundary(at)).map(|at| &seen[at..]);
@@ -107,7 +107,7 @@ fn no_stop_string_spans_an_interruption() {
 fn a_stop_string_that_is_complete_before_activation_is_text() {
     let mut filter = StopFilter::new(["aba", "xy"], false).inactive();
     assert_eq!(filter.push("1xy2ab"), StopFilterOutput::Text("1xy2".into()));
-    // The end of the ignored stop string is held back, because it may begin another one.
+    // The end of the ignored stop string is held back, because another one may begin there.
     assert_eq!(filter.push("a"), StopFilterOutput::Text("ab".into()));
     filter.activate();
     assert_eq!(filter.push("ba3"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });

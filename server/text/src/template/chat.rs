@@ -70,7 +70,7 @@ pub enum TemplateError {
     Syntax(Box<minijinja::Error>),
 }
 
-/// The name of the template that is used by default.
+/// The name of the default template.
 pub(crate) const DEFAULT: &str = "default";
 /// The name of the template that is used for requests with tools, if the model has it.
 const TOOL_USE: &str = "tool_use";
@@ -121,7 +121,7 @@ impl ChatTemplate {
     /// Renders the conversation as text, to be tokenized with special tokens parsed and none added.
     ///
     /// # Errors
-    /// The template rejects the conversation or cannot process it; both are errors of the client.
+    /// The template rejects the conversation or cannot process it; both count as errors of the client.
     pub fn render(&self, input: &RenderInput<'_>) -> Result<String, RenderError> {
         let name = self.template_name(input);
         let template = self
@@ -132,8 +132,8 @@ impl ChatTemplate {
         let mut output = LimitedOutput { text: Vec::new() };
         let rendered = || template.render_captured_to(variables, &mut output).map(drop);
         let rendered = || functions::at_time(input.now.unwrap_or_else(SystemTime::now), rendered);
-        // The engine panics on a few expressions, such as reversing an empty text. Only `output` may be left in
-        // an inconsistent state, and it is dropped.
+        // The engine panics on a few expressions, such as reversing an empty string. Only `output` may be left in an
+        // inconsistent state, and it is dropped.
         let rendered =
             std::panic::catch_unwind(AssertUnwindSafe(rendered)).map_err(|_| RenderError::Engine)?;
         rendered.map_err(|error| classify(error, &output))?;
@@ -186,7 +186,7 @@ fn classify(error: minijinja::Error, output: &LimitedOutput) -> RenderError {
     RenderError::Render(Box::new(error))
 }
 
-/// A text that cannot exceed the output limit.
+/// An output buffer that cannot exceed the output limit.
 struct LimitedOutput {
     text: Vec<u8>,
 }
@@ -194,7 +194,7 @@ struct LimitedOutput {
 impl io::Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.text.len() + bytes.len() > limits::OUTPUT_BYTES_MAX {
-            // This marks the limit as reached.
+            // Mark the limit as reached.
             self.text.resize(limits::OUTPUT_BYTES_MAX, b' ');
             return Err(io::Error::other("the output is too long"));
         }

@@ -82,15 +82,15 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     }
 }
 
-/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which mark training targets and print
-/// nothing, with tags that have no effect. Whitespace control stays.
+/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which mark training targets and print nothing, with
+/// tags that have no effect. Whitespace control is preserved.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let (before, tag) = rest.split_at(start);
         result.push_str(before);
-        // Search behind the opening: in `{%}` the two delimiters share a character.
+        // Begin the search after the opening delimiter, because in `{%}` the two delimiters share a character.
         let Some(end) = tag[2..].find("%}") else {
             rest = tag;
             break;

@@ -23,7 +23,7 @@ impl fmt::Display for RaisedException {
 impl std::error::Error for RaisedException {}
 
 thread_local! {
-    /// The time of the rendering on this thread.
+    /// The current time for the rendering on this thread.
     static NOW: Cell<SystemTime> = const { Cell::new(SystemTime::UNIX_EPOCH) };
 }
 
@@ -69,7 +69,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     bounded(style.write(&value))
 }
 
-/// Rejects a text longer than the output limit: chained filters would multiply it.
+/// Rejects text that is longer than the output limit, because chained filters could multiply its length.
 fn bounded(text: String) -> Result<String, Error> {
     if text.len() <= limits::OUTPUT_BYTES_MAX {
         return Ok(text);
@@ -122,8 +122,8 @@ pub(super) fn indented(
     filters::indent(text, width, first, blank, options)
 }
 
-/// Rejects large numbers in a format string, which are widths and precisions, and `*`, which takes them from
-/// the arguments.
+/// Rejects large numbers in a format string, which are widths and precisions, and `*`, which reads them from the
+/// arguments.
 pub(super) fn check_widths(format: &str) -> Result<(), Error> {
     let mut numbers = format.split(|letter: char| !letter.is_ascii_digit()).filter(|part| !part.is_empty());
     let is_wide = |number: &str| number.parse::<usize>().map_or(true, |number| number > WIDTH_MAX);

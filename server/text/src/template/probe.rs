@@ -1,20 +1,19 @@
-//! Determines by trial rendering what a template supports of tools, because templates do not declare it. Each
-//! trial renders a conversation with a tool call that has a unique name and checks whether that name is in the
-//! output.
+//! Determines by trial rendering which tool features a template supports, because templates do not declare them. Each
+//! trial renders a conversation with a tool call that has a unique name and checks whether that name is in the output.
 
 use serde_json::{Value as Json, json};
 
 use super::{ChatTemplate, RenderInput, limits};
 
-/// What a template supports of tools and calls.
+/// The features for tools and calls that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// The place where the template reads tools.
     pub tools: ToolsPlace,
     /// The format of calls and their results; `None` if the template renders neither.
     pub calls: Option<CallStyle>,
-    /// The member of an assistant message that the template renders as reasoning: the first of
-    /// `reasoning_content`, `reasoning` and `thinking` that it renders, or the first if it renders none.
+    /// The member of an assistant message that the template renders as reasoning: the first of `reasoning_content`,
+    /// `reasoning` and `thinking` that the template renders, or `reasoning_content` if it renders none.
     pub thoughts: &'static str,
     /// Whether the template fails on tools without a description.
     pub needs_descriptions: bool,
@@ -31,7 +30,7 @@ impl Abilities {
 pub enum ToolsPlace {
     /// The variable `tools` of the template.
     Variable,
-    /// The member `tools` of the system message, as text.
+    /// The member `tools` of the system message, which is a string.
     SystemMessage,
     /// The template does not render tools.
     Nowhere,
@@ -53,9 +52,9 @@ pub struct CallStyle {
 /// The format of the arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arguments {
-    /// The arguments are an object.
+    /// The arguments must be an object.
     Object,
-    /// The arguments are a string with the JSON of an object.
+    /// The arguments must be a string with the JSON of an object.
     Text,
 }
 
@@ -96,17 +95,17 @@ impl CallCount {
     }
 }
 
-/// Names that no template writes by itself.
+/// Names that no template contains.
 const TOOL: &str = "zqtool";
 const KEY: &str = "zqkey";
 const KEYS: [&str; 2] = ["zqkey0", "zqkey1"];
 const RESULT: &str = "zqresult";
 const THOUGHT: &str = "zqthought";
-/// The members that templates read reasoning from, the most common first.
+/// The members from which templates read reasoning, most common first.
 const THOUGHTS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl ChatTemplate {
-    /// Determines by trial rendering what the template supports of tools.
+    /// Determines by trial rendering which tool features the template supports.
     pub fn abilities(&self) -> Abilities {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(limits::TRIAL_STEPS_MAX));
@@ -127,7 +126,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Some templates render reasoning only before a call, others only in the last message, so this tries both.
+    /// Some templates render reasoning only before a call, others only in the last message, so this function tries
+    /// both.
     fn thoughts_member(&self, calls: Option<CallStyle>) -> &'static str {
         let shows = |member: &&&str| {
             let mut before_call =
@@ -159,7 +159,7 @@ impl ChatTemplate {
         if shows { ToolsPlace::SystemMessage } else { ToolsPlace::Nowhere }
     }
 
-    /// Whether the template renders a tool of the variable `tools`, with or without a system message.
+    /// Whether the template renders the tools in the variable `tools`, with or without a system message.
     fn shows_tool(&self, tool: &Json) -> bool {
         let [system, user] = ["system", "user"].map(|role| json!({"role": role, "content": "x"}));
         let tools = std::slice::from_ref(tool);
@@ -205,7 +205,7 @@ impl ChatTemplate {
     }
 }
 
-/// A question, calls in this style, and their results.
+/// Returns a question, calls in this style, and their results.
 fn conversation(style: CallStyle) -> Vec<Json> {
     let count = style.count.trial_calls();
     let id = |index: usize| match style.ids {
@@ -324,7 +324,7 @@ mod tests {
             assert_eq!(abilities(&source.replace("NAME", name)).thoughts, name);
         }
         assert_eq!(abilities(&source.replace("NAME", "idea")).thoughts, "reasoning_content");
-        // gpt-oss renders it before a call, but not together with content.
+        // The template of gpt-oss renders reasoning before a call, but not together with content.
         let harmony = "{% for m in messages %}{% if m.tool_calls and m.thinking %}{% if m.content %}{{ \
             raise_exception('both') }}{% endif %}{{ m.thinking }}{% endif %}{{ m.tool_calls }}{{ m.content }}{% endfor %}";
         assert_eq!(abilities(harmony).thoughts, "thinking");

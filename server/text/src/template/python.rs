@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::{Value, value::ValueKind};
 use serde_json::Value as Json;
 
-/// `str(value)`, with an empty text for undefined values (as in Jinja).
+/// `str(value)`, but with an empty string for undefined values, as in Jinja.
 pub(super) fn str(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -52,7 +52,7 @@ fn repr(value: &Value, text: &mut String) {
     }
 }
 
-/// `repr` of a string: single quotes unless only double ones avoid escaping.
+/// `repr` of a string: single quotes, unless only double quotes avoid escaping.
 fn string(value: &str, text: &mut String) {
     let quote = if value.contains('\'') && !value.contains('"') { '"' } else { '\'' };
     text.push(quote);
@@ -75,7 +75,7 @@ fn string(value: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// `repr` of a float: the shortest digits, an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -96,9 +96,9 @@ fn float(value: f64) -> String {
 
 /// The options of `json.dumps`.
 pub(super) struct JsonStyle {
-    /// The indentation of a level; `None` writes everything on one line.
+    /// The indentation of each level; `None` writes everything on one line.
     pub(super) indent: Option<String>,
-    /// The separators between items, and between key and value.
+    /// The separator between items, and that between key and value.
     pub(super) separators: [String; 2],
     /// Whether to escape non-ASCII characters.
     pub(super) ensure_ascii: bool,

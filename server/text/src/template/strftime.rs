@@ -81,7 +81,7 @@ pub(super) fn utc(time: SystemTime, format: &str) -> Result<String, String> {
             directive = characters.next();
         }
         let known = directive.and_then(|directive| write(&date, directive, padded, &mut text));
-        known.ok_or_else(|| format!("strftime_now does not know all of {format:?}"))?;
+        known.ok_or_else(|| format!("strftime_now does not support all directives in {format:?}"))?;
     }
     Ok(text)
 }

@@ -17,7 +17,7 @@ fn causes(error: RenderError) -> String {
     format!("{:#}", anyhow::Error::from(error))
 }
 
-/// Returns the differences between our output and that of Python's Jinja, for the cases of a golden file.
+/// Returns the differences between this engine's output and that of Python's Jinja, for the cases of a golden file.
 fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_seconds"].as_u64().unwrap());
     let mut wrong = Vec::new();
@@ -46,8 +46,7 @@ fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     wrong
 }
 
-/// `golden/templates.json` holds templates with the features that Llama 3, Qwen 3, Gemma 3, Mistral and Phi
-/// use.
+/// `golden/templates.json` contains templates with the features that Llama 3, Qwen 3, Gemma 3, Mistral and Phi use.
 #[test]
 fn templates_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();

@@ -1,10 +1,10 @@
 //! A lower bound on the number of tokens of a text, computed without tokenizing it, so that a prompt that
 //! cannot fit is rejected before it costs memory and time.
 //!
-//! Each byte of a text counts for `1 / L`, where `L` is the length of the longest vocabulary entry that contains this
-//! byte. An entry of `n` bytes then counts for at most `n * 1 / n = 1`, so a text has at least as many tokens as its
-//! bytes add up to. Bytes that a tokenizer may drop, or fuse into one unknown token, count for nothing, and a
-//! tokenizer whose steps are not known to preserve the text gives the bound 0.
+//! Each byte of a text has the weight `1 / L`, where `L` is the length of the longest vocabulary entry that contains
+//! this byte. The weights of an entry of `n` bytes then add up to at most `n * 1 / n = 1`, so a text has at least as
+//! many tokens as the sum of the weights of its bytes. Bytes that a tokenizer may drop, or fuse into one unknown token,
+//! have the weight 0, and for a tokenizer whose steps are not known to preserve the text, the bound is 0.
 
 use std::collections::HashSet;
 
@@ -14,28 +14,28 @@ use tokenizers::ModelWrapper;
 use super::spm::SPACE;
 use crate::vocabulary::{Vocabulary, byte_of_char};
 
-/// Canonical composition shortens text to no less than a quarter. The worst case is `U+1FBE U+0308 U+0301`, whose 7 bytes
-/// become the 2 bytes of `U+0390`.
+/// Canonical composition shortens text at most to a quarter of its size. The worst case is `U+1FBE U+0308 U+0301`,
+/// whose 7 bytes become the 2 bytes of `U+0390`.
 const NFC_SHRINKAGE: f64 = 4.0;
 
-/// All characters of `White_Space`, which added tokens with `lstrip` or `rstrip` swallow.
+/// All characters with the property `White_Space`. Added tokens with `lstrip` or `rstrip` absorb them.
 const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\u{2005}\
     \u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
 
 /// Computes a lower bound on the number of tokens of a text.
 #[derive(Debug, PartialEq)]
 pub(super) struct TokenBound {
-    /// The part of a token that each byte counts for.
+    /// The weight of each byte, as a fraction of a token.
     weights: [f64; 256],
     /// Whether the tokenizer applies the normalization form C of Unicode.
     composes: bool,
 }
 
 impl TokenBound {
-    /// The bound 0 for every text.
+    /// A bound that is 0 for every text.
     const UNKNOWN: Self = Self { weights: [0.0; 256], composes: false };
 
-    /// The bound of a pipeline whose entries decode to `vocabulary`.
+    /// Creates the bound of a pipeline whose entries decode to `vocabulary`.
     pub(super) fn of_pipeline(inner: &tokenizers::Tokenizer, vocabulary: &Vocabulary) -> Self {
         let ModelWrapper::BPE(bpe) = inner.get_model() else { return Self::UNKNOWN };
         let step = |step: Result<Value, serde_json::Error>| step.unwrap_or_else(|_| Value::from("unknown"));
@@ -75,13 +75,13 @@ impl TokenBound {
         entries.bound(steps.composes)
     }
 
-    /// The bound of a SentencePiece model with these entries, as they are written in the model's file.
+    /// Creates the bound of a SentencePiece model with these entries, which are spelled as in the model's file.
     pub(super) fn of_pieces(pieces: &super::spm::Pieces<'_>, vocabulary: &Vocabulary) -> Self {
         let mut entries = Entries::default();
         for (id, text) in (0..).zip(pieces.tokens) {
             entries.add(&[vocabulary.bytes(id), text.as_bytes(), text.replace(' ', SPACE).as_bytes()]);
         }
-        // A character without a piece becomes at least one token: bytes, or the unknown token.
+        // A character without a piece becomes at least one token: byte tokens, or the unknown token.
         entries.each_byte_at_least(char::MAX_LEN_UTF8);
         if pieces.options.remove_extra_whitespaces {
             entries.drop_bytes(b" ");
@@ -98,7 +98,7 @@ impl TokenBound {
         let mut counts = [0_u64; 256];
         let mut composed = 0_u64;
         for (index, &byte) in bytes.iter().enumerate() {
-            // Composition changes no ASCII character that is followed by another one.
+            // Composition does not change an ASCII character that is followed by another ASCII character.
             let is_fixed = byte.is_ascii() && bytes.get(index + 1).is_none_or(u8::is_ascii);
             if is_fixed || !self.composes {
                 counts[usize::from(byte)] += 1;
@@ -119,7 +119,7 @@ impl TokenBound {
     }
 }
 
-/// The steps between a text and the model that splits its words into tokens.
+/// The steps that are applied to a text before the model splits its words into tokens.
 #[derive(Debug, Default)]
 struct Steps {
     byte_level: bool,
@@ -129,8 +129,8 @@ struct Steps {
 }
 
 impl Steps {
-    /// Adds a normalizer or pre-tokenizer as `tokenizer.json` describes it. Returns false if it may drop or change
-    /// text in a way that the bound does not account for.
+    /// Adds a normalizer or pre-tokenizer as `tokenizer.json` describes it. Returns false if the step may drop or
+    /// change text in a way that the bound does not account for.
     fn add(&mut self, step: &Value) -> bool {
         let text = |field: &str| step.get(field).and_then(Value::as_str);
         let inner = |field: &str| step.get(field).and_then(Value::as_array);
@@ -164,10 +164,10 @@ impl Steps {
     }
 }
 
-/// The entries of a vocabulary, as far as the bound depends on them.
+/// The information about the entries of a vocabulary that the bound depends on.
 #[derive(Debug)]
 struct Entries {
-    /// The bytes of the longest entry that contains each byte; 0 if none does.
+    /// For each byte, the length of the longest entry that contains it; 0 if no entry does.
     longest: [usize; 256],
     dropped: HashSet<u8>,
 }
@@ -179,7 +179,7 @@ impl Default for Entries {
 }
 
 impl Entries {
-    /// Adds an entry that may stand for each of these spellings, and for mixtures of them.
+    /// Adds an entry that may represent any of these spellings, or a mixture of them.
     fn add(&mut self, spellings: &[&[u8]]) {
         let length = spellings.iter().map(|spelling| spelling.len()).max().unwrap_or(0);
         for &byte in spellings.iter().copied().flatten() {

@@ -11,11 +11,11 @@ use crate::{error::EncodeError, vocabulary::Vocabulary};
 /// Beyond it: 400, `invalid_value`.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
 
-/// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a
-/// token, a word costs three strings and their alignment: 373 bytes were measured.
+/// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a token, each
+/// word needs three strings and their alignment: 373 bytes were measured.
 pub const ENCODE_MEMORY_PER_BYTE: usize = 400;
 
-/// The tokenizer of a model. Threads can share it.
+/// The tokenizer of a model. Threads can share a tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
     pub(super) encoder: Encoder,
@@ -35,27 +35,26 @@ pub(super) enum Encoder {
     Spm(Box<Spm>),
 }
 
-/// The tokens that are added around a text on request.
+/// The special tokens that are added around a text on request.
 #[derive(Debug)]
 pub(super) enum AddedTokens {
-    /// The tokens that the post-processor of the pipeline adds.
+    /// The post-processor of the pipeline adds its tokens.
     PostProcessor,
-    /// The tokens before and after the text.
+    /// These tokens are added before and after the text.
     Tokens { before: Option<u32>, after: Option<u32> },
 }
 
 impl Tokenizer {
     /// Converts `text` to tokens.
     ///
-    /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end
-    /// of a text. Use it for plain prompts, but not for rendered chat templates, which write these tokens
-    /// themselves. With `parse_special`, special tokens that are spelled out in the text become those tokens;
-    /// otherwise they are text. The time is linear in the length of the text (times the logarithm of the
-    /// longest word).
+    /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end of a
+    /// text. Use it for plain prompts, but not for rendered chat templates, which write these tokens themselves. With
+    /// `parse_special`, special tokens that are spelled out in the text become those tokens; otherwise they are text.
+    /// The running time is linear in the length of the text (times the logarithm of the longest word).
     ///
     /// # Errors
-    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which
-    /// hardly any model lacks), or the steps of the `tokenizer.json` contradict each other.
+    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which happens with
+    /// hardly any model), or the steps of the `tokenizer.json` contradict each other.
     pub fn encode(
         &self,
         text: &str,
@@ -70,8 +69,8 @@ impl Tokenizer {
             Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special),
             Encoder::Spm(spm) => spm.encode(text, parse_special),
         };
-        // The library panics with unusual steps of a `tokenizer.json`, such as a replacement of the empty text. It changes
-        // nothing that a later call reads, except for caches of whole words.
+        // The library panics for unusual steps in a `tokenizer.json`, such as a replacement of the empty text. A panic
+        // leaves no inconsistent state: later calls read only caches of whole words that it may have changed.
         let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
         let mut tokens =
             encoded.map_err(|_| EncodeError("the model's tokenizer fails on it".to_owned()))??;
@@ -84,16 +83,16 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// A lower bound on the number of tokens of `text`, without tokenizing it, in linear time and without
-    /// memory.
+    /// A lower bound on the number of tokens of `text`. It is computed without tokenizing, in linear time and without
+    /// allocating memory.
     ///
-    /// It is 0 for tokenizers that may drop text.
+    /// The bound is 0 for tokenizers that may drop text.
     pub fn min_tokens(&self, text: &str) -> usize {
         self.bound.min_tokens(text)
     }
 
-    /// Converts `tokens` to text. Bytes that are not UTF-8 become U+FFFD. A leading space that the tokenizer
-    /// adds to every text is removed.
+    /// Converts `tokens` to text. Bytes that are not UTF-8 become U+FFFD. If the tokenizer adds a leading space to
+    /// every text, that space is removed.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
         let kept = tokens.iter().filter(|&&token| !(skip_special && self.is_special(token)));
         let bytes: Vec<u8> = kept.flat_map(|&token| self.token_bytes(token)).copied().collect();
@@ -101,13 +100,13 @@ impl Tokenizer {
         String::from_utf8_lossy(own_space.unwrap_or(&bytes)).into_owned()
     }
 
-    /// The bytes that a token stands for, which are often not whole characters. Empty for a token that does not
-    /// exist.
+    /// The bytes that a token represents, which are often not whole characters. The result is empty for a token that
+    /// does not exist.
     pub fn token_bytes(&self, token: u32) -> &[u8] {
         self.vocabulary.bytes(token)
     }
 
-    /// The text of a token for people: bytes that are not UTF-8 become U+FFFD.
+    /// The text of a token for display: bytes that are not UTF-8 become U+FFFD.
     pub fn token_text(&self, token: u32) -> String {
         String::from_utf8_lossy(self.token_bytes(token)).into_owned()
     }
@@ -120,7 +119,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token is not text, such as the end of a turn.
+    /// Whether a token does not represent text, such as the end of a turn.
     pub fn is_special(&self, token: u32) -> bool {
         self.vocabulary.is_special(token)
     }

@@ -205,7 +205,7 @@ impl<'a> Metadata<'a> {
         Ok(tokens)
     }
 
-    /// The kind of each token; without information, all tokens are normal.
+    /// The kind of each token. If the file does not specify the kinds, all tokens are normal.
     fn kinds(&self, tokens: usize) -> Result<Vec<Kind>, LoadError> {
         let Some(numbers) = self.optional(KINDS, Value::i64s, "is not an array of integers")? else {
             return Ok(vec![Kind::Normal; tokens]);
@@ -227,7 +227,7 @@ impl<'a> Metadata<'a> {
         let merges = merges
             .iter()
             .map(|merge| {
-                // The second half never begins with a space; the first half may be a space in raw alphabets.
+                // The second half never begins with a space, but in raw alphabets the first half may be a space.
                 let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
                 let (left, right) = merge.split_at(at?);
                 Some((left.to_owned(), right[1..].to_owned()))
@@ -261,7 +261,7 @@ impl<'a> Metadata<'a> {
         built(build).map_err(|error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
 
-    /// The special tokens in the file, or else `defaults`.
+    /// The special tokens that the file specifies, or `defaults` if it specifies none.
     fn special_tokens(
         &self,
         tokens: &[String],
@@ -271,7 +271,7 @@ impl<'a> Metadata<'a> {
             let id = self.optional(key, Value::u32, "is not a token id")?;
             match id {
                 Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
-                // Writers use the largest number if there is no such token.
+                // Writers store the largest number if the model has no such token.
                 Some(u32::MAX) => Ok(None),
                 Some(id) => Err(self.fault(key, format!("is {id}, but there are {} tokens", tokens.len()))),
                 None => Ok(default.filter(|&id| (id as usize) < tokens.len())),

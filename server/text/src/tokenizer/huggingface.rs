@@ -1,4 +1,4 @@
-//! The tokenizer of a model folder, as `transformers` would use it: `tokenizer.json`, completed by
+//! The tokenizer of a model folder, as `transformers` would use it: `tokenizer.json`, supplemented by
 //! `tokenizer_config.json` and `special_tokens_map.json`.
 
 use std::path::Path;
@@ -18,7 +18,8 @@ use crate::{
     vocabulary::{Vocabulary, byte_level_bytes, fallback_byte},
 };
 
-/// Highest token ID of a vocabulary. IDs may have gaps, but the table of tokens has none.
+/// Highest token ID of a vocabulary. IDs may have gaps, but the table of tokens has an entry for every number up to the
+/// highest ID.
 ///
 /// Beyond it: the server does not start.
 const TOKEN_ID_MAX: u32 = 1 << 24;
@@ -71,9 +72,10 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
     Ok(tokenizer)
 }
 
-/// Checks that the vocabulary has the tokens that are added around every text. A post-processor names them by number.
+/// Checks that the vocabulary has the tokens that are added around every text. A post-processor specifies them by
+/// number.
 fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
-    // A tokenizer that cannot encode the empty text says so with every request.
+    // If the tokenizer cannot encode the empty text, ignore the error here, because every request will report it.
     let added = tokenizer.encode("", true, false).unwrap_or_default();
     let size = tokenizer.vocabulary_size();
     match added.into_iter().find(|token| *token >= size) {
@@ -82,8 +84,8 @@ fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     }
 }
 
-/// Checks that each template of a post-processor defines the special tokens that it names. The library panics at the first
-/// text otherwise.
+/// Checks that each template of a post-processor defines the special tokens that it names. Otherwise, the library would
+/// panic at the first text.
 fn check_templates(post_processor: &Value) -> Result<(), String> {
     let mut members = post_processor["processors"].as_array().into_iter().flatten();
     members.try_for_each(check_templates)?;
@@ -97,7 +99,7 @@ fn check_templates(post_processor: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The part of a `tokenizer.json` that this module reads.
+/// The parts of a `tokenizer.json` that this module reads.
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]
@@ -106,7 +108,7 @@ struct Outline {
     post_processor: Value,
 }
 
-/// Adds tokens that are in `tokenizer_config.json` only.
+/// Adds tokens that are only in `tokenizer_config.json`.
 fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) -> Result<(), LoadError> {
     const FIELD: &str = "added_tokens_decoder";
     let Some(tokens) = config.get(FIELD).and_then(Value::as_object) else { return Ok(()) };
@@ -129,7 +131,7 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
     Ok(())
 }
 
-/// The tokens to add around a text. For these classes the flags of the configuration override the
+/// The tokens to add around a text. For some tokenizer classes, the flags of the configuration override the
 /// post-processor.
 fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<AddedTokens, LoadError> {
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
@@ -141,7 +143,7 @@ fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<AddedT
     if add_bos.is_none() && add_eos.is_none() {
         return Ok(AddedTokens::PostProcessor);
     }
-    // These are the defaults of the class.
+    // These are the defaults of the tokenizer class.
     let (add_bos, add_eos) = (add_bos.unwrap_or(true), add_eos.unwrap_or(false));
     Ok(AddedTokens::Tokens { before: bos.filter(|_| add_bos), after: eos.filter(|_| add_eos) })
 }
@@ -178,7 +180,7 @@ struct Decoder {
     replace: Vec<(String, String)>,
     byte_fallback: bool,
     byte_level: bool,
-    /// Whether a space at the start of the whole text is removed.
+    /// Whether to remove a space at the start of the whole text.
     strip_start: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A pipeline of the `tokenizers` crate, with and without parsing of special tokens.
+//! Wraps a pipeline of the `tokenizers` crate, with and without parsing of special tokens.
 
 use std::{
     collections::HashMap,
@@ -18,16 +18,16 @@ use crate::error::EncodeError;
 type Inner =
     TokenizerImpl<SharedModel, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// Builds a tokenizer with the library, which panics on some inconsistent vocabularies, such as one without the result of a
-/// merge. The panic becomes an error.
+/// Builds a tokenizer with the library, which panics on some inconsistent vocabularies, such as one that lacks the
+/// result of a merge. A panic is converted to an error.
 pub(super) fn built<T>(build: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, tokenizers::Error> {
-    // What is left in an inconsistent state is dropped.
+    // Values that a panic leaves in an inconsistent state are dropped.
     panic::catch_unwind(AssertUnwindSafe(build))
         .unwrap_or_else(|_| Err("its parts contradict each other".into()))
 }
 
-/// In the `tokenizers` crate, parsing of special tokens is a property of the pipeline, so this holds two
-/// pipelines. They share the model, which is nearly all of the memory.
+/// In the `tokenizers` crate, parsing of special tokens is a property of the pipeline, so this type contains two
+/// pipelines. They share the model, which accounts for nearly all of the memory.
 pub(super) struct Pipeline {
     parsing_special: Inner,
     plain: Inner,
@@ -75,7 +75,7 @@ impl fmt::Debug for Pipeline {
     }
 }
 
-/// A model that clones cheaply.
+/// A model that is cheap to clone.
 #[derive(Clone)]
 struct SharedModel(Arc<ModelWrapper>);
 

@@ -1,7 +1,7 @@
 //! The named pre-tokenizers of GGUF files, which split text into words before byte pairs are merged.
 //!
-//! A GGUF file contains no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions are those
-//! of the `tokenizer.json` files that the names stand for.
+//! A GGUF file contains no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions here are those of
+//! the `tokenizer.json` files to which the names refer.
 
 use tokenizers::{
     NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -18,14 +18,14 @@ use tokenizers::{
 pub(super) struct Pre {
     steps: &'static [Step],
     nfc: bool,
-    /// Whether a word that is a token becomes that token regardless of the merges.
+    /// Whether a word that is in the vocabulary becomes that token regardless of the merges.
     pub(super) ignore_merges: bool,
-    /// Whether the beginning token is added by default.
+    /// Whether to add the token that begins a text by default.
     pub(super) adds_bos: bool,
 }
 
 enum Step {
-    /// Matches are words, and so are the parts between them.
+    /// The matches of the expression are words, and so are the parts between them.
     Regex(&'static str),
     /// Each digit is a word.
     Digits,
@@ -33,8 +33,8 @@ enum Step {
 
 use Step::{Digits as D, Regex as R};
 
-// Two expressions have a lookbehind that the originals lack. It changes no match; without it, the expression
-// would scan the same run of whitespace again from each position.
+// Two expressions have a lookbehind that the originals lack. The lookbehind changes no match. Without it, the
+// expression would scan the same run of whitespace again from each position.
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -1,5 +1,5 @@
-//! The BPE of SentencePiece in GGUF files: pieces with scores. While two neighbors can be merged into a piece,
-//! the pair with the highest score is merged, the leftmost first among equals.
+//! Implements the BPE of SentencePiece in GGUF files, whose pieces have scores. As long as two neighbors can be merged
+//! into a piece, the pair with the highest score is merged; of several equal pairs, the leftmost is merged first.
 
 use std::{
     cmp::Ordering,
@@ -12,7 +12,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use crate::error::EncodeError;
 use crate::vocabulary::fallback_byte;
 
-/// How SentencePiece writes a space.
+/// The character that SentencePiece writes in place of a space.
 pub(super) const SPACE: &str = "\u{2581}";
 
 /// The kind of a token; the numbers are those of `tokenizer.ggml.token_type`.
@@ -38,42 +38,43 @@ impl Kind {
         }
     }
 
-    /// Whether text never becomes this token unless special tokens are parsed.
+    /// Whether text becomes this token only if special tokens are parsed.
     pub(super) fn is_special(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
 }
 
-/// What a model is made of.
+/// The parts from which a model is built.
 pub(super) struct Pieces<'a> {
     pub(super) tokens: &'a [String],
     pub(super) scores: &'a [f32],
     pub(super) kinds: &'a [Kind],
-    /// The token for characters that have none, where there are no byte tokens.
+    /// The token for characters that have no token of their own, in models without byte tokens.
     pub(super) unknown: Option<u32>,
     pub(super) options: Options,
 }
 
-/// How text is prepared.
+/// Options for preparing text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
-    /// A space is put before the text, and before text that follows a special token.
+    /// Whether to insert a space before the text, and before text that follows a special token.
     pub(super) add_space_prefix: bool,
-    /// Runs of spaces become one, those at the ends none.
+    /// Whether to replace runs of spaces with one space, and to remove spaces at the ends of the text.
     pub(super) remove_extra_whitespaces: bool,
-    /// White space after special tokens is dropped (Phi-3).
+    /// Whether to drop whitespace after special tokens, as Phi-3 does.
     pub(super) strip_after_special: bool,
 }
 
 /// A SentencePiece BPE model.
 pub(super) struct Spm {
     ids: HashMap<String, u32>,
-    /// Tokens that text can become by joining, by piece: id, score, whether unused.
+    /// The tokens that merging can produce, by piece: the ID, the score, and whether the token is unused.
     joinable: HashMap<String, (u32, f32, bool)>,
     bytes: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
     options: Options,
-    /// Tokens cut out of the text first: the user-defined ones, and all special ones with them.
+    /// The tokens that are cut out of the text before merging if special tokens are not parsed: the user-defined
+    /// tokens.
     user_defined: Verbatim,
     all: Verbatim,
 }
@@ -165,12 +166,13 @@ impl fmt::Debug for Spm {
     }
 }
 
-/// Tokens that are cut out of the text as they are written: the leftmost, of those the longest.
+/// Tokens that are cut out of the text where they are spelled out. The leftmost match comes first; of several matches
+/// at a position, the longest is used.
 struct Verbatim {
     /// `None` if there are no such tokens.
     automaton: Option<AhoCorasick>,
     ids: Vec<u32>,
-    /// Ids that text follows without white space being dropped.
+    /// The IDs of tokens after which whitespace is not dropped.
     keep_space_after: Vec<u32>,
 }
 
@@ -199,10 +201,10 @@ impl Verbatim {
     }
 }
 
-/// No neighbor.
+/// Marks that there is no neighbor.
 const NONE: usize = usize::MAX;
 
-/// A stretch of the text. An empty one was joined to its left neighbor.
+/// A part of the text. An empty symbol was merged into its left neighbor.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: usize,
@@ -211,12 +213,13 @@ struct Symbol {
     next: usize,
 }
 
-/// Two neighbors that can be joined.
+/// Two neighbors that can be merged.
 struct Pair {
     score: f32,
     left: usize,
     right: usize,
-    /// Bytes of both when they were found; another length later means one has been joined elsewhere.
+    /// The length of both in bytes when the pair was found. If it differs later, one of them has been merged with
+    /// another neighbor.
     length: usize,
 }
 
@@ -245,7 +248,7 @@ struct Merge<'a> {
     text: &'a str,
     symbols: Vec<Symbol>,
     pairs: BinaryHeap<Pair>,
-    /// What unused pieces were joined from: they are taken apart again at the end.
+    /// The lengths of the left parts from which unused pieces were merged. These pieces are split again at the end.
     unused: HashMap<&'a str, usize>,
 }
 
@@ -323,7 +326,7 @@ impl<'a> Merge<'a> {
             }
             None => {}
         }
-        // A single character without a token of its own.
+        // This is a single character without a token of its own.
         for byte in piece.bytes() {
             match (self.spm.bytes[usize::from(byte)], self.spm.unknown) {
                 (Some(id), _) => tokens.push(id),

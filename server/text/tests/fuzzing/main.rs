@@ -1,5 +1,5 @@
-//! Templates and tokenizers with random mutations. These runs have fixed seeds and take seconds; `make fuzz` runs for as
-//! long as it is allowed to.
+//! Fuzzes templates and tokenizers with random mutations. These runs have fixed seeds and take seconds; `make fuzz`
+//! runs for a configurable time.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../../../fuzz/mutations.rs"]
@@ -42,7 +42,7 @@ fn a_template_renders_or_is_rejected() {
     check_mutations(CASES, &template_seeds(), dictionary, template::check);
 }
 
-/// Tokenizers take milliseconds each to build.
+/// Building a tokenizer takes milliseconds.
 const TOKENIZER_CASES: u64 = 3_000;
 
 #[test]

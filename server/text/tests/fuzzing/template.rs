@@ -1,5 +1,5 @@
-//! Checks that an arbitrary template with an arbitrary conversation is either rendered or rejected, within the named
-//! limits, with the same result each time. `server/fuzz` runs this for hours, `main.rs` for seconds.
+//! Checks that an arbitrary template with an arbitrary conversation is either rendered or rejected, within the limits,
+//! and with the same result each time. `server/fuzz` runs this for hours, `main.rs` for seconds.
 
 use std::time::UNIX_EPOCH;
 
@@ -30,7 +30,7 @@ pub(crate) fn check(input: &[u8]) {
     let rendered = template.render(&input);
     match &rendered {
         Ok(text) => assert!(text.len() <= template_limits::OUTPUT_BYTES_MAX),
-        // A message that the template itself raises may be empty.
+        // The message of an exception that the template itself raises may be empty.
         Err(error) => assert!(matches!(error, RenderError::Refused(_)) || !error.to_string().is_empty()),
     }
     let with_message = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());

@@ -1,5 +1,6 @@
-//! Checks that an arbitrary `tokenizer.json`, with or without a `tokenizer_config.json`, or GGUF file is either rejected with a
-//! reason, or loads and then encodes and decodes any text. `server/fuzz` runs this for hours, `main.rs` for seconds.
+//! Checks that an arbitrary `tokenizer.json`, with or without a `tokenizer_config.json`, or GGUF file is either
+//! rejected with a reason, or loads and then encodes and decodes any text. `server/fuzz` runs this check for hours,
+//! `main.rs` for seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -17,7 +18,7 @@ thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// Panics if a guarantee is violated.
+/// Runs one input, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
@@ -46,12 +47,9 @@ fn use_all(model: &ModelText, own: &str) {
         for (add_special, parse_special) in [(false, false), (true, true)] {
             let encoded = tokenizer.encode(text, add_special, parse_special);
             let again = tokenizer.encode(text, add_special, parse_special);
-            assert_eq!(format!("{encoded:?}"), format!("{again:?}"), "the second time");
+            assert_eq!(format!("{encoded:?}"), format!("{again:?}"), "encoding again gives the same result");
             if let Ok(tokens) = encoded {
-                assert!(
-                    tokens.iter().all(|token| *token < size),
-                    "a token that the vocabulary does not have"
-                );
+                assert!(tokens.iter().all(|token| *token < size), "each token is in the vocabulary");
                 let _ = (tokenizer.decode(&tokens, false), tokenizer.decode(&tokens, true));
             }
         }

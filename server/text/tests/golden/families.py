@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes families.json: the templates in ../templates, rendered by Jinja with the settings of `transformers`.
 
-Needs Jinja2 3.1 and nothing else. The conversations have the form in which our server passes them to a template.
+Requires only Jinja2 3.1. The conversations have the form in which the server passes them to a template.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOW_SECONDS = 1721999109
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "Weather in Zürich?"}
 ARGUMENTS = {"city": "Zürich", "days": 3, "options": {"metric": True, "tags": ["a", 'b"c'], "note": None, "x": 1.5}}
-# Each template has its own names for options.
+# Templates use different names for the same options.
 THINK = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
 NO_THINK = {"enable_thinking": False, "thinking": False}
 
@@ -94,7 +94,7 @@ TOOLS = [
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the text that a model is trained on, and renders its content."""
+    """`{% generation %}` marks the text on which a model is trained, and renders its content."""
 
     tags = {"generation"}
 

@@ -1,4 +1,4 @@
-//! Each rule about crates, broken once.
+//! Tests that each rule about crates finds a violation.
 
 use super::super::{File, Tree};
 use super::manifests;
@@ -109,7 +109,7 @@ fn finds_edges_that_are_not_allowed_however_they_are_written() {
 
 #[test]
 fn finds_protocols_below_the_server() {
-    assert_eq!(engine_with("axum.workspace = true"), ["server-engine may not know axum"]);
+    assert_eq!(engine_with("axum.workspace = true"), ["server-engine may not use axum"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::hostile::raw;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Both processes, since a client may reach the server directly.
+/// Returns the addresses of both processes, because a client may be able to reach the server directly.
 fn addresses(targets: &Targets) -> [&String; 2] {
     [&targets.router, &targets.server]
 }
@@ -56,7 +56,7 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     }
     let client = Client::of_router(&targets);
     let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
-    ensure!(status == 200, "a request beside the silent sockets: {status} {body:.300}");
+    ensure!(status == 200, "a request while silent sockets are open: {status} {body:.300}");
     Ok(format!("{} sockets", sockets.len()))
 }
 
@@ -73,9 +73,9 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
         let request = raw::post(address, &targets.key, CHAT, &body.to_string());
         streams.push(raw::narrow(address, &request).await?);
         if number % 4 == 3 {
-            // An ordinary request between them, so that only a few streams are generated at the same time.
+            // Send an ordinary request between the streams, so that only a few streams are generated at the same time.
             let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
-            ensure!(status == 200, "a request beside {number} streams: {status} {body:.300}");
+            ensure!(status == 200, "a request while {number} streams are unread: {status} {body:.300}");
         }
     }
     Ok(format!("{} streams that nobody reads", streams.len()))

@@ -28,7 +28,7 @@ pub(crate) async fn exponential_patterns(targets: Targets) -> anyhow::Result<Str
     Ok(statuses.only(&[200, 400])?.to_string())
 }
 
-/// A form that some sequences exhaust, which must stay usable for others.
+/// A form that some sequences exhaust, which must remain usable for others.
 pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let pattern = "([a-z ]*e[a-z ]{60}!|YES)";

@@ -64,7 +64,8 @@ pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<Strin
     Ok(format!("appends: {appends}; pages: {pages}"))
 }
 
-/// A chain as long as the model's context permits, and many requests that follow its last response.
+/// A chain that is as long as the model's context permits, and many requests that continue its last
+/// response.
 pub(super) async fn long_chain_of_responses(targets: Targets) -> anyhow::Result<String> {
     const LINKS: usize = 256;
     let client = Client::of_router(&targets);

@@ -1,6 +1,6 @@
 // The interface of the attention kernels: attention over a paged KV cache.
 //
-// Nothing here knows OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// Kernels do not use OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
 // `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
 // without AVX-512.
 #pragma once
@@ -17,10 +17,10 @@ enum class Precision : int64_t { f32, bf16, f16, u8 };
 
 // Tokens in a block. The scores of a block are two vectors of 16 floats.
 constexpr size_t BLOCK_TOKENS = 32;
-// Blocks between two updates of the running maximum.
+// The number of blocks between two updates of the running maximum.
 constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
-// Pairs of bf16 in the weights of a chunk.
+// The number of pairs of bf16 in the weights of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
 // Blocks of a part. Every query computes each part by itself and adds them one after another, so that threads can share the
 // parts of a decode, and so that a prompt has the same sums.
@@ -30,7 +30,7 @@ static_assert(PART_BLOCKS % CHUNK_BLOCKS == 0);
 constexpr size_t HEAD_SIZE_MAX = 512;
 // The largest number of query heads of a layer.
 constexpr size_t HEADS_MAX = 1 << 16;
-// Elements of a key that share a scale and a minimum if keys are u8. All elements of a value share theirs.
+// The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one pair.
 constexpr size_t KEY_GROUP = 32;
 
 // An attention layer. One head of a block contains
@@ -39,10 +39,10 @@ constexpr size_t KEY_GROUP = 32;
 // - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
 struct Layer {
     size_t heads, kv_heads;
-    // Multiples of 32 and of 16.
+    // The key size is a multiple of 32, and the value size a multiple of 16.
     size_t key_size, value_size;
     Precision precision;
-    // Bytes of one head of a block.
+    // The size of one head of a block in bytes.
     size_t key_bytes, value_bytes;
     float scale;
     // The number of tokens to which a token attends, including itself; 0 if it attends to all.
@@ -83,12 +83,12 @@ static inline const char* unsupported(const Layer& layer) {
 
 // The tokens of a sequence in a step, and its blocks.
 struct Sequence {
-    // The position of its first new token in the step, and their number.
+    // The position of the sequence's first new token in the step, and the number of its new tokens.
     size_t begin, count;
-    // The number of tokens before the new ones.
+    // The number of tokens before the new tokens.
     size_t past;
     const int32_t* blocks;
-    // The position of its first block among the blocks of the step.
+    // The position of the sequence's first block among the blocks of the step.
     size_t first_block;
 };
 
@@ -98,7 +98,7 @@ struct StepTensors {
     const void *queries, *keys, *values;
     size_t query_stride, key_stride, value_stride;
     // The tables `[token][key_size]` of a rotary embedding that the kernels apply to queries and keys:
-    // x * cos + concat(-second half, first half) * sin. Null if there is none.
+    // x * cos + concat(-second half, first half) * sin. Null without a rotary embedding.
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
@@ -107,7 +107,7 @@ struct StepTensors {
     size_t step_blocks;
 };
 
-// A part of the work of a step: new tokens of a sequence and one KV head, that is, all queries that read the same keys; and a
+// A part of the work of a step: all queries of some new tokens of a sequence that read the keys of the same KV head; and a
 // range of the keys.
 struct WorkItem {
     const Sequence* sequence;
@@ -120,11 +120,11 @@ struct WorkItem {
     // The partial result, if other items have the rest of the keys: for each query the maximum, the sum, the weighted values,
     // and the block scores if they are reported. Null if the item writes the output.
     float* part;
-    // The item that the same thread will probably compute next, for prefetching; the item itself if there is none.
+    // The item that the same thread will probably compute next, for prefetching; the item itself if no item follows.
     const WorkItem* next;
 };
 
-// Floats of one query in a partial result.
+// The number of floats of one query in a partial result.
 static inline size_t part_stride(const Layer& layer) { return 2 + layer.value_size + (layer.block_scores ? PART_BLOCKS : 0); }
 
 // The kernels of one instruction set.
@@ -139,7 +139,7 @@ struct Kernels {
     void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);
 };
 
-// The kernels for an instruction set; null if there are none or this processor does not have it.
+// The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)

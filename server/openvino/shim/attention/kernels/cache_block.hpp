@@ -1,4 +1,4 @@
-// The format of a head of a block, and storing keys and values in it. Only for kernels.cpp.
+// The format of a head of a block, and functions that store keys and values in it. Only for kernels.cpp.
 #pragma once
 
 #include "../../vectors.hpp"
@@ -157,7 +157,7 @@ void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTe
         const size_t position = sequence.past + token, in_step = sequence.begin + token;
         const int32_t block = sequence.blocks[position / BLOCK_TOKENS];
         uint8_t* values = value_block(layer, tensors, block, kv_head);
-        // The values behind the last token are multiplied by a weight of 0, so they must be finite.
+        // The values after the last token are multiplied by a weight of 0, so they must be finite.
         if (position % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
         float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
         read_floats(layer, tensors.keys, in_step * tensors.key_stride + kv_head * layer.key_size, layer.key_size, key);

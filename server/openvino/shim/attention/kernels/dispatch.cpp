@@ -1,4 +1,4 @@
-// Finds the attention kernels for an instruction set. Compiled for any processor.
+// Finds the attention kernels for an instruction set. This file is compiled for any processor.
 #include "attention.hpp"
 
 const ovfleet::Kernels* ovfleet::attention_kernels(Isa isa) {

@@ -8,7 +8,7 @@
 // `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse other operations
 // (-ffp-contract=off).
 //
-// It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
+// The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
 // for other callers.
 #include "products_bf16.hpp"
 #include "sparse.hpp"
@@ -29,7 +29,7 @@ struct Tile {
     Sums part, before;
     // If products are computed in bf16: queries, and the weights of a chunk, as pairs.
     uint32_t *query_pairs, *weight_pairs;
-    // For large tiles: the keys or values of a block in another format.
+    // For large tiles, the keys or values of a block in another format.
     float* unpacked;
     SelectionScratch selection;
     // For decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and
@@ -46,7 +46,7 @@ constexpr bool PRODUCTS_IN_BF16 = false;
 
 constexpr Sums Tile::* SUMS[] = {&Tile::part, &Tile::before};
 
-// The number of queries from which on it is worthwhile to convert a block to another format.
+// The minimum number of queries for which it is worthwhile to convert a block to another format.
 constexpr size_t LARGE_TILE = 16;
 
 // Calls `allocate` with the number of floats of each array of a tile.
@@ -67,7 +67,7 @@ inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile&
     tile.block_maxima = allocate(reported);
 }
 
-// Each array begins at a multiple of a vector.
+// Each array begins at a multiple of the vector size.
 inline size_t padded(size_t floats) { return (floats + 15) / 16 * 16; }
 
 size_t scratch(const Layer& layer, size_t queries, size_t blocks) {
@@ -156,7 +156,7 @@ struct BlockRef {
 #if defined(__AVX512BF16__)
 
 // In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The sum of the weights is that of the
-// rounded ones, so that rounding them does not scale the output.
+// rounded weights, so that the rounding does not scale the output.
 struct Weights {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
@@ -310,7 +310,7 @@ inline void rescale_block_masses(const Tile& tile, size_t blocks) {
             if (tile.block_masses[at] > 0) tile.block_masses[at] *= power(tile.block_maxima[at] - tile.part.maxima[query]);
 }
 
-// The chunks that an item attends to: all, or those that are listed.
+// The chunks that an item attends to: all of them, or the listed ones.
 struct ChunkSelection {
     size_t count;
     const uint32_t* chunks;
@@ -356,7 +356,7 @@ template <typename Blocks>
 void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile,
                  ChunkSelection selection) {
     const int32_t* blocks = item.sequence->blocks;
-    // The blocks behind the last one are those of the next item.
+    // The blocks after the last one are those of the next item.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
         if (block < item.block_end) return key_block(layer, tensors, blocks[block], item.kv_head);
         const WorkItem& next = *item.next;
@@ -408,7 +408,7 @@ inline void store_output(const Layer& layer, const WorkItem& item, const StepTen
     const size_t token = item.sequence->begin + item.token_begin + query / group;
     const size_t at = (token * layer.heads + item.kv_head * group + query % group) * layer.value_size;
     for (size_t i = 0; i < layer.value_size; i += LANES) {
-        // Adding zero turns the negative zeros positive that keys of other queries of the tile can turn, too.
+        // Adding zero makes negative zeros positive, as the keys that only other queries of the tile see can do.
         const Floats output = load(values + i) * (1 / total) + 0.0f;
         if (!layer.is_bf16) ::store((float*)tensors.output + at + i, output);
         else

@@ -14,7 +14,7 @@ inline __m512i interleave_bf16(Floats first, Floats second) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 
-// Stores numbers as bf16, and returns what they are then.
+// Stores numbers as bf16, and returns the rounded numbers.
 inline Floats store_bf16(Floats numbers, uint32_t* to) {
     const auto rounded = (__m256i)_mm512_cvtneps_pbh((__m512)numbers);
     _mm256_storeu_si256((__m256i*)to, rounded);

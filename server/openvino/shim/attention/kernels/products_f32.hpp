@@ -6,7 +6,7 @@
 
 namespace {
 
-// Queries of a tile: registers hold the sums of a tile.
+// The number of queries of a tile, whose sums fit into registers.
 #if defined(__AVX512F__)
 constexpr size_t SCORE_QUERIES = 8, VALUE_QUERIES = 6;
 #elif defined(__AVX2__)
@@ -14,10 +14,10 @@ constexpr size_t SCORE_QUERIES = 3, VALUE_QUERIES = 3;
 #else
 constexpr size_t SCORE_QUERIES = 1, VALUE_QUERIES = 3;
 #endif
-// Vectors of values of a tile.
+// The number of vectors of values of a tile.
 constexpr size_t VALUE_VECTORS = 4;
 
-// Prefetches memory that is read soon, a little with each iteration of a loop: more at once would delay the current reads. The
+// Prefetches memory that is read soon, in small parts in each iteration of a loop, to avoid delaying the current reads. The
 // processor cannot predict the addresses of blocks.
 struct Prefetch {
     const uint8_t* at;
@@ -28,7 +28,7 @@ struct Prefetch {
     }
 };
 
-// The scores of `R` queries with the keys of a block. The order of sums is that of the dimensions, whatever `R` is.
+// The scores of `R` queries with the keys of a block. Products are summed in the order of the dimensions, whatever `R` is.
 template <typename T, size_t R>
 inline void score_tile(const Layer& layer, const uint8_t* block, const float* queries, float* scores, Prefetch& prefetch) {
     constexpr size_t V = BLOCK_VECTORS;

@@ -1,17 +1,17 @@
-// Selects the keys that a tile of a long prompt attends to, if it does not attend to all. Only for kernels.cpp.
+// Selects the keys that a tile of a long prompt attends to with sparse attention. Only for kernels.cpp.
 //
 // Some queries of the tile are multiplied with all keys, and the fraction of their attention mass that a chunk of keys has is
 // taken as an estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass until they
-// cover the demanded fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
+// cover the required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
 #pragma once
 
 #include "products_f32.hpp"
 
 namespace {
 
-// One of this many tokens of a tile is in the sample.
+// The interval in tokens between the queries of a tile that are in the sample.
 constexpr size_t SAMPLE_STEP = 8;
-// The number of chunks from which on a selection is worthwhile.
+// The minimum number of chunks for which a selection is worthwhile.
 constexpr size_t SELECTION_CHUNKS_MIN = 16;
 
 inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
@@ -80,7 +80,7 @@ inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, s
 // Lists chunks that cover the fraction `attention_mass`, chosen by decreasing mass, besides the first one and those from `own`
 // on. The list is in the order of the chunks. Returns its length.
 inline size_t select_chunks(const SelectionScratch& scratch, size_t chunks, size_t own, float attention_mass) {
-    // Replaces the fraction of a selected chunk.
+    // The value that replaces the fraction of a selected chunk.
     constexpr float selected = -1;
     float sum = 0;
     const auto select = [&](size_t chunk) {

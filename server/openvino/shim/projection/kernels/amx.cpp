@@ -2,12 +2,12 @@
 // once for each set of vectors with the model of the tiles in plain C++: `OVFLEET_TILES` is the implementation in tiles.hpp,
 // and `OVFLEET_KERNELS` the name of the table of functions.
 //
-// Weights are dequantized a part of a block of columns at a time into memory that stays in the cache of the processor. Rows and
+// Weights are dequantized in parts of a block of columns, into memory that remains in the cache of the processor. Rows and
 // weights are rounded to bf16, and their products are summed in f32, in an order that depends only on K: the result of a row
-// depends neither on the other rows of the step nor on how the work is divided.
+// depends neither on the other rows of the step nor on the division of the work.
 //
-// It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
-// for other callers.
+// The file uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled
+// here for other callers.
 #include "../../tiles.hpp"
 #include "../../vectors.hpp"
 #include "epilogue.hpp"
@@ -28,35 +28,36 @@ using Tiles = OVFLEET_TILES;
 // The tile registers: 2 x 2 tiles of sums, 2 tiles of rows, and the 2 halves of a block of columns.
 constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
 
-// The largest number of rows of a tile of the source: those of two tile registers.
+// The largest number of rows of a tile of the source: the rows of two tile registers.
 constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
-// Columns of the source in a step, which is one product of two tile registers; and its bytes of a row, and of the weights of a
-// block of columns.
+// The number of columns of the source in a step, which is one product of two tile registers; and the sizes in bytes of a step
+// of a row, and of a step of the weights of a block of columns.
 constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * TILE_ROWS * TILE_ROW_BYTES;
-// Steps whose weights are dequantized at a time: few, which stay in the first-level cache, where all rows are at most two
-// tiles; and otherwise as many as the second-level cache holds together with rows.
+// The number of steps whose weights are dequantized at a time. If all rows fit into two tiles, the kernels dequantize a few
+// steps, which remain in the first-level cache. Otherwise, they dequantize as many as fit into the second-level cache together
+// with rows.
 constexpr size_t STEPS_FEW = 8, STEPS_MANY = 64, FEW_TILES = 2;
-// Tiles whose sums are stored between parts of the weights.
+// The number of tiles whose sums are stored between parts of the weights.
 constexpr size_t STORED_TILES = 8;
-// Bytes from a row of sums to the next one.
+// The number of bytes from a row of sums to the next one.
 constexpr size_t SUM_BYTES = N_BLOCK * sizeof(float);
 
 inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 size_t rows_per_tile(size_t M) { return least(M, M_TILE_MAX); }
 
-// For each tile and step: 32 columns of each row in bf16.
+// The packed source contains, for each tile and step, 32 columns of each row in bf16.
 size_t src_bytes(const Matmul& matmul, size_t rows) { return rows * matmul.K * sizeof(bf16); }
 
 inline size_t rows_of(const PackedSrc& src, size_t tile) { return least(src.m_tile, src.M - tile * src.m_tile); }
 
-// Rows of a part of a tile that is packed.
+// The number of rows that are packed at a time.
 constexpr size_t PACKED_ROWS = 8;
 
 template <typename T>
 void pack_from(const Matmul& matmul, const void* from, size_t tile, size_t part, const PackedSrc& to) {
     const size_t begin = part * PACKED_ROWS, end = least(begin + PACKED_ROWS, to.m_tile), rows = rows_of(to, tile);
-    // A register whose first row is used reads all of its rows.
+    // A register of which any row is used reads all of its rows.
     const size_t padded = rows > TILE_ROWS ? M_TILE_MAX : TILE_ROWS;
     for (size_t r = begin; r < least(end, padded); ++r) {
         uint8_t* packed = to.data + tile * to.m_tile * matmul.K * sizeof(bf16) + r * STEP_ROW_BYTES;
@@ -76,12 +77,12 @@ void pack_src(const Matmul& matmul, FloatData src, size_t tile, size_t part, con
     (src.is_bf16 ? pack_from<bf16> : pack_from<float>)(matmul, src.data, tile, part, to);
 }
 
-// The quants of BITS bits at a position in 32-bit lanes, as floats.
+// Returns the quants of BITS bits at a position in 32-bit lanes, as floats.
 template <size_t BITS>
 inline Floats quants_at(Words lanes, int position) {
     const Words shifted = lanes >> position;
 #if defined(__AVX512F__)
-    // The permutation reads the low 4 bits only.
+    // The permutation reads only the low 4 bits.
     if constexpr (BITS == 4) {
         const Floats table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         return (Floats)_mm512_permutexvar_ps((__m512i)shifted, (__m512)table);
@@ -98,14 +99,14 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-// Two weights of each column, rounded to bf16, next to each other.
+// Returns two weights of each column, rounded to bf16 and next to each other.
 inline Words bf16_pairs(Floats even, Floats odd) { return ((Words)even + 0x8000) >> 16 | (((Words)odd + 0x8000) & 0xffff0000); }
 
 // Dequantizes a group of a block of columns: for each half of the columns, a row of a tile register for each two weights.
 template <size_t BITS, size_t GROUP>
 inline void dequantize_group(const uint8_t* group, uint8_t* to) {
     constexpr size_t per_lane = 32 / BITS, half_bytes = TILE_ROWS * TILE_ROW_BYTES;
-    // The positions of the weights of a lane, in their order: see the layout of `Matmul`.
+    // The bit positions of the weights of a lane, in the order of the weights: see the layout of `Matmul`.
     constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
     for (size_t half = 0; half < 2; ++half)
         for (size_t lane = 0; lane < TILE_ROWS; lane += LANES) {
@@ -127,8 +128,8 @@ inline void dequantize_group(const uint8_t* group, uint8_t* to) {
         }
 }
 
-// The tile registers, and what stores them now and then: a store that follows the last one after more than half a microsecond
-// takes 300 ns.
+// The tile registers, with a function that stores one of them regularly: a store takes 300 ns if the last one was more than
+// half a microsecond ago.
 struct Registers {
     explicit inline Registers(const TileConfig& config) : tiles(config) {}
     inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }
@@ -137,7 +138,7 @@ struct Registers {
     alignas(64) uint8_t unused[TILE_ROWS * TILE_ROW_BYTES];
 };
 
-// Configures as many rows as a tile of the source has.
+// Returns the configuration for tiles of the source with `m_tile` rows.
 inline TileConfig config_for(size_t m_tile) {
     TileConfig config;
     const size_t first = least(m_tile, TILE_ROWS), second = m_tile - first;
@@ -159,14 +160,14 @@ void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, Registers& reg
     }
 }
 
-// Where the sums of a tile come from, and whether they are stored.
+// The initial values of the sums of a tile, and whether the sums are stored.
 struct Sums {
     enum Begin { zero, stored, in_registers } begin;
     bool is_stored;
     float* at;
 };
 
-// Adds the products of a tile of the source, in one or two registers, with dequantized weights.
+// Adds the products of a tile of the source, which occupies one or two registers, with dequantized weights.
 template <size_t REGISTERS>
 inline void multiply_steps(Registers& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
                            const Sums& sums) {
@@ -271,9 +272,9 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
     (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, src, range, residual.data, dst.data);
 }
 
-// Below 128 rows for each thread it takes longer that each dequantizes all weights than that they read the rows of others. A
-// megabyte of rows stays in the second-level cache together with weights; a block of columns is dequantized for 64 rows at
-// least.
+// Below 128 rows per thread, it takes longer to dequantize all weights in each thread than to read rows that other threads have
+// packed. A megabyte of rows fits into the second-level cache together with weights. A block of columns is dequantized for at
+// least 64 rows.
 constexpr Division DIVISION = {rows_per_tile, PACKED_ROWS, 128, 512 << 10, 2};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Finds the projection kernels for an instruction set. Compiled for any processor.
+// Finds the projection kernels for an instruction set. This file is compiled for any processor.
 #include "projection.hpp"
 
 namespace ovfleet::projection {

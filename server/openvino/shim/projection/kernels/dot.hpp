@@ -1,6 +1,6 @@
 // Dot products of 8-bit integers. Only for kernels.cpp.
 //
-// There is one header for each instruction set, which defines
+// Each instruction set has a header that defines
 //
 //     // For each lane, the sum over a group of four weights of BITS bits, not negative, times four quants of a row, which are
 //     // from -127 to 127.

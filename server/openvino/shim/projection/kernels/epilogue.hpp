@@ -1,4 +1,4 @@
-// What is fused behind a multiplication. Only for kernels.
+// The operations that are fused after a multiplication. Only for kernels.
 #pragma once
 
 #include "../../vectors.hpp"
@@ -8,7 +8,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Pairs of vectors of a block of columns: one vector of its first 16 columns, and one of the others.
+// The number of pairs of vectors of a block of columns. In each pair, one vector covers some of the first 16 columns, and the
+// other one some of the last 16.
 constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
 
 template <typename T>
@@ -41,7 +42,7 @@ inline void store_up_to(bf16* to, Floats values, size_t count) {
     for (size_t i = 0; i < count; ++i) convert(values[i], to[i]);
 }
 
-// x * sigmoid(x).
+// Computes x * sigmoid(x).
 inline Floats swish(Floats x) {
     const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
     return x * ((x < 0 ? e : one) / (one + e));

@@ -2,12 +2,13 @@
 // table of functions.
 //
 // Products of integers are summed exactly within a group, and then scaled in f32: the result of a row depends only on the row,
-// not on the other rows of the step. Rows are quantized by the largest of 32 numbers: to 15 bits, which are multiplied in two
-// terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers
-// et al., 2022, https://arxiv.org/abs/2208.07339), so that they do not determine the scale of the other numbers.
+// not on the other rows of the step. Each 32 numbers of a row are quantized with a scale that follows from the largest of them:
+// to 15 bits, which are multiplied in two terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With 8 bits, outliers are
+// multiplied in f32, as in LLM.int8() (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339), so that they do not determine
+// the scale of the other numbers.
 //
-// It uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled here
-// for other callers.
+// The file uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled
+// here for other callers.
 #include "../../vectors.hpp"
 #include "dot.hpp"
 #include "epilogue.hpp"
@@ -23,7 +24,7 @@ using namespace ovfleet::projection;
 // The largest number of rows of a tile.
 constexpr size_t M_TILE_MAX = 6;
 
-// Bytes of four weights of 8 bits, or eight of 4 bits, of 16 columns.
+// The size in bytes of four weights of 8 bits, or of eight weights of 4 bits, for each of 16 columns.
 constexpr size_t FOUR_BYTES = 64;
 template <size_t BITS>
 constexpr size_t FOURS_PER_LOAD = BITS == 4 ? 2 : 1;
@@ -90,8 +91,8 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// Adds the products of the outliers of a tile. They are added after those of the quants, and in the order of their columns, so
-// that a row does not depend on the other rows.
+// Adds the products of the outliers of a tile. They are added after the products of the quants, in the order of their columns,
+// so that a row does not depend on the other rows.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_outliers(const uint8_t* block, size_t pair, const TileOutliers& outliers, Floats (&total)[R][2]) {
     for (size_t i = 0; i < outliers.count; ++i) {
@@ -149,7 +150,7 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
                 multiply_tile<R, TERMS, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, tile_of(matmul, src, tile),
                                                      prefetch, total);
                 if (src.lora) {
-                    // A copy, so that the sums stay in registers.
+                    // Use a copy, so that the sums remain in registers.
                     Floats adapted[R][2];
                     std::memcpy(adapted, total, sizeof(total));
                     add_adapters<R>(matmul, block, pair, src.lora + tile * R, adapted);
@@ -183,8 +184,8 @@ void multiply_to(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     by_rows[src.m_tile - 1](matmul, src, range, residual, dst);
 }
 
-// The number of rows of a tile that minimizes the cost: reading a block of weights costs as much as a row, and so does a row of
-// padding.
+// Returns the number of rows of a tile that minimizes the cost. For each tile, reading a block of weights costs as much as a
+// row, and so does each row of padding.
 size_t rows_per_tile(size_t M) {
     size_t best = M < M_TILE_MAX ? M : M_TILE_MAX;
     const auto cost = [&](size_t rows) { return (M + rows - 1) / rows * (rows + 1); };
@@ -196,7 +197,7 @@ size_t rows_per_tile(size_t M) {
 // The parts of a quantized source begin at cache lines.
 inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Divides the memory of a packed source into its parts. If `data` is null, it only counts their bytes.
+// The parts of the memory of a packed source. If `data` is null, only their sizes are computed.
 struct SrcParts {
     uint8_t* data;
     size_t bytes = 0;
@@ -239,7 +240,7 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
     (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, quantized(matmul, src), range, residual.data, dst.data);
 }
 
-// The bits of the magnitudes of numbers. As integers, they have the order of the magnitudes, and NaN is the largest.
+// The bits of the magnitudes of numbers. As integers, they have the same order as the magnitudes, and NaN is the largest.
 inline Ints magnitudes(Floats values) { return (Ints)((Words)values & 0x7fffffff); }
 
 inline float largest_magnitude(Ints bits) {
@@ -257,11 +258,11 @@ template <typename T>
 struct SrcRow {
     const T* numbers;
     const float* norm;
-    // With a norm, the numbers are multiplied by this.
+    // If the source has a norm, the numbers are multiplied by this factor.
     float factor;
-    // Numbers with a larger magnitude are outliers.
+    // Numbers whose magnitude exceeds this limit are outliers.
     float limit;
-    // The number of outliers for which there is memory.
+    // The number of further outliers for which memory is available.
     size_t outliers_left;
 
     inline Floats load_at(size_t at) const {
@@ -329,13 +330,13 @@ struct QuantizedGroup {
     float *scale, *sums;
 };
 
-// Quantizes numbers of a row of a tile of `m_tile` rows. `top` is their largest magnitude.
+// Quantizes a group of numbers of a row in a tile of `m_tile` rows. `top` is their largest magnitude.
 inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile,
                            const QuantizedGroup& to) {
     const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS, inverse = top > 0 ? most_quant / top : 0;
     *to.scale = top / most_quant * matmul.scale_factor;
     float* sums = to.sums;
-    // Unsigned, since NaN is quantized to numbers whose signed sums overflow.
+    // The sum is unsigned, because NaN is quantized to numbers whose signed sums overflow.
     Words sum{};
     for (size_t v = 0; v < GROUP_VECTORS; ++v) {
         // The addition rounds to the nearest integer, which is then in the low bits.
@@ -400,7 +401,7 @@ void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const Pa
     else quantize_tile(matmul, (const float*)src.data, tile, quantized_src);
 }
 
-// Above 8 rows for each thread, reading what other threads have packed costs more than reading all weights.
+// Above 8 rows per thread, reading rows that other threads have packed costs more than reading all weights.
 constexpr Division DIVISION = {rows_per_tile, M_TILE_MAX, 8, 256 << 10, 4};
 
 }  // namespace

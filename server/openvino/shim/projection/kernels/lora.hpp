@@ -29,7 +29,7 @@ inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDo
     }
 }
 
-// The same for the rows of a tile. It is not inlined, so that it costs nothing where there are no adapters.
+// Adds the products for all rows of a tile. The function is not inlined, so that projections without adapters are not slower.
 template <size_t R>
 __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora,
                                             Floats (*total)[2]) {
@@ -40,7 +40,7 @@ __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, 
         if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
 }
 
-// Multiplies `R` rows, each scaled by its factor, by ranks of an adapter, as many as registers can sum at a time.
+// Multiplies `R` rows, each scaled by its factor, by as many ranks of an adapter as registers can sum at a time.
 template <size_t R, typename T>
 void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
                     float* const* to) {

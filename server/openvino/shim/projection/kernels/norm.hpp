@@ -8,7 +8,7 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// 1 / sqrt(mean(row * row) + epsilon).
+// Computes 1 / sqrt(mean(row * row) + epsilon).
 template <typename T>
 inline float inverse_rms(const Matmul& matmul, const T* row) {
     Floats squares{};

@@ -7,7 +7,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Prefetches the next block of weights, a few lines with each group of this one: the processor does not predict it in time.
+// Prefetches the next block of weights, a few cache lines with each group of the current block, because the processor does not
+// predict these reads in time.
 struct Prefetch {
     const uint8_t *at, *end;
     size_t lines;

@@ -3,8 +3,8 @@
 // As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and the
 // destination has M rows of N columns. A row of the source belongs to a token.
 //
-// Nothing here knows OpenVINO. The kernels are compiled once for each instruction set, so every function in this header is
-// `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
+// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
+// is `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
 // without AVX-512.
 #pragma once
 
@@ -15,19 +15,19 @@
 
 namespace ovfleet::projection {
 
-// Consecutive elements of a row of the source that are quantized with one scale.
+// The number of consecutive elements of a row of the source that are quantized with one scale.
 constexpr size_t SRC_GROUP = 32;
 // The source is multiplied in terms of 8 bits. With one term, its elements are quantized to 8 bits, except for outliers. With
-// two terms, all are quantized to 15 bits, `(first << TERM_BITS) + second`. The second term is from -64 to 63.
+// two terms, all elements are quantized to 15 bits, `(first << TERM_BITS) + second`. The second term is from -64 to 63.
 constexpr int TERM_BITS = 7;
 constexpr size_t TERMS_MAX = 2;
 // An element of the source is an outlier if its magnitude exceeds the root mean square of its row by more than this factor. A
 // row of K columns has at most `K / OUTLIER_RATIO^2` outliers.
 constexpr size_t OUTLIER_RATIO = 4;
-// Columns of the destination that are computed together: the weights are packed in blocks of them.
+// The number of columns of the destination that are computed together. The weights are packed in blocks of this size.
 constexpr size_t N_BLOCK = 32;
 
-// The operation that is fused behind a multiplication. Compiled models contain these numbers.
+// The operation that is fused after a multiplication. Compiled models contain these numbers.
 enum class Epilogue : int64_t {
     none,
     // Adds the residual.
@@ -36,14 +36,14 @@ enum class Epilogue : int64_t {
     swiglu,
 };
 
-// What an adapter adds to a product: up * (down * src), for the rows of its tokens.
+// An adapter, which adds up * (down * src) to the product for the rows of its tokens.
 struct LoraAdapter {
-    // The number by which tokens refer to it.
+    // The number by which tokens refer to the adapter.
     int64_t number;
-    // A multiple of `RANK_BLOCK`.
+    // The number of ranks, a multiple of `RANK_BLOCK`.
     uint64_t ranks;
-    // The positions of its matrices, in bytes behind the first adapter: `down` is `[ranks][K]` of f32, multiplied by the norm;
-    // `up_blocks` are two `UpBlock` for each block of columns, which have the position of `up`.
+    // The positions of the adapter's matrices, in bytes from the first adapter: `down` is `[ranks][K]` of f32, multiplied by
+    // the norm; `up_blocks` are two `UpBlock` for each block of columns, which contain the position of `up`.
     uint64_t down, up_blocks;
 };
 
@@ -52,29 +52,30 @@ struct UpBlock {
     uint64_t first, last, up;
 };
 
-// Ranks that are computed at a time.
+// The number of ranks that are computed at a time.
 constexpr size_t RANK_BLOCK = 4;
 
 // A matrix `[N][K]` of weights (quant - zero) * scale * scale_factor with an epilogue. `group` consecutive weights of a row
 // share a zero point and a scale.
 //
-// In memory, it is blocks of 32 columns of the destination, the last of which is padded with zeros. With SwiGLU, a block has 16
-// columns of the first half, and then those of the second half that they multiply. For each group, a block has 32 scales and 32
-// zero points in f16, and then the quants: four consecutive weights of each of 16 columns, then those of the other 16 columns,
-// and so on. Quants of 4 bits share bytes: the first four weights are in the low halves, and the next four in the high halves.
+// In memory, the matrix consists of blocks of 32 columns of the destination, the last of which is padded with zeros. With
+// SwiGLU, a block has 16 columns of the first half, and then the columns of the second half by which they are multiplied. For
+// each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
+// columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
+// halves, and the next four in the high halves.
 struct Matmul {
-    // K is a multiple of 32.
+    // The numbers of columns and rows. K is a multiple of 32.
     size_t K, N;
-    // 4 or 8.
+    // The number of bits of a weight, 4 or 8.
     size_t bits;
-    // 16 or 32.
+    // The number of weights in a group, 16 or 32.
     size_t group;
     // The number of terms of the source. Kernels in bf16 ignore it.
     size_t terms;
-    // A power of two that moves the scales into the range in which f16 is exact.
+    // A power of two that moves the scales into the range in which f16 has its full precision.
     float scale_factor;
     Epilogue epilogue;
-    // If it is not null, the rows of the source are divided by their root mean square and multiplied by these.
+    // If the norm is not null, the rows of the source are divided by their root mean square and multiplied by these factors.
     const float* norm;
     float epsilon;
     size_t adapter_count;
@@ -113,13 +114,13 @@ static inline const char* unsupported(const Matmul& matmul) {
     return nullptr;
 }
 
-// The object at a position behind the first adapter.
+// The object at a position relative to the first adapter.
 template <typename T>
 static inline const T* behind_adapters(const Matmul& matmul, uint64_t bytes) {
     return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matmul.adapters) + bytes);
 }
 
-// The adapter of a row, or null, and down * src of the row.
+// The adapter of a row, or null, and the product down * src for the row.
 struct LoraDown {
     const LoraAdapter* adapter;
     const float* values;
@@ -128,34 +129,34 @@ struct LoraDown {
 // The source in the format of the kernels that read it: tiles of `m_tile` rows, the last of which is padded.
 struct PackedSrc {
     size_t M, m_tile;
-    // As many bytes as `Kernels::src_bytes`.
+    // The packed rows, `Kernels::src_bytes` bytes.
     uint8_t* data;
-    // One for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding; null if no row has an adapter.
     const LoraDown* lora;
 };
 
-// The columns of each tile in which one of its rows has an outlier, in ascending order. For each tile: their number, and memory
-// for `outliers_per_row_max` columns for each row, and for the values of the rows in these columns, multiplied by the scale
-// factor of the weights, or 0 where they are not outliers.
+// The columns of each tile in which one of its rows has an outlier, in ascending order. For each tile: the number of these
+// columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these columns. The
+// values are multiplied by the scale factor of the weights, and 0 where they are not outliers.
 struct Outliers {
     uint32_t *counts, *columns;
     float* values;
 };
 
 // The source of the kernels for 8-bit integers, in tiles of rows whose sums fit into registers. The last tile is padded with
-// zeros. For each tile and group of 32 columns: the first terms of its rows and then the second ones, and the scale of each
-// row, multiplied by the scale factor of the weights. For each group of weights: the sum of the quants of each row. The quants
-// of outliers are 0.
+// zeros. The source contains, for each tile and group of 32 columns, the first terms of the rows and then their second terms,
+// and the scale of each row, multiplied by the scale factor of the weights; and for each group of weights, the sum of the
+// quants of each row. The quants of outliers are 0.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
     float *scales, *sums;
     Outliers outliers;
-    // One for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding; null if no row has an adapter.
     const LoraDown* lora;
 };
 
-// Rows of one adapter, by their indices, and the memory for `[count][ranks]` results.
+// The indices of the rows of one adapter, and the memory for `[count][ranks]` results.
 struct AdapterRows {
     const LoraAdapter* adapter;
     const uint32_t* rows;
@@ -178,37 +179,37 @@ struct DstRange {
     size_t next_block;
 };
 
-// How the work of the kernels is divided.
+// The division of the kernels' work.
 struct Division {
     // The number of rows of a tile, for M rows.
     size_t (*rows_per_tile)(size_t M);
-    // Rows that are packed at a time. A tile has several parts of this size, the last of which may be smaller.
+    // The number of rows that are packed at a time. A tile has several parts of this size, the last of which may be smaller.
     size_t packed_rows;
-    // Rows for each thread from which on each thread multiplies a part of the rows by all weights. With fewer rows, each
-    // multiplies all rows by a part of the weights.
+    // The minimum number of rows per thread with which each thread multiplies a part of the rows by all weights. With fewer
+    // rows, each thread multiplies all rows by a part of the weights.
     size_t rows_per_owner;
-    // How much of the source stays in the cache of a processor while blocks of weights are read: this count of numbers, but at
-    // least this count of tiles.
+    // The part of the source that remains in the cache of a processor while blocks of weights are read: a count of numbers, and
+    // a minimum count of tiles.
     size_t cached_numbers, cached_tiles_min;
 };
 
 // The kernels of one instruction set.
 struct Kernels {
     Division division;
-    // Bytes of the packed source; `rows` includes the padding.
+    // Returns the size of the packed source in bytes; `rows` includes the padding.
     size_t (*src_bytes)(const Matmul& matmul, size_t rows);
     // Packs a part of a tile.
     void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
     // Computes a part of the destination. `residual` has the shape of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
-    // Multiplies rows by the ranks from `first` to `last`, multiples of `RANK_BLOCK`, of their adapter.
+    // Multiplies rows by the ranks of their adapter from `first` to `last`, which are multiples of `RANK_BLOCK`.
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
-// The kernels for an instruction set; null if there are none or this processor does not have it.
+// The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
 // The kernels for AMX with the plain C++ model of tiles, and with the vectors of an instruction set, for tests; null if they
-// are not compiled for it or this processor does not have it.
+// are not compiled for the instruction set or this processor lacks it.
 const Kernels* tile_model_kernels(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

@@ -28,9 +28,10 @@ pub(crate) struct Recipe {
     pub(crate) values_kind: TensorType,
     /// The number of experts, of [`EXPERTS`], for each token; 0 if the layers have no experts.
     pub(crate) experts_used: u64,
-    /// Whether there is a `rope_freqs.weight`.
+    /// Whether the file has a tensor `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
-    /// The original context length of a model that was extended: it has factors for this and for longer contexts.
+    /// The original context length of a model whose context was extended. The file has factors for this and for longer
+    /// contexts.
     pub(crate) original_context: Option<u32>,
     /// Whether the vocabulary projection shares the weights of the embeddings.
     pub(crate) tied: bool,
@@ -56,7 +57,8 @@ impl Recipe {
     }
 
     fn layers(&self) -> u64 {
-        // In gemma, five layers with a window are followed by one without; the seventh layer has one again.
+        // In gemma, five layers with a window are followed by one layer without a window. The seventh layer has a
+        // window again.
         if self.is("gemma3") { 7 } else { 2 }
     }
 
@@ -105,7 +107,7 @@ impl Recipe {
     }
 
     fn tensors(&self, to: &mut Tensors<'_>) {
-        // Gemma multiplies its embeddings by the root of the hidden size.
+        // Gemma multiplies its embeddings by the square root of the hidden size.
         let size = if self.is("gemma3") { 1.0 / (HIDDEN as f32).sqrt() } else { 1.0 };
         to.values("token_embd.weight", HIDDEN, VOCABULARY, size);
         to.norm("output_norm.weight", HIDDEN);
@@ -168,7 +170,7 @@ impl Recipe {
     }
 }
 
-/// Writes tensors, whose values come from one stream of random numbers.
+/// Writes tensors whose values come from one sequence of random numbers.
 struct Tensors<'a> {
     file: &'a mut GgufWriter,
     random: Random,
@@ -216,7 +218,8 @@ pub(crate) fn normals(random: &mut Random, count: u64, size: f32) -> Vec<f32> {
     (0..count).map(|_| size * normal(random)).collect()
 }
 
-/// A number with mean 0 and standard deviation 1. The sum of four uniform numbers is normal enough for weights.
+/// A random number with mean 0 and standard deviation 1. The sum of four uniform numbers is close enough to a normal
+/// distribution for weights.
 fn normal(random: &mut Random) -> f32 {
     let uniform = |bits: u64| (bits & 0xffff) as f32 / 65536.0 - 0.5;
     let bits = random.next();

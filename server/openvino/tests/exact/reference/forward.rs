@@ -1,7 +1,7 @@
 //! A simple forward pass: in f64, one token after the other, without a cache layout or fusions.
 //!
-//! It follows the conventions of the file format: the tensors of a layer decide about its operations, and the architecture only
-//! about what the tensors leave open.
+//! It follows the conventions of the file format: the tensors of a layer determine its operations, and the architecture
+//! determines only the properties that do not follow from the tensors.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) struct Reference {
     experts_used: usize,
     /// The factor for cosines and sines.
     rope_scale: f64,
-    /// The name of the tensor with the divisors of the frequencies.
+    /// The name of the tensor with the divisors of the rotary frequencies.
     rope_factors: &'static str,
     /// The sliding window in tokens, including the current one.
     window: Option<usize>,
@@ -186,7 +186,7 @@ impl Reference {
         let gate = if self.has(&name("ffn_gate")) {
             self.project(&name("ffn_gate"), x)
         } else {
-            // A single matrix holds the gate and up projections, in this order.
+            // A single matrix contains the gate and up projections, in this order.
             let second = up.split_off(up.len() / 2);
             std::mem::replace(&mut up, second)
         };
@@ -246,7 +246,7 @@ impl Reference {
     /// Applies the rotary embedding: llama rotates adjacent pairs, all other architectures rotate halves.
     fn rotate(&self, head: &mut [f64], position: usize, sliding: bool) {
         let half = head.len() / 2;
-        // The base of gemma's layers with a window, whatever base the file has for the others.
+        // Gemma's layers with a window have this base, regardless of the file's base for the other layers.
         let base = if sliding && self.architecture == "gemma3" { 10_000.0 } else { self.rope_base };
         let factors = self.tensors.get(self.rope_factors);
         for i in 0..half {
@@ -289,7 +289,7 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// GELU with the tanh approximation, as the architecture demands.
+/// GELU with the tanh approximation, as the architecture requires.
 fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
 }

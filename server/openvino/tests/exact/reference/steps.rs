@@ -1,11 +1,12 @@
-//! Runs a runner through tokens in mixed batches, and compares the logits of every position.
+//! Runs tokens on a runner in mixed batches, and compares the logits of every position.
 
 use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// The tokens of each sequence in a step: one decodes from the start (so it samples every position), one has chunks that cross
-/// block boundaries, one has chunks of a block and a token, and one has its whole prompt at once.
+/// The number of tokens of each sequence in a step: one sequence decodes from the start (so it samples every position),
+/// one has chunks that cross block boundaries, one has chunks of a block and a token, and one has its whole prompt in
+/// one step.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
 /// The largest difference of any logit at any position, as a fraction of the reference's standard deviation.
@@ -13,7 +14,7 @@ pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expe
     worst_difference_with(runner, tokens, [(0, expected); 4])
 }
 
-/// The same for sequences with adapters, each of which has expected logits of its own.
+/// Like [`worst_difference`], for sequences with adapters, each of which has separate expected logits.
 pub(crate) fn worst_difference_with(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],
@@ -45,7 +46,7 @@ pub(crate) fn worst_difference_with(
         for (row, (sequence, position)) in logits.rows().zip(positions) {
             let difference = |(a, b): (&f32, &f32)| (a - b).abs();
             for one in row.iter().zip(&expected[sequence].1[position]).map(difference) {
-                // A NaN must not get lost in a maximum.
+                // This comparison keeps a NaN, which `max` would discard.
                 worst = if one <= worst { worst } else { one };
             }
         }

@@ -1,16 +1,18 @@
-//! Lookahead: whether a quote ends its string, and where a malformed call ends. Models forget to escape quotes within
-//! strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if the text after it continues like a call.
+//! Looks ahead to determine whether a quote ends its string, and where a malformed call ends. Models forget to escape
+//! quotes within strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if the text after it continues like
+//! a call.
 
 use crate::literal::is_space;
 use crate::python::ClosingContext;
 
-/// The text after a quote, up to the character that decides. It contains no quotes, so no character is held twice.
+/// The text after a quote, up to the character that shows whether the quote ends the string. The text contains no
+/// quotes, so no character is looked ahead at twice.
 #[derive(Debug)]
 pub(super) struct Lookahead {
     pub(super) quote: char,
     pub(super) held: String,
     state: LookaheadState,
-    /// Parentheses that close the call: two if it is printed.
+    /// The number of parentheses that close the call: two if the call is the argument of `print`.
     parentheses: u8,
     is_list: bool,
 }
@@ -35,7 +37,7 @@ enum LookaheadState {
 /// Whether a quote ends its string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QuoteVerdict {
-    /// The next character decides.
+    /// More characters are needed to decide.
     More,
     /// The quote ends the string.
     Closes,
@@ -85,7 +87,7 @@ impl Lookahead {
             (LookaheadState::Comma, letter) if begins_name(letter) => LookaheadState::Key,
             (LookaheadState::Key, letter) if continues_name(letter) => LookaheadState::Key,
             (LookaheadState::Call, ',') if self.is_list && self.parentheses == 0 => LookaheadState::CallComma,
-            // A marker or a fence replaces a missing bracket.
+            // A marker or a code fence replaces a missing bracket.
             (LookaheadState::Call, '<' | '`') => return QuoteVerdict::Closes,
             (LookaheadState::Call | LookaheadState::CallComma, ']') if self.is_list => {
                 return QuoteVerdict::Closes;
@@ -102,7 +104,7 @@ impl Lookahead {
     }
 }
 
-/// A member of a list that is not a call, which is skipped by matching its brackets.
+/// An element of a list that is not a call, which is skipped by matching its brackets.
 #[derive(Debug, Default)]
 pub(super) struct SkippedMember {
     depth: usize,
@@ -110,13 +112,13 @@ pub(super) struct SkippedMember {
     is_escaped: bool,
 }
 
-/// The effect of a character on a skipped member.
+/// The effect of a character on a skipped element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Member {
     More,
-    /// The character is the comma after the member.
+    /// The character is the comma after the element.
     Over,
-    /// The character ends the list, or the end of the member cannot be determined.
+    /// The character ends the list, or the end of the element cannot be determined.
     Last,
 }
 
@@ -126,7 +128,7 @@ impl SkippedMember {
             return Member::More;
         }
         match (self.quote, letter) {
-            // A marker may begin here, which takes precedence over a skipped member.
+            // A marker, which takes precedence over a skipped element, may begin here.
             (_, '<') => return Member::Last,
             (Some(_), '\\') => self.is_escaped = true,
             (Some(quote), letter) if letter == quote => self.quote = None,

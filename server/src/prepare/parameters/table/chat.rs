@@ -1,4 +1,4 @@
-//! The parameters that only chat completions have.
+//! The parameters that exist only for chat completions.
 
 use super::parameter::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION};

@@ -1,4 +1,4 @@
-//! The parameters that only completions have.
+//! The parameters that exist only for completions.
 
 use super::parameter::{ALL, OPENAI_VLLM, OVMS_PARTLY, Parameter, TOKEN, row};
 use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};

@@ -7,18 +7,18 @@ use crate::prepare::parameters::kind::Kind;
 pub(crate) struct Parameter {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// The default for people; empty for none.
+    /// The default as text for people; empty if there is none.
     pub(crate) default: &'static str,
     pub(crate) required: bool,
     /// The other servers that have the parameter.
     pub(crate) peers: Peers,
-    /// How this server supports it.
+    /// The level of support in this server.
     pub(crate) support: Support,
-    /// A note for people, above all about differences from the other servers.
+    /// A note for people, mainly about differences from the other servers.
     pub(crate) note: &'static str,
 }
 
-/// Which other servers have a parameter of this name.
+/// The other servers that have a parameter of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peers {
     pub(crate) ovms: Peer,
@@ -26,27 +26,27 @@ pub(crate) struct Peers {
     pub(crate) vllm: Peer,
 }
 
-/// Whether another server has a parameter.
+/// The level of support for a parameter in another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Has,
-    /// The parameter has fewer options than here.
+    /// The other server has the parameter, but with fewer options.
     Partly,
     Lacks,
 }
 
-/// How this server supports a parameter.
+/// The level of support for a parameter in this server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// The parameter has its effect.
+    /// The parameter is supported.
     Works,
-    /// The parameter is checked and has no effect, for the reason in the note.
+    /// The parameter is checked but has no effect, for the reason in the note.
     Accepted,
     /// A request with the parameter is rejected, for the reason in the note.
     Refused,
 }
 
-/// Creates a parameter that works, without a note.
+/// Creates a supported parameter without a note.
 pub(super) const fn row(name: &'static str, kind: Kind, default: &'static str, peers: Peers) -> Parameter {
     Parameter { name, kind, default, required: false, peers, support: Support::Works, note: "" }
 }
@@ -69,7 +69,7 @@ impl Parameter {
     }
 }
 
-/// All of the others have the parameter.
+/// All other servers have the parameter.
 pub(super) const ALL: Peers = Peers { ovms: Peer::Has, openai: Peer::Has, vllm: Peer::Has };
 pub(super) const OVMS: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Lacks };
 pub(super) const OPENAI: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Lacks };
@@ -78,7 +78,7 @@ pub(super) const OVMS_OPENAI: Peers = Peers { ovms: Peer::Has, openai: Peer::Has
 pub(super) const OVMS_VLLM: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Has };
 pub(super) const OPENAI_VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Has };
 pub(super) const OVMS_PARTLY: Peers = Peers { ovms: Peer::Partly, openai: Peer::Has, vllm: Peer::Has };
-/// None of the others has the parameter, except `openvino_genai`.
+/// No other server has the parameter, but `openvino_genai` does.
 pub(super) const NOBODY: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Lacks };
 
 /// A token ID.

@@ -1,11 +1,11 @@
-//! The parameters that only responses have, or that differ there.
+//! The parameters that exist only for responses, or differ for them.
 
 use super::parameter::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};
 use crate::limits::{NAME_BYTES_MAX, TOP_LOGPROBS_MAX};
 use crate::prepare::parameters::kind::Kind;
 
-/// The values of `include`. Only the first has an effect, because the others belong to built-in tools.
+/// The values of `include`. Only the first value has an effect, because the others belong to built-in tools.
 const INCLUDABLE: &[&str] = &[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",

@@ -150,7 +150,7 @@ pub(super) const SAMPLING: &[Parameter] = &[
     row("logits_processors", Kind::Any, "", VLLM).refused("this server does not run code from requests"),
 ];
 
-/// A schema, or a string with one.
+/// A schema, or a string that contains one.
 const SCHEMA: Kind = Kind::Either(&[Kind::Object, Kind::Boolean, Kind::Text(usize::MAX)]);
 const TAG: Kind = Kind::Either(&[Kind::Object, Kind::Text(usize::MAX)]);
 const CHOICE: Kind = Kind::Texts(usize::MAX, usize::MAX);

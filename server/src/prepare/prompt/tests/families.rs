@@ -1,6 +1,6 @@
-//! Prompts of the model families whose calls the server parses, from their own templates where the licenses allow it:
-//! `server/text/tests/templates`. Those tests compare the rendering with Python; these check the input of the
-//! templates.
+//! Tests the prompts of the model families whose calls the server parses, with their own templates where the licenses
+//! allow it. The templates are in `server/text/tests/templates`. The tests of `server-text` compare the rendering with
+//! Python; these tests check the input of the templates.
 
 use expect_test::expect_file;
 
@@ -54,7 +54,7 @@ fn the_template_of_each_family_has_its_formats_and_renders_a_conversation_with_t
         let model = Model::new(vec!["m".to_owned()], built_in_text_with(&template, &[]).unwrap(), "test");
         let formats = model.formats();
         assert_eq!((formats.tool.name(), formats.reasoning.name()), (tool, reasoning), "{name}");
-        // The template of gpt-oss renders the current date, which cannot be set.
+        // The template of gpt-oss renders the current date, which the test cannot set.
         let prompt = prompt(&template, conversation()).unwrap();
         let rendered = prompt.split_inclusive('\n').map(|line| match line.split_once("Current date: ") {
             Some((before, _)) => format!("{before}Current date: 2026-01-01\n"),

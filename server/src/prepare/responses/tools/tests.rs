@@ -16,7 +16,8 @@ fn refused(tools: &Value) -> String {
     read(tools).unwrap_err().to_string()
 }
 
-/// What Codex sends: functions, a custom tool with a grammar, a namespace for each MCP server, and built-in tools.
+/// Tools like those that Codex sends: functions, a custom tool with a grammar, a namespace for each MCP server, and
+/// built-in tools.
 fn codex() -> Value {
     json!([
         {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": false,
@@ -195,14 +196,14 @@ fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
     for (arguments, input) in [
         (r#"{"input": "a\n\"b\""}"#, "a\n\"b\""),
         (r#"{"input": ""}"#, ""),
-        // Cut off.
+        // These arguments were cut off.
         (r#"{"input": "a\nb"#, "a\nb"),
         (r#"{"input": "a\"#, "a"),
         (r#"{"input": "a\u00"#, "a"),
         (r#"{"input": "a\ud83d\ude0"#, "a"),
         (r#"{"input": "a\ud83d"#, "a"),
         (r#"{"input": "#, r#"{"input": "#),
-        // The model used another name for the parameter.
+        // The model used a different name for the parameter.
         (r#"{"patch": "a"}"#, r#"{"patch": "a"}"#),
         (r#"{"input": 1}"#, r#"{"input": 1}"#),
         ("", ""),

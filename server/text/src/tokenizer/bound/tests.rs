@@ -32,7 +32,7 @@ fn text_that_composition_may_shorten_counts_for_less() {
     assert_eq!(bound.min_tokens(&"x".repeat(1000)), 999);
 }
 
-/// The bound assumes the longest decomposition of each composed character.
+/// Checks that the bound assumes the longest decomposition of each composed character.
 #[test]
 fn composition_shortens_no_character_more_than_assumed() {
     let decomposed = |character: char| {
@@ -55,7 +55,7 @@ fn composition_shortens_no_character_more_than_assumed() {
         let length: usize = whole.chars().map(spelled).sum();
         assert!(length as f64 <= NFC_SHRINKAGE * character.len_utf8() as f64, "{character:?}");
     }
-    // A singleton may become an ASCII character.
+    // Composition may replace a singleton with an ASCII character.
     for (decomposed, length) in &longest {
         assert!(*length as f64 <= NFC_SHRINKAGE * decomposed.len() as f64, "{decomposed:?}");
     }
