@@ -341,6 +341,9 @@ pub enum Command {
     Fetch(Box<FetchArgs>),
     /// Mark a running server as not ready and wait until it has finished its requests.
     Drain(DrainArgs),
+    /// Compile the grammar on standard input within limits of time and memory. The server uses this command itself.
+    #[command(hide = true)]
+    TryGrammar,
 }
 
 /// The backend that computes the model.

@@ -71,6 +71,7 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
         .with_tokenizer_memory(config.max_tokenizer_memory)
         .with_api_rules(config.api_rules);
     model.prompt_lookup = config.prompt_lookup;
+    model.grammar_trials = true;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
     tracing::info!(
         model = model.name(),

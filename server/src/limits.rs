@@ -7,6 +7,7 @@ mod budget;
 mod json;
 mod preparation;
 mod tokenizer;
+mod trial;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
 pub(crate) use preparation::{NoSlot, PreparationSlots};
 pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
+pub(crate) use trial::{InvalidGrammar, TrialProcesses, run_trial};
 
 use crate::error::Error;
 

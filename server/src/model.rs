@@ -12,7 +12,7 @@ use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 use crate::api_rules::ApiRules;
 use crate::args::NamedAdapter;
 use crate::error::Error;
-use crate::limits::{TOKENIZER_MEMORY_DEFAULT, TokenizerMemory};
+use crate::limits::{TOKENIZER_MEMORY_DEFAULT, TokenizerMemory, TrialProcesses};
 
 /// A model that the server serves.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub struct Model {
     pub(crate) prompt_lookup: bool,
     /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
+    /// Whether costly grammars are tried in a process of this program, which must be the server.
+    pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
     /// The adapters of the model, in the order of their numbers.
@@ -66,6 +68,7 @@ impl Model {
             visible_tokens_without_tools: Arc::default(),
             prompt_lookup: false,
             tokenizer_memory: TokenizerMemory::new(TOKENIZER_MEMORY_DEFAULT),
+            grammar_trials: false,
             api_rules: ApiRules::default(),
             adapters: Vec::new(),
             compiler: OnceLock::new(),
@@ -199,7 +202,11 @@ impl Model {
             let vocabulary = Vocabulary::new(
                 tokens.map(|token| (tokenizer.token_bytes(token), tokenizer.is_special(token))),
             )?;
-            Compiler::new(vocabulary, server_engine::guide_threads())
+            let compiler = Compiler::new(vocabulary, server_engine::guide_threads())?;
+            Ok(match self.grammar_trials {
+                true => compiler.with_trial(Box::new(TrialProcesses::default())),
+                false => compiler,
+            })
         });
         compiler.as_ref().map_err(|error| Error::Internal(error.to_string()))
     }

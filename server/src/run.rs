@@ -29,7 +29,7 @@ use crate::authentication::{RequireToken, authenticated, follow};
 use crate::backend::{BackendConfig, KvSpill, OpenVinoConfig};
 use crate::compat::ovms_api;
 use crate::lifecycle::Phase;
-use crate::limits::HttpLimits;
+use crate::limits::{HttpLimits, InvalidGrammar, run_trial};
 use crate::listen::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 use crate::load::{ReplicaService, publish};
 use crate::metrics::Metrics;
@@ -54,6 +54,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(12);
 /// Returns the exit code of a process that failed with this error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if let Some(invalid) = error.downcast_ref::<InvalidGrammar>() {
+        return invalid.exit_code();
+    }
     error.downcast_ref::<fetch::Error>().map_or(ExitCode::FAILURE, fetch::Error::exit_code)
 }
 
@@ -63,6 +66,9 @@ impl Args {
     /// # Errors
     /// The server could not start, its engine died, or it received a second signal while stopping.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some(Command::TryGrammar) = self.command {
+            return run_trial();
+        }
         logs::start(&self.log, self.log_format)?;
         // Bind before any other thread starts, because threads inherit the binding.
         numa::bind(self.numa_node)?;
@@ -74,7 +80,7 @@ impl Args {
         let outcome = match self.command.clone() {
             Some(Command::Fetch(fetch)) => runtime.block_on(fetch.run()).map_err(Into::into),
             Some(Command::Drain(drain)) => runtime.block_on(drain.run()),
-            None => runtime.block_on(run(self)),
+            Some(Command::TryGrammar) | None => runtime.block_on(run(self)),
         };
         // Do not wait for requests that are still being prepared.
         runtime.shutdown_background();

@@ -16,6 +16,7 @@ use crate::limits::{
 use crate::locate::{locate, path};
 use crate::memory::{OwnedMemory, grammar_bytes};
 use crate::nesting::on_large_stack;
+use crate::trial::{self, Trial, TrialError};
 use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, grammar};
 
 /// Compiles forms to guides. Threads can share a compiler.
@@ -25,6 +26,20 @@ pub struct Compiler {
     /// The token that stands for the end of the output in masks.
     end: u32,
     forms: Arc<CompiledForms<Guide>>,
+    /// Compiles costly grammars first; without it, they are compiled whatever they cost.
+    trial: Option<Box<dyn Trial>>,
+}
+
+/// The largest number of trials to locate the error of one form.
+const LOCATING_TRIALS_MAX: usize = 2;
+
+/// The reason why a grammar cannot be compiled.
+enum BuildError {
+    Invalid(String),
+    /// The trial exceeded its limits.
+    TooExpensive(String),
+    /// The trial could not be made.
+    Internal(String),
 }
 
 impl std::fmt::Debug for Compiler {
@@ -65,7 +80,13 @@ impl Compiler {
         let built = built.unwrap_or_else(|_| Err("the trie of its tokens cannot be built".to_owned()));
         let (factory, end) = built.map_err(VocabularyError)?;
         let forms = CompiledForms::new(GuideLimits { lanes: limits.lanes.max(1), ..limits });
-        Ok(Self { vocabulary: Arc::new(vocabulary), factory, end, forms })
+        Ok(Self { vocabulary: Arc::new(vocabulary), factory, end, forms, trial: None })
+    }
+
+    /// Makes a trial of every grammar whose cost could be large before it is compiled in this process.
+    #[must_use]
+    pub fn with_trial(self, trial: Box<dyn Trial>) -> Self {
+        Self { trial: Some(trial), ..self }
     }
 
     /// The vocabulary that forms are compiled for.
@@ -84,16 +105,7 @@ impl Compiler {
             return Ok(guide);
         }
         let grammar = grammar::grammar(form, &self.vocabulary)?;
-        let guide = match self.build(grammar) {
-            Ok(guide) => guide,
-            Err(problem) => {
-                let mut compile = |form: &Form| {
-                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
-                    self.build(grammar).map(drop)
-                };
-                return Err(locate(form, &problem, &mut compile));
-            }
-        };
+        let guide = self.build(grammar).map_err(|error| self.located(form, error))?;
         if guide.is_too_large() {
             let problem = "the compiled form needs more memory than is left for compiled forms";
             return Err(FormError::new(path(form), problem));
@@ -102,10 +114,45 @@ impl Compiler {
         Ok(guide)
     }
 
-    /// Whether a form can be compiled. This does not locate errors, so it takes a fraction of the time of
+    /// Whether a form can be compiled, and without a trial. This does not locate errors, so it takes a fraction of the time of
     /// [`Self::compile`]; the result is not cached.
     pub fn accepts(&self, form: &Form) -> bool {
-        grammar::grammar(form, &self.vocabulary).is_ok_and(|grammar| self.build(grammar).is_ok())
+        let is_accepted = |grammar| !self.needs_trial(&grammar) && self.build(grammar).is_ok();
+        grammar::grammar(form, &self.vocabulary).is_ok_and(is_accepted)
+    }
+
+    fn needs_trial(&self, grammar: &TopLevelGrammar) -> bool {
+        self.trial.is_some() && trial::is_needed(grammar)
+    }
+
+    /// Locates an error of a form.
+    fn located(&self, form: &Form, error: BuildError) -> FormError {
+        match error {
+            BuildError::Internal(problem) => FormError { is_internal: true, ..FormError::new("", problem) },
+            BuildError::TooExpensive(problem) => {
+                // Another trial would cost as much, so a part that needs one is presumed to be the cause.
+                let presume = |form: &Form| {
+                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
+                    if self.needs_trial(&grammar) { Err(problem.clone()) } else { Ok(()) }
+                };
+                locate(form, &problem, &mut { presume })
+            }
+            BuildError::Invalid(problem) => {
+                let mut trials = LOCATING_TRIALS_MAX;
+                let mut compile = |form: &Form| {
+                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
+                    if self.needs_trial(&grammar) {
+                        let Some(remaining) = trials.checked_sub(1) else { return Ok(()) };
+                        trials = remaining;
+                    }
+                    match self.build(grammar) {
+                        Err(BuildError::Invalid(problem)) => Err(problem),
+                        _ => Ok(()),
+                    }
+                };
+                locate(form, &problem, &mut compile)
+            }
+        }
     }
 
     /// Creates a preface: free text that ends with `close`. The text begins with `open`, or has already begun
@@ -119,7 +166,21 @@ impl Compiler {
         self.forms.memory.bytes()
     }
 
-    fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
+    fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, BuildError> {
+        if let Some(trial) = &self.trial
+            && trial::is_needed(&grammar)
+        {
+            trial.run(&trial::request(&grammar, self.vocabulary.len())).map_err(|error| match error {
+                TrialError::Invalid(problem) => BuildError::Invalid(problem),
+                TrialError::TooExpensive(problem) => BuildError::TooExpensive(problem),
+                TrialError::Failed(problem) => BuildError::Internal(problem),
+            })?;
+        }
+        self.build_here(grammar).map_err(BuildError::Invalid)
+    }
+
+    /// Compiles a grammar in this process.
+    fn build_here(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
         let (mut start, symbol_count) = on_large_stack(|| self.parser(grammar)).flatten()?;
         start.start_without_prompt();
         // Report now, instead of during generation, that nothing can follow at the start, or that the form is
@@ -159,4 +220,17 @@ impl Compiler {
         let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
         Ok((parser.map_err(readable)?, symbol_count))
     }
+}
+
+/// Compiles the grammar of a [`Trial`], with as many tokens as the vocabulary has, but with single bytes as their texts.
+///
+/// # Errors
+/// The request is not that of a trial, or the grammar cannot be compiled.
+pub fn try_grammar(request: &[u8]) -> Result<(), String> {
+    let (grammar, tokens) = trial::read_request(request)?;
+    let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
+    let others = (256..tokens).map(|_| Vec::new());
+    let vocabulary = Vocabulary::new(bytes.chain(others).map(|bytes| (bytes, false)));
+    let compiler = vocabulary.and_then(|vocabulary| Compiler::new(vocabulary, 1)).map_err(|error| error.0)?;
+    on_large_stack(|| compiler.parser(grammar).map(drop)).flatten()
 }

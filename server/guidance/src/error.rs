@@ -11,12 +11,14 @@ pub struct FormError {
     pub at: String,
     /// The problem, as a phrase that follows the path.
     pub problem: String,
+    /// Whether the form itself may be valid, because something else failed.
+    pub is_internal: bool,
 }
 
 impl FormError {
     /// Creates an error with the path of the invalid part.
     pub fn new(at: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { at: at.into(), problem: problem.into() }
+        Self { at: at.into(), problem: problem.into(), is_internal: false }
     }
 }
 

@@ -30,12 +30,14 @@ mod preface;
 mod schema;
 mod sequence;
 mod structural_tag;
+mod trial;
 mod vocabulary;
 
-pub use compiler::Compiler;
+pub use compiler::{Compiler, try_grammar};
 pub use error::{FormError, VocabularyError};
 pub use form::{Dialect, Form, Tag, TriggeredTags};
 pub use guide::Guide;
 pub use preface::Preface;
 pub use structural_tag::{is_structural_tag_type, structural_tag};
+pub use trial::{Trial, TrialError};
 pub use vocabulary::Vocabulary;

@@ -18,6 +18,16 @@ pub const PROPERTIES_MAX: usize = 5000;
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const PATTERN_PROPERTIES_MAX: usize = 64;
+/// Number of different values of `pattern` in a JSON schema that combines schemas: with `allOf`, or with `$ref`, `anyOf` or
+/// `oneOf` beside other constraints. The memory to follow a text grows exponentially with the patterns that it must match at
+/// once.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const COMBINED_PATTERNS_MAX: usize = 2;
+/// Number of `&` in a grammar, for the same reason.
+///
+/// Beyond it: 400, `invalid_value`.
+pub const CONJUNCTIONS_MAX: usize = 1;
 /// Number of different targets of `$ref` in a JSON schema.
 ///
 /// Beyond it: 400, `invalid_value`.
@@ -71,7 +81,7 @@ pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
 /// Beyond it: 400, `invalid_value`.
-pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 500_000;
+pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
 /// Number of symbols of a compiled grammar, for which llguidance has 16 bits.
 ///
 /// Beyond it: 400, `invalid_value`.

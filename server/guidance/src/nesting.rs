@@ -1,7 +1,8 @@
-//! Limits what the compiler of llguidance recurses over, and provides the stack for it.
+//! Limits the parts of forms with which the stack or the memory of llguidance grows, and provides the stack.
 //!
-//! The compiler calls itself for each reference from a rule to another, for each group, for each `$ref`, and for each
-//! property of an object. A stack overflow would end the process.
+//! Its compiler calls itself for each reference from a rule to another, for each group, for each `$ref`, and for each
+//! property of an object. A stack overflow would end the process. Its lexer considers every combination of what the patterns
+//! that a text must match at once allow next.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
@@ -10,7 +11,10 @@ use std::thread;
 use serde_json::{Map, Value};
 
 use crate::FormError;
-use crate::limits::{GRAMMAR_GROUPS_MAX, PATTERN_PROPERTIES_MAX, PROPERTIES_MAX, REFERENCES_MAX};
+use crate::limits::{
+    COMBINED_PATTERNS_MAX, CONJUNCTIONS_MAX, GRAMMAR_GROUPS_MAX, PATTERN_PROPERTIES_MAX, PROPERTIES_MAX,
+    REFERENCES_MAX,
+};
 
 /// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB for a rule, a group or a level
 /// of JSON. A `$ref` has at most 127 such levels, and up to 320 KB for intersections. Memory is only used as far as the
@@ -33,11 +37,13 @@ pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result
 pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
     let mut parts = Parts::default();
     parts.count(schema);
-    let Parts { properties, pattern_properties, references } = parts;
+    let Parts { properties, pattern_properties, references, patterns, combines } = parts;
+    let combined_patterns = if combines { patterns.len() } else { 0 };
     for (count, max, name) in [
         (properties, PROPERTIES_MAX, "properties"),
         (pattern_properties, PATTERN_PROPERTIES_MAX, "pattern properties"),
         (references.len(), REFERENCES_MAX, "different references"),
+        (combined_patterns, COMBINED_PATTERNS_MAX, "different patterns beside combined schemas"),
     ] {
         if count > max {
             return Err(FormError::new(at, format!("has {count} {name}, which exceeds the limit of {max}")));
@@ -56,14 +62,55 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
             format!("has more than {GRAMMAR_GROUPS_MAX} rules and groups (characters `:`, `(`, `[` and `~`)"),
         ));
     }
-    for (start, keyword) in lark.match_indices("%json") {
-        let mut values = serde_json::Deserializer::from_str(&lark[start + keyword.len()..]).into_iter();
-        // llguidance reports what is not JSON.
-        if let Some(Ok(schema)) = values.next() {
-            check_schema(&schema, at)?;
-        }
+    if conjunctions(lark) > CONJUNCTIONS_MAX {
+        return Err(FormError::new(at, format!("has more than {CONJUNCTIONS_MAX} `&`")));
     }
-    Ok(())
+    schemas(lark).try_for_each(|schema| check_schema(&schema, at))
+}
+
+/// The JSON schemas in a grammar in Lark. llguidance reports what is not JSON.
+pub(crate) fn schemas(lark: &str) -> impl Iterator<Item = Value> {
+    lark.match_indices("%json").filter_map(|(start, keyword)| {
+        serde_json::Deserializer::from_str(&lark[start + keyword.len()..]).into_iter().next()?.ok()
+    })
+}
+
+/// The number of the operator `&` in a grammar in Lark.
+pub(crate) fn conjunctions(lark: &str) -> usize {
+    let mut count = 0;
+    let mut rest = lark.as_bytes();
+    while let [first, after @ ..] = rest {
+        let skipped = match first {
+            b'"' => quoted(after, b'"'),
+            b'#' => line(after),
+            b'/' if after.first() == Some(&b'/') => line(after),
+            b'/' => quoted(after, b'/'),
+            b'<' => after.iter().position(|byte| b"<> \t\r\n".contains(byte)).unwrap_or(0),
+            b'&' => {
+                count += 1;
+                0
+            }
+            _ => 0,
+        };
+        rest = &after[skipped..];
+    }
+    count
+}
+
+/// The length of the rest of a string or a regular expression, with its end.
+fn quoted(text: &[u8], end: u8) -> usize {
+    let mut is_escaped = false;
+    let is_end = |byte: &u8| {
+        let is_end = *byte == end && !is_escaped;
+        is_escaped = *byte == b'\\' && !is_escaped;
+        is_end
+    };
+    text.iter().position(is_end).map_or(text.len(), |position| position + 1)
+}
+
+/// The length of the rest of a line.
+fn line(text: &[u8]) -> usize {
+    text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len())
 }
 
 /// The parts of a schema that are limited, wherever they are in it.
@@ -72,6 +119,9 @@ struct Parts<'s> {
     properties: usize,
     pattern_properties: usize,
     references: HashSet<&'s str>,
+    patterns: HashSet<&'s str>,
+    /// Whether a value may have to be valid under several schemas.
+    combines: bool,
 }
 
 impl<'s> Parts<'s> {
@@ -102,8 +152,27 @@ impl<'s> Parts<'s> {
         if let Some(Value::String(target)) = schema.get("$ref") {
             self.references.insert(target);
         }
+        if let Some(Value::String(pattern)) = schema.get("pattern") {
+            self.patterns.insert(pattern);
+        }
+        let count =
+            |keywords: &[&str]| keywords.iter().filter(|keyword| schema.contains_key(**keyword)).count();
+        let applied = count(&["$ref", "anyOf", "oneOf"]);
+        self.combines |=
+            schema.contains_key("allOf") || applied > 1 || (applied == 1 && count(&CONSTRAINTS) > 0);
     }
 }
+
+/// The keywords whose patterns a value must match in addition to those of a schema that applies in place.
+const CONSTRAINTS: [&str; 7] = [
+    "pattern",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "propertyNames",
+    "items",
+    "prefixItems",
+];
 
 /// The number of keys of all objects in a value.
 fn keys(value: &Value) -> usize {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use proto::v1alpha1::replica_client::ReplicaClient;
 use proto::v1alpha1::{State, WatchLoadRequest};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::harness::{Server, command, rest, with_descriptors};
 
@@ -122,6 +122,36 @@ fn a_client_that_does_not_read_makes_room_for_others() {
         assert!(started.elapsed() < DEADLINE, "it still holds its place");
     }
     drop(stalled);
+}
+
+#[test]
+fn forms_that_would_take_gigabytes_to_compile_are_rejected() {
+    const MEMORY_BYTES_MAX: usize = 512 << 20;
+    let server = Server::start(&mut command(&[]));
+    let properties: Map<String, Value> = (0..2000).map(|number| (format!("p{number}"), json!({}))).collect();
+    let multiples = [97, 89, 83].map(|number| json!({"multipleOf": number}));
+    let ask = |parameters: Value| {
+        let mut body = json!({"model": "sim", "prompt": "x", "max_tokens": 4});
+        body.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        answer(&server.address, &post("/v1/completions", &body.to_string()))
+    };
+    for form in [
+        json!({"guided_json": {
+            "type": "object", "properties": properties, "additionalProperties": false, "minProperties": 1
+        }}),
+        json!({"guided_json": {"allOf": multiples}}),
+    ] {
+        let (status, error) = refusal(&ask(form));
+        assert_eq!((status, error["code"].as_str()), (400, Some("invalid_value")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("to be compiled"), "{error}");
+        assert!(error["param"].as_str().unwrap().starts_with("guided_"), "{error}");
+    }
+    // A form that is large but not costly is compiled after its trial.
+    let valid = json!({"guided_json": {"type": "object", "properties": properties}});
+    let accepted = ask(valid);
+    assert!(accepted.starts_with("HTTP/1.1 200"), "{accepted}");
+    let peak = server.peak_memory();
+    assert!(peak < MEMORY_BYTES_MAX, "{} MB", peak >> 20);
 }
 
 #[test]

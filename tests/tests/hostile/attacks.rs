@@ -50,6 +50,7 @@ attacks![
     forms::exhausted_form_again,
     forms::thousands_of_alternatives,
     forms::broken_tool_schemas,
+    forms::costly_forms,
     texts::digits_to_tokenize,
     texts::long_prompts,
     texts::truncated_conversations,

@@ -18,3 +18,5 @@ mod schemas;
 mod support;
 #[cfg(test)]
 mod tags;
+#[cfg(test)]
+mod trials;

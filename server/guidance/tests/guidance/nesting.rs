@@ -90,3 +90,39 @@ fn what_would_exhaust_the_stack_is_rejected() {
     let schema = json!({"type": "object", "patternProperties": patterns});
     assert!(rejection(&json_form(schema)).contains("pattern properties"));
 }
+
+#[test]
+fn texts_that_must_match_many_patterns_are_rejected() {
+    let pattern = |number: usize| json!({"type": "string", "pattern": format!("a{number}|b{number}")});
+    let definitions: Map<String, Value> =
+        (0..3).map(|number| (format!("d{number}"), pattern(number))).collect();
+    let reference = |number: usize| json!({"$ref": format!("#/$defs/d{number}")});
+    for schema in [
+        json!({"allOf": [pattern(0), pattern(1), pattern(2)]}),
+        json!({"allOf": [reference(0), reference(1), reference(2)], "$defs": definitions}),
+        json!({"$ref": "#/$defs/d0", "pattern": "x", "anyOf": [reference(1)], "$defs": definitions}),
+        json!({"anyOf": [{"properties": {"p": pattern(0)}}], "properties": {"p": pattern(1)},
+            "oneOf": [{"additionalProperties": pattern(2)}]}),
+    ] {
+        assert!(rejection(&json_form(schema)).contains("3 different patterns"));
+    }
+    for text in [
+        "T: /.*a.*/ & /.*b.*/ & /.*c.*/",
+        "A: /.*a.*/ & /.*b.*/\nT: A & /.*c.*/",
+        // Neither comments nor strings hide an operator.
+        "T: /\"/ & /#/ & /.*c.*/ # \"",
+        "T: \"\\\"#/\" & <[1]> & \"//\" // \"",
+    ] {
+        assert!(rejection(&grammar(format!("start: T\n{text}\n"))).contains("more than 1 `&`"), "{text}");
+    }
+    for form in [
+        json_form(json!({"allOf": [pattern(0), pattern(1), pattern(1)]})),
+        json_form(
+            json!({"type": "object", "properties": {"a": pattern(0), "b": pattern(1), "c": pattern(2)}}),
+        ),
+        json_form(json!({"anyOf": [pattern(0), pattern(1), pattern(2)], "title": "one of many"})),
+        grammar("start: T\n# not & an & operator\nT: /[&a-z]*/ & ~\"&&\"\n".to_owned()),
+    ] {
+        compile(&form);
+    }
+}

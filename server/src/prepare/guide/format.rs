@@ -64,7 +64,10 @@ pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>
 
 /// Converts an error of a form into the error of the request.
 pub(super) fn rejected(invalid: FormError, param: &str) -> Error {
-    let FormError { at, problem } = invalid;
+    let FormError { at, problem, is_internal } = invalid;
+    if is_internal {
+        return Error::Internal(problem);
+    }
     Error::invalid(if at.is_empty() { param.to_owned() } else { at }, problem)
 }
 

@@ -1,7 +1,7 @@
 //! Attacks with structured outputs and tools.
 
 use anyhow::ensure;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::hostile::client::{Client, Statuses, Targets, chat, copies};
 
@@ -90,4 +90,38 @@ pub(super) async fn broken_tool_schemas(targets: Targets) -> anyhow::Result<Stri
     let body = chat("Call.", json!({"tools": tools, "tool_choice": "required"}));
     let statuses = Client::of_router(&targets).barrage(CHAT, 8, copies(&body, 16)).await;
     Ok(statuses.only(&[200, 400, 429])?.to_string())
+}
+
+/// Small forms whose compilation would take gigabytes, and large ones that take long.
+pub(super) async fn costly_forms(targets: Targets) -> anyhow::Result<String> {
+    let properties = |count: usize| -> Map<String, Value> {
+        (0..count).map(|number| (format!("property_{number}"), json!({}))).collect()
+    };
+    let bodies = (0..4).flat_map(|turn| {
+        let patterns: Vec<Value> = (0..64)
+            .map(|number| json!({"pattern": format!("a{turn}{number}|b{number}|c{number}")}))
+            .collect();
+        let conjunction: Vec<String> =
+            (0..64).map(|number| format!("/.*(a{turn}{number}|b{number}).*/")).collect();
+        let multiples =
+            json!({"allOf": [{"type": "integer", "multipleOf": 9973 + turn}, {"multipleOf": 9967}]});
+        let large: Vec<Value> = (0..16)
+            .map(|number| {
+                let schema = json!({"type": "object", "properties": properties(4000 + turn)});
+                json!({"type": "tag", "begin": format!("<{number}>"), "end": "",
+                    "content": {"type": "json_schema", "json_schema": schema}})
+            })
+            .collect();
+        [
+            json!({"guided_json": {"type": "string", "allOf": patterns}}),
+            json!({"guided_json": {"type": "object", "properties": properties(4000 + turn),
+                "additionalProperties": false, "minProperties": 1}}),
+            json!({"guided_json": multiples}),
+            json!({"guided_grammar": format!("start: T\nT: {}\n", conjunction.join(" & "))}),
+            json!({"response_format": {"type": "or", "elements": large}}),
+        ]
+    });
+    let bodies = bodies.map(|form| chat("Write.", form).to_string()).collect();
+    let statuses = Client::of_router(&targets).barrage(CHAT, 4, bodies).await;
+    Ok(statuses.only(&[400])?.to_string())
 }

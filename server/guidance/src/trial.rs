@@ -1,0 +1,130 @@
+//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows with the
+//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar that could be one of these is first compiled elsewhere, where that can be stopped.
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use serde_json::{Value, json};
+
+use crate::nesting::{conjunctions, schemas};
+
+/// The largest size of a grammar without a trial, in bytes.
+const BYTES_MAX: usize = 32 << 10;
+/// The largest number of properties of a grammar without a trial.
+const PROPERTIES_MAX: usize = 500;
+/// The largest number of alternatives of a grammar without a trial: elements of `enum`, `anyOf` and similar lists.
+const ALTERNATIVES_MAX: usize = 1000;
+/// The largest number of patterns of a grammar without a trial.
+const PATTERNS_MAX: usize = 3;
+/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have as many states.
+const MULTIPLES_MAX: f64 = 1000.0;
+
+/// Compiles grammars where the work can be stopped, such as in another process.
+pub trait Trial: Send + Sync {
+    /// Compiles a grammar with [`try_grammar`](crate::try_grammar) within limits of time and memory.
+    ///
+    /// # Errors
+    /// The grammar cannot be compiled, or not within the limits, or the trial cannot be made.
+    fn run(&self, request: &[u8]) -> Result<(), TrialError>;
+}
+
+/// The reason why a trial did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrialError {
+    /// The grammar cannot be compiled. The text is that of llguidance.
+    Invalid(String),
+    /// The grammar cannot be compiled within the limits, which the text names.
+    TooExpensive(String),
+    /// The trial could not be made, for a reason that has nothing to do with the grammar.
+    Failed(String),
+}
+
+/// Writes the request of a trial: the grammar, and the number of tokens of the vocabulary, which bounds the token ids in it.
+pub(crate) fn request(grammar: &TopLevelGrammar, tokens: usize) -> Vec<u8> {
+    json!({"grammar": grammar, "tokens": tokens}).to_string().into_bytes()
+}
+
+/// Reads the request of a trial.
+pub(crate) fn read_request(request: &[u8]) -> Result<(TopLevelGrammar, usize), String> {
+    let mut request: Value = serde_json::from_slice(request).map_err(|error| error.to_string())?;
+    let tokens = request["tokens"].as_u64().ok_or("the number of tokens is missing")?;
+    let grammar = serde_json::from_value(request["grammar"].take()).map_err(|error| error.to_string())?;
+    Ok((grammar, tokens as usize))
+}
+
+/// Whether compiling a grammar could take more time or memory than is known to be harmless.
+pub(crate) fn is_needed(grammar: &TopLevelGrammar) -> bool {
+    let mut size = Size {
+        bytes: 0,
+        properties: 0,
+        alternatives: 0,
+        patterns: 0,
+        multiples: 1.0,
+        has_costly_keyword: false,
+    };
+    grammar.grammars.iter().for_each(|grammar| size.add(grammar));
+    let Size { bytes, properties, alternatives, patterns, multiples, has_costly_keyword } = size;
+    bytes > BYTES_MAX
+        || properties > PROPERTIES_MAX
+        || alternatives > ALTERNATIVES_MAX
+        || patterns > PATTERNS_MAX
+        || multiples > MULTIPLES_MAX
+        || has_costly_keyword
+}
+
+/// What determines the work of compiling a grammar.
+struct Size {
+    bytes: usize,
+    properties: usize,
+    alternatives: usize,
+    /// The number of patterns that a text may have to match together with others.
+    patterns: usize,
+    /// The product of all `multipleOf`.
+    multiples: f64,
+    /// Whether there is a keyword whose cost grows with the square of the properties, or is not known.
+    has_costly_keyword: bool,
+}
+
+impl Size {
+    fn add(&mut self, grammar: &GrammarWithLexer) {
+        if let Some(schema) = &grammar.json_schema {
+            self.bytes += schema.to_string().len();
+            self.add_schema(schema);
+        }
+        let Some(lark) = &grammar.lark_grammar else { return };
+        self.bytes += lark.len();
+        self.patterns += conjunctions(lark);
+        self.has_costly_keyword |= lark.contains("%regex") || lark.contains("%lark");
+        schemas(lark).for_each(|schema| self.add_schema(&schema));
+    }
+
+    /// Adds everything that could be a keyword, wherever it is in the schema.
+    fn add_schema(&mut self, value: &Value) {
+        match value {
+            Value::Array(values) => values.iter().for_each(|value| self.add_schema(value)),
+            Value::Object(members) => {
+                for (keyword, value) in members {
+                    self.add_keyword(keyword, value);
+                    self.add_schema(value);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn add_keyword(&mut self, keyword: &str, value: &Value) {
+        match (keyword, value) {
+            ("properties", Value::Object(members)) => self.properties += members.len(),
+            ("patternProperties", Value::Object(members)) => self.patterns += members.len(),
+            ("pattern" | "format", Value::String(_)) => self.patterns += 1,
+            ("required" | "enum" | "anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(values)) => {
+                self.alternatives += values.len();
+            }
+            ("minProperties" | "maxProperties", Value::Number(_)) => self.has_costly_keyword = true,
+            ("multipleOf", Value::Number(number)) => {
+                let number = number.as_f64().unwrap_or(f64::INFINITY);
+                // A fraction has more states than the number.
+                self.multiples *= if number.fract() == 0.0 { number.abs().max(1.0) } else { f64::INFINITY };
+            }
+            _ => {}
+        }
+    }
+}

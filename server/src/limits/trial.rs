@@ -1,0 +1,136 @@
+//! Trials of grammars in a process of their own, which is ended when it exceeds its limits. The process is this program with the
+//! hidden subcommand `try-grammar`.
+
+use std::io::{self, Read as _, Write as _};
+use std::process::{Command, ExitCode, Output, Stdio, exit};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use server_guidance::{Trial, TrialError, try_grammar};
+
+/// Processor time to compile a form that could be costly. A process of its own compiles it first, and the server only
+/// afterwards. One such process runs at a time.
+///
+/// Beyond it: 400, `invalid_value`.
+const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
+/// Memory to compile a form that could be costly, in bytes.
+///
+/// Beyond it: 400, `invalid_value`.
+const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
+/// Time in which a trial ends, however little processor time it gets.
+///
+/// Beyond it: 400, `invalid_value`.
+const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);
+/// The time between two comparisons of a trial with its limits.
+const WATCH_PERIOD: Duration = Duration::from_millis(2);
+
+/// The name of the subcommand.
+const SUBCOMMAND: &str = "try-grammar";
+/// The exit code for a grammar that cannot be compiled; standard output has the reason.
+const INVALID: u8 = 10;
+/// The exit code for a trial that exceeded its limits.
+const EXCEEDED: u8 = 11;
+
+/// Makes trials in processes.
+#[derive(Debug, Default)]
+pub(crate) struct TrialProcesses {
+    /// Held during a trial, so that the limit of memory applies to all trials together.
+    turn: Mutex<()>,
+}
+
+impl Trial for TrialProcesses {
+    fn run(&self, request: &[u8]) -> Result<(), TrialError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let output = run_process(request).map_err(|error| {
+            TrialError::Failed(format!("failed to check the form in a process: {error:#}"))
+        })?;
+        match output.status.code().map(|code| code as u8) {
+            Some(0) => Ok(()),
+            Some(INVALID) => Err(TrialError::Invalid(String::from_utf8_lossy(&output.stdout).into_owned())),
+            // A signal ends a process that runs out of memory or stack before its limits are compared.
+            Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
+                "needs more than {} s of processor time or {} MiB of memory to be compiled",
+                TRIAL_CPU_MAX.as_secs(),
+                TRIAL_MEMORY_BYTES_MAX >> 20
+            ))),
+            Some(code) => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                Err(TrialError::Failed(format!(
+                    "the process that checks the form exited with code {code}: {said}"
+                )))
+            }
+        }
+    }
+}
+
+fn run_process(request: &[u8]) -> anyhow::Result<Output> {
+    // The link leads to this program even after its file was replaced.
+    let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
+    let mut child = Command::new(program)
+        .arg(SUBCOMMAND)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("failed to start it")?;
+    let mut input = child.stdin.take().context("it has no standard input")?;
+    // It writes only after it has read everything. If it has ended, its exit code tells why.
+    let _ = input.write_all(request);
+    drop(input);
+    child.wait_with_output().context("failed to wait for it")
+}
+
+/// The error of the process of a trial whose grammar cannot be compiled. Its standard output has the reason.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the grammar cannot be compiled")]
+pub(crate) struct InvalidGrammar;
+
+impl InvalidGrammar {
+    /// Returns the exit code of the process.
+    pub(crate) fn exit_code(self) -> ExitCode {
+        ExitCode::from(INVALID)
+    }
+}
+
+/// Makes a trial in this process, whose request is on standard input. The process ends when it exceeds the limits.
+///
+/// # Errors
+/// The grammar cannot be compiled ([`InvalidGrammar`]), or standard input or output fails.
+pub(crate) fn run_trial() -> anyhow::Result<()> {
+    let mut request = Vec::new();
+    io::stdin().lock().read_to_end(&mut request).context("failed to read standard input")?;
+    std::thread::spawn(watch);
+    let Err(problem) = try_grammar(&request) else { return Ok(()) };
+    io::stdout().lock().write_all(problem.as_bytes()).context("failed to write to standard output")?;
+    Err(InvalidGrammar.into())
+}
+
+/// Ends this process when it exceeds the limits of a trial.
+#[expect(clippy::disallowed_methods, reason = "nothing stops the compilation but the end of the process")]
+fn watch() {
+    let start = std::time::Instant::now();
+    loop {
+        let exceeds = memory_bytes().is_some_and(|bytes| bytes > TRIAL_MEMORY_BYTES_MAX)
+            || cpu_time() > TRIAL_CPU_MAX
+            || start.elapsed() > TRIAL_TIME_MAX;
+        if exceeds {
+            exit(EXCEEDED.into());
+        }
+        std::thread::sleep(WATCH_PERIOD);
+    }
+}
+
+/// Returns the processor time that this process has used.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+/// Returns the memory of this process that is in use, in bytes, or `None` where the system does not tell.
+fn memory_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: usize = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size())
+}
