@@ -34,6 +34,8 @@ const PROMPTS_PER_CHUNK: u32 = 8;
 /// would repeat them for each chunk.
 const PROMPTS_FOR_TWO_CHUNKS: u32 = 8;
 const DECODES_FOR_TWO_CHUNKS: u32 = 16;
+/// With `max_itl`, a step computes only this fraction of a chunk until its time can be predicted.
+const UNKNOWN_TIME_DIVISOR: u32 = 4;
 
 /// The work that can still be added to the step.
 struct Budget {
@@ -122,7 +124,7 @@ impl Scheduler {
         match self.step_time.tokens_within(max_itl, work, computed_tokens) {
             Some(prompt_tokens) => round_step_size(decode_tokens, prompt_tokens),
             // Too few steps have been recorded for a prediction.
-            None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens),
+            None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens / UNKNOWN_TIME_DIVISOR),
         }
     }
 
