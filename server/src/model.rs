@@ -204,7 +204,7 @@ impl Model {
             )?;
             let compiler = Compiler::new(vocabulary, server_engine::guide_threads())?;
             Ok(match self.grammar_trials {
-                true => compiler.with_trial(Box::new(TrialProcesses::default())),
+                true => compiler.with_trial(Box::new(TrialProcesses)),
                 false => compiler,
             })
         });

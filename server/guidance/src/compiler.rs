@@ -1,7 +1,7 @@
 //! Compiles forms for one vocabulary and caches the results.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
@@ -28,6 +28,8 @@ pub struct Compiler {
     forms: Arc<CompiledForms<Guide>>,
     /// Compiles costly grammars first; without it, they are compiled whatever they cost.
     trial: Option<Box<dyn Trial>>,
+    /// Held while a costly grammar is tried and compiled, so that the memory of a trial is the limit for all of them.
+    costly: Mutex<()>,
 }
 
 /// The largest number of trials to locate the error of one form.
@@ -80,7 +82,14 @@ impl Compiler {
         let built = built.unwrap_or_else(|_| Err("the trie of its tokens cannot be built".to_owned()));
         let (factory, end) = built.map_err(VocabularyError)?;
         let forms = CompiledForms::new(GuideLimits { lanes: limits.lanes.max(1), ..limits });
-        Ok(Self { vocabulary: Arc::new(vocabulary), factory, end, forms, trial: None })
+        Ok(Self {
+            vocabulary: Arc::new(vocabulary),
+            factory,
+            end,
+            forms,
+            trial: None,
+            costly: Mutex::new(()),
+        })
     }
 
     /// Makes a trial of every grammar whose cost could be large before it is compiled in this process.
@@ -167,9 +176,11 @@ impl Compiler {
     }
 
     fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, BuildError> {
+        let _turn;
         if let Some(trial) = &self.trial
             && trial::is_needed(&grammar)
         {
+            _turn = self.costly.lock().unwrap_or_else(PoisonError::into_inner);
             trial.run(&trial::request(&grammar, self.vocabulary.len())).map_err(|error| match error {
                 TrialError::Invalid(problem) => BuildError::Invalid(problem),
                 TrialError::TooExpensive(problem) => BuildError::TooExpensive(problem),

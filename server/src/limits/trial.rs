@@ -3,14 +3,13 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::process::{Command, ExitCode, Output, Stdio, exit};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use server_guidance::{Trial, TrialError, try_grammar};
 
 /// Processor time to compile a form that could be costly. A process of its own compiles it first, and the server only
-/// afterwards. One such process runs at a time.
+/// afterwards. One such form is compiled at a time.
 ///
 /// Beyond it: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
@@ -33,15 +32,11 @@ const INVALID: u8 = 10;
 const EXCEEDED: u8 = 11;
 
 /// Makes trials in processes.
-#[derive(Debug, Default)]
-pub(crate) struct TrialProcesses {
-    /// Held during a trial, so that the limit of memory applies to all trials together.
-    turn: Mutex<()>,
-}
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrialProcesses;
 
 impl Trial for TrialProcesses {
     fn run(&self, request: &[u8]) -> Result<(), TrialError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let output = run_process(request).map_err(|error| {
             TrialError::Failed(format!("failed to check the form in a process: {error:#}"))
         })?;

@@ -104,7 +104,7 @@ fn texts_that_must_match_many_patterns_are_rejected() {
         json!({"anyOf": [{"properties": {"p": pattern(0)}}], "properties": {"p": pattern(1)},
             "oneOf": [{"additionalProperties": pattern(2)}]}),
     ] {
-        assert!(rejection(&json_form(schema)).contains("3 different patterns"));
+        assert!(rejection(&json_form(schema)).contains("different patterns beside combined schemas"));
     }
     for text in [
         "T: /.*a.*/ & /.*b.*/ & /.*c.*/",
