@@ -86,7 +86,8 @@ struct KernelSet {
 fn kernels() {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
-    /// The tile registers of AMX as a model in plain C++, for tests.
+    /// The tile registers of AMX, and a model of them in plain C++, for tests.
+    const TILES: &[&str] = &["-DOVFLEET_TILES=HardwareTiles"];
     const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
     /// The attention kernels define explicitly which operations are fused: see attention/kernels/kernels.cpp.
     const EXACT: &[&str] = &["-ffp-contract=off"];
@@ -103,11 +104,14 @@ fn kernels() {
         set("attention", "kernels", "avx2", &[EXACT, AVX2]),
         set("attention", "kernels", "avx512", &[EXACT, AVX2, AVX512]),
         set("attention", "kernels", "avx512_bf16", &[EXACT, AVX2, AVX512, &["-mavx512bf16"]]),
+        set("attention", "kernels", "amx", &[TILES, EXACT, AVX2, AVX512]),
+        set("attention", "kernels", "tile_model_portable", &[TILE_MODEL, EXACT]),
+        set("attention", "kernels", "tile_model_avx512", &[TILE_MODEL, EXACT, AVX2, AVX512]),
         set("projection", "kernels", "portable", &[]),
         set("projection", "kernels", "avx2", &[AVX2]),
         set("projection", "kernels", "avx_vnni", &[AVX2, &["-mavxvnni"]]),
         set("projection", "kernels", "avx512_vnni", &[AVX2, AVX512, &["-mavx512vnni"]]),
-        set("projection", "amx", "amx", &[AVX2, AVX512]),
+        set("projection", "amx", "amx", &[TILES, AVX2, AVX512]),
         set("projection", "amx", "tile_model_portable", &[TILE_MODEL]),
         set("projection", "amx", "tile_model_avx512", &[TILE_MODEL, AVX2, AVX512]),
     ];

@@ -1,5 +1,6 @@
 // Runs the attention kernels under sanitizers, and compares them with softmax attention in f64: every instruction set of this
-// machine, with all head sizes, groups, numbers of tokens and tails.
+// machine, and the kernels for AMX over the model of tiles on any machine, with all head sizes, groups, numbers of tokens and
+// tails.
 #include "check.hpp"
 
 #include <algorithm>
@@ -29,21 +30,44 @@ constexpr size_t LONG_CONTEXT = 33'000;
 // The number of multiplications of a sequence that is computed in several divisions.
 constexpr double DIVIDED_PRODUCTS = 1.5e7;
 
+struct TestedKernels {
+    const char* name;
+    const Kernels* kernels;
+    // Whether products are computed in bf16.
+    bool rounds_to_bf16;
+};
+
+std::vector<TestedKernels> tested_kernels() {
+    std::vector<TestedKernels> all;
+    for (const auto isa : ISAS) {
+        const auto* kernels = attention_kernels(isa);
+        if (kernels) all.push_back({name_of(isa), kernels, isa == Isa::avx512_bf16 || isa == Isa::amx});
+        // The instruction sets with 8-bit dot products have no kernels on any processor.
+        else if (isa == Isa::amx) std::fprintf(stderr, "SKIPPED: attention in real AMX tiles, which this machine lacks\n");
+    }
+    for (const auto vectors : {Isa::portable, Isa::avx512})
+        if (const auto* kernels = attention_tile_model(vectors))
+            all.push_back({vectors == Isa::portable ? "tile model, portable" : "tile model, avx512", kernels, true});
+    return all;
+}
+
 struct Case {
-    Isa isa;
+    TestedKernels tested;
     HeadSizes sizes;
     size_t kv_heads, group, tokens, past, window;
     Precision precision;
     bool is_bf16, block_scores, rotates;
     float attention_mass;
+    // Whether products with values are subnormal numbers, which tile registers treat as zeros.
+    bool has_tiny_values;
 };
 
 void print(const Case& c) {
     std::fprintf(stderr,
                  "%s, key size %zu, value size %zu, %zu KV heads, group %zu, %zu tokens after %zu, window %zu, precision %d, "
-                 "bf16 %d, block scores %d, rotary %d, attention mass %g\n",
-                 name_of(c.isa), c.sizes.key, c.sizes.value, c.kv_heads, c.group, c.tokens, c.past, c.window, int(c.precision),
-                 c.is_bf16, c.block_scores, c.rotates, double(c.attention_mass));
+                 "bf16 %d, block scores %d, rotary %d, attention mass %g, tiny values %d\n",
+                 c.tested.name, c.sizes.key, c.sizes.value, c.kv_heads, c.group, c.tokens, c.past, c.window, int(c.precision),
+                 c.is_bf16, c.block_scores, c.rotates, double(c.attention_mass), c.has_tiny_values);
 }
 
 // The queries, keys or values of a step in the format of the kernels.
@@ -96,8 +120,9 @@ public:
         for (size_t i = 0; i < blocks_.size(); ++i) table_[i] = int32_t(blocks_.size() - 1 - i);
     }
 
-    void run_on(const Kernels& kernels, Random& random) {
+    void run(Random& random) {
         const Case& c = case_;
+        const Kernels& kernels = *c.tested.kernels;
         const size_t all = blocks_.size() * c.kv_heads;
         Exact<uint8_t> key_cache(all * layer_.key_bytes), value_cache(all * layer_.value_bytes);
         // The initial content of the cache is NaN.
@@ -133,7 +158,7 @@ public:
         std::fill(scores.data(), scores.data() + scores.size(), 0.0f);
         tensors.output = output.data();
         tensors.block_scores = c.block_scores ? scores.data() : nullptr;
-        run(kernels, layer_, {{0, c.tokens, c.past, table_.data(), 0}}, tensors);
+        ovfleet::run(kernels, layer_, {{0, c.tokens, c.past, table_.data(), 0}}, tensors);
         compare(queries, keys, values, cos, sin, output, scores);
     }
 
@@ -150,7 +175,7 @@ private:
                  const Exact<float>& sin, const Exact<uint8_t>& output, const Exact<float>& scores) {
         const Case& c = case_;
         double tolerance = c.precision == Precision::u8 ? 0.02 : 1e-4;
-        if (c.is_bf16 || c.isa == Isa::avx512_bf16) tolerance += 0.02;
+        if (c.is_bf16 || c.tested.rounds_to_bf16) tolerance += 0.02;
         std::vector<double> masses(c.kv_heads * blocks_.size(), 0.0);
         const bool reports = c.block_scores && c.tokens == 1;
         for (size_t row = 0; row < c.tokens; ++row) {
@@ -252,6 +277,12 @@ public:
                 bytes->assign(static_cast<uint8_t*>(numbers.data()),
                               static_cast<uint8_t*>(numbers.data()) + tokens * per_token);
             }
+            for (size_t i = 0; c.has_tiny_values && i < one.values.size(); i += sizeof(float)) {
+                float value;
+                std::memcpy(&value, one.values.data() + i, sizeof(value));
+                value *= 0x1p-120f;
+                std::memcpy(one.values.data() + i, &value, sizeof(value));
+            }
             one.angles.resize(c.rotates ? 2 * tokens * c.sizes.key : 0);
             for (float& angle : one.angles) angle = random.number();
         }
@@ -260,8 +291,7 @@ public:
     // Computes the output of the first sequence in chunks whose sizes `next_chunk` returns. All other sequences of the
     // step have new tokens as well if `others` is `present`.
     template <typename NextChunk>
-    std::vector<uint8_t> output(const Kernels& kernels, Random& random, int threads, OtherSequences others,
-                                const NextChunk& next_chunk) const {
+    std::vector<uint8_t> output(Random& random, int threads, OtherSequences others, const NextChunk& next_chunk) const {
         size_t blocks = 0;
         std::vector<int32_t> table;
         std::vector<size_t> first_block;
@@ -316,7 +346,7 @@ public:
             Exact<uint8_t> output(begin * output_);
             tensors.output = output.data();
             tensors.key_cache = key_cache.data(), tensors.value_cache = value_cache.data();
-            arena.execute([&] { run(kernels, layer_, step, tensors); });
+            arena.execute([&] { run(*case_.tested.kernels, layer_, step, tensors); });
             found.insert(found.end(), output.data() + begin_of_first * output_,
                          output.data() + (begin_of_first + step.back().count) * output_);
         }
@@ -344,7 +374,7 @@ private:
     Tokens sequences_[SEQUENCES];
 };
 
-size_t check_divisions(const Kernels& kernels, Isa isa) {
+size_t check_divisions(const TestedKernels& tested) {
     constexpr HeadSizes sizes[] = {{64, 64}, {96, 80}, {96, 96}, {128, 128}, {256, 256}, {512, 512}};
     constexpr size_t groups[] = {1, 3, 4, 7, 48}, windows[] = {0, 0, 1, 40, 129, 700};
     constexpr size_t short_cases = 60, long_cases = 6;
@@ -353,7 +383,7 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
         // Long cases have several parts.
         const bool is_long = i >= short_cases;
         Case c{};
-        c.isa = isa;
+        c.tested = tested;
         c.sizes = is_long ? HeadSizes{64, 64} : sizes[i % 6];
         c.group = is_long ? 1 + i % 2 : groups[i % 5];
         c.kv_heads = is_long ? 1 : 1 + i % 2;
@@ -361,19 +391,22 @@ size_t check_divisions(const Kernels& kernels, Isa isa) {
         c.window = windows[(i + i / 6) % 6];
         c.is_bf16 = i % 5 == 1;
         c.rotates = !c.is_bf16 && i % 7 < 3;
+        // Portable vectors round products before they are added, so that the smallest ones are zeros.
+        const bool is_fused = tested.kernels != attention_tile_model(Isa::portable);
+        c.has_tiny_values = is_fused && !c.is_bf16 && c.precision == Precision::f32 && i % 2 == 0;
         const double per_pair = double(c.kv_heads * c.group * (c.sizes.key + c.sizes.value));
         c.tokens = (is_long ? 1030 : size_t(std::sqrt(DIVIDED_PRODUCTS / per_pair))) + i % 33;
         const DividedSequence sequence(c, random);
-        const auto whole = sequence.output(kernels, random, 1, OtherSequences::absent, [&](size_t) { return c.tokens; });
+        const auto whole = sequence.output(random, 1, OtherSequences::absent, [&](size_t) { return c.tokens; });
         const auto any = [&](size_t) { return random.below(3) ? 1 + random.below(90) : 1 + random.below(400); };
-        sequence.expect_equal(sequence.output(kernels, random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
-        sequence.expect_equal(sequence.output(kernels, random, 3, OtherSequences::present, any), whole,
+        sequence.expect_equal(sequence.output(random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
+        sequence.expect_equal(sequence.output(random, 3, OtherSequences::present, any), whole,
                               "in chunks, beside others, 3 threads");
         // Most steps compute one token, like decodes, and some compute several, like steps with drafts. The last 40 tokens are
         // computed one by one.
         const auto decodes = [&](size_t past) { return past + 40 > c.tokens || random.below(16) ? 1 : 1 + random.below(100); };
         const auto others = i % 2 == 0 ? OtherSequences::present : OtherSequences::absent;
-        sequence.expect_equal(sequence.output(kernels, random, 2, others, decodes), whole, "mostly token by token");
+        sequence.expect_equal(sequence.output(random, 2, others, decodes), whole, "mostly token by token");
     }
     return short_cases + long_cases;
 }
@@ -385,13 +418,11 @@ size_t check_attention() {
     constexpr size_t sizes = sizeof(SIZES) / sizeof(*SIZES), groups = sizeof(GROUPS) / sizeof(*GROUPS);
     constexpr size_t cases = 3 * 140;
     size_t tried = 0;
-    for (const auto isa : ISAS) {
-        const auto* kernels = attention_kernels(isa);
-        if (!kernels) continue;
+    for (const auto& tested : tested_kernels()) {
         for (size_t i = 0; i < cases; ++i) {
             Random random(i);
             Case c{};
-            c.isa = isa;
+            c.tested = tested;
             c.sizes = SIZES[(i + i / sizes) % sizes];
             c.group = GROUPS[(i + i / groups) % groups];
             c.tokens = i % 3 == 0 ? 1 : 1 + (i * 37 + i / TOKENS_MAX) % TOKENS_MAX;
@@ -407,18 +438,18 @@ size_t check_attention() {
             c.past = std::min(tokens / 128 * 128, LONG_CONTEXT / 128 * 128) + (i * 29) % 128;
             if (c.past + c.tokens > LONG_CONTEXT) c.past = LONG_CONTEXT - c.tokens;
             c.attention_mass = i % 13 == 5 && c.tokens * c.group >= 16 ? 0.9f : 0.0f;
-            Step(c).run_on(*kernels, random);
+            Step(c).run(random);
             ++tried;
         }
-        tried += check_divisions(*kernels, isa);
+        tried += check_divisions(tested);
         // Cases with long contexts: decodes in many parts, and a chunk of a prompt with sparse attention.
         for (const auto precision : PRECISIONS)
             for (const size_t tokens : {size_t(1), size_t(17)}) {
                 Random random(tokens);
-                Case c{isa, {64, 64}, 1, 2, tokens, LONG_CONTEXT - tokens, 0, precision, false, true, false, 0.0f};
-                Step(c).run_on(*kernels, random);
+                Case c{tested, {64, 64}, 1, 2, tokens, LONG_CONTEXT - tokens, 0, precision, false, true, false, 0.0f, false};
+                Step(c).run(random);
                 c.attention_mass = 0.9f;
-                if (tokens > 1) Step(c).run_on(*kernels, random);
+                if (tokens > 1) Step(c).run(random);
                 ++tried;
             }
     }

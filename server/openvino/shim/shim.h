@@ -211,6 +211,8 @@ typedef struct ovfleet_attention_test {
     // An ovfleet_element.
     int kv_cache;
     int is_bf16;
+    // Whether the kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
+    int tile_model;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
     // The tables of a rotary embedding, or null.

@@ -130,6 +130,15 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
+// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than to even. What arithmetic yields
+// instead of a number remains not a number.
+inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
+
+// The same, with a number of each vector next to each other.
+inline Words bf16_pairs(Floats first, Floats second) {
+    return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
+}
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // Computes a * b + c, with a single rounding if the instruction set supports that. Kernels call this function where the

@@ -183,7 +183,11 @@ impl fmt::Display for KernelPlan {
         }
         let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
         let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
-        write!(formatter, "attention: native {isa}, {kv_cache} KV cache, {activations} activations")?;
+        write!(formatter, "attention: native {isa}")?;
+        if isa == Isa::Amx {
+            formatter.write_str(" (prompts in tiles, decodes in vectors)")?;
+        }
+        write!(formatter, ", {kv_cache} KV cache, {activations} activations")?;
         if let Some(mass) = attention_mass {
             write!(formatter, ", sparse from {mass}")?;
         }
@@ -195,11 +199,12 @@ impl fmt::Display for KernelPlan {
 /// faster.
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
-/// The instruction sets of the native attention, the fastest first. The kernels of the first one multiply in bf16, and
-/// are used only if the model is computed in bf16 and the processor has no AMX. The others multiply in f32. Prompts and
-/// decodes use the same kernels, so that the result of a token does not depend on the division of its prompt into
-/// chunks.
-pub(crate) const ATTENTION_ISAS: [Isa; 4] = [Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+/// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
+/// are used only if the model is computed in bf16. The others multiply in f32. Prompts and decodes use the same kernels,
+/// so that the result of a token does not depend on the division of its prompt into chunks. Those for AMX compute small
+/// numbers of queries in vectors, with the bits of the tiles.
+pub(crate) const ATTENTION_ISAS: [Isa; 5] =
+    [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 
 impl CpuFeatures {
     /// Whether the processor runs kernels of an instruction set.
@@ -256,8 +261,7 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    // On processors with AMX, products of pairs of bf16 outside tiles take twice as long as those in f32.
-    let attention_isas = if is_bf16 && !cpu.amx { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[1..] };
+    let attention_isas = if is_bf16 { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[2..] };
     let attention = kv_cache.zip(cpu.first(attention_isas)).map(|(kv_cache, isa)| NativeAttention {
         isa,
         kv_cache,

@@ -9,9 +9,11 @@ mod projections;
 mod symbols;
 
 use std::ffi::c_int;
+use std::io::Write as _;
 
 use crate::cpu::{CpuFeatures, Isa};
 use crate::kernels::Precision;
+use crate::tiles::{TileSupport, tile_support};
 
 /// A generator of numbers that depend only on the seed.
 struct Random(u64);
@@ -63,9 +65,46 @@ impl FloatType {
     }
 }
 
-/// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this processor.
-fn assert_agrees_with_plan(isa: Isa, isas: &[Isa], was_run: bool) {
-    assert_eq!(was_run, isas.contains(&isa) && CpuFeatures::detect().has(isa), "{isa}");
+/// A compilation of kernels that is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KernelVariant {
+    Kernels(Isa),
+    /// The kernels for AMX over the C++ model of tiles, with the vectors of an instruction set.
+    TileModel(Isa),
+}
+
+impl KernelVariant {
+    const TILE_MODELS: [Self; 2] = [Self::TileModel(Isa::Portable), Self::TileModel(Isa::Avx512)];
+
+    fn all() -> impl Iterator<Item = Self> {
+        Isa::ALL.into_iter().map(Self::Kernels).chain(Self::TILE_MODELS)
+    }
+
+    fn isa(self) -> Isa {
+        let (Self::Kernels(isa) | Self::TileModel(isa)) = self;
+        isa
+    }
+
+    fn is_tile_model(self) -> bool {
+        matches!(self, Self::TileModel(_))
+    }
+
+    /// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this processor, and
+    /// the model of tiles exactly if the processor has the vectors.
+    fn assert_agrees_with_plan(self, isas: &[Isa], was_run: bool) {
+        let may_run = self.is_tile_model() || isas.contains(&self.isa());
+        assert_eq!(was_run, may_run && CpuFeatures::detect().has(self.isa()), "{self:?}");
+    }
+}
+
+/// Whether tests can run on real AMX tiles. Prints that they are skipped otherwise.
+fn has_real_tiles() -> bool {
+    let support = tile_support();
+    if support != TileSupport::Granted {
+        // libtest hides what `println` prints in a test that passes.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: tests on real AMX tiles, which are {support:?}");
+    }
+    support == TileSupport::Granted
 }
 
 /// The number of an element type in `shim/shim.h`.

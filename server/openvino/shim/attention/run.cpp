@@ -12,9 +12,6 @@ using namespace ovfleet;
 // The number of new tokens whose keys and values one thread stores at a time.
 constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 
-// The number of queries of a tile, if a sequence has enough new tokens.
-constexpr size_t TILE_QUERIES = 96;
-
 // The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
@@ -62,8 +59,8 @@ void add_stored(const Sequence& sequence, std::vector<Sequence>& stored) {
 }
 
 // Divides the attention of a sequence into items.
-void add_items(const Layer& layer, const Sequence& sequence, Work& work) {
-    const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(TILE_QUERIES / group, 1);
+void add_items(const Kernels& kernels, const Layer& layer, const Sequence& sequence, Work& work) {
+    const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(kernels.tile_queries / group, 1);
     // Marks items that have a partial result, until its memory is allocated.
     static float pending;
     // The last tokens come first, because they have the most keys, and the items at the end should be small.
@@ -121,7 +118,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     for (const auto& sequence : sequences) {
         tokens += sequence.count;
         if (sequence.count > 1) add_stored(sequence, stored);
-        add_items(layer, sequence, work);
+        add_items(kernels, layer, sequence, work);
     }
     // The owner of a token also owns the token's row in the projections.
     const size_t owners = num_owners(tokens);

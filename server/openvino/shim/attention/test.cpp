@@ -4,7 +4,8 @@
 
 extern "C" int ovfleet_test_attention(const ovfleet_attention_test* test) {
     using namespace ovfleet;
-    const auto* kernels = attention_kernels(Isa(test->isa));
+    const auto isa = Isa(test->isa);
+    const auto* kernels = test->tile_model ? attention_tile_model(isa) : attention_kernels(isa);
     if (!kernels) return 0;
     Layer layer{};
     layer.heads = test->heads;

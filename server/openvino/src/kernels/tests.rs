@@ -66,8 +66,7 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
         (AVX512, "native avx2, int16 products", "avx512", "avx512"),
         (AVX512_VNNI, "native avx512_vnni, int16 products", "avx512", "avx512"),
         (AVX512_BF16, "native avx512_vnni, int16 products", "avx512", "avx512_bf16"),
-        // On processors with AMX, products of pairs of bf16 are slower than those in f32.
-        (AMX, "native amx_bf16, bf16 products", "avx512", "avx512"),
+        (AMX, "native amx_bf16, bf16 products", "avx512", "amx_bf16 (prompts in tiles, decodes in vectors)"),
     ] {
         for (precision, attention) in [("f32", attention), ("bf16", attention_in_bf16)] {
             let all = if cpu.avx2 { ", f32 activations (all native)" } else { "" };

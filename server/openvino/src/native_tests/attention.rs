@@ -1,9 +1,9 @@
 //! Compares the attention kernels with a plain computation in f64: every instruction set of this processor, every precision, in
-//! steps of random composition.
+//! steps of random composition. The kernels for AMX also run over the C++ model of tiles, on any processor.
 
 use std::ffi::c_int;
 
-use super::{FloatType, Random, assert_agrees_with_plan, element};
+use super::{FloatType, KernelVariant, Random, element, has_real_tiles};
 use crate::cpu::Isa;
 use crate::kernels::{ATTENTION_ISAS, Precision};
 
@@ -32,6 +32,7 @@ struct RawAttentionTest {
     attention_mass: f32,
     kv_cache: c_int,
     is_bf16: c_int,
+    tile_model: c_int,
     sequences: *const RawSequence,
     queries: *const u8,
     keys: *const u8,
@@ -54,6 +55,12 @@ const BLOCK_TOKENS: usize = 32;
 /// A number from -2 to 2 that bf16 can represent.
 fn number(random: &mut Random) -> f32 {
     random.below(257) as f32 / 64.0 - 2.0
+}
+
+impl KernelVariant {
+    fn multiplies_in_bf16(self) -> bool {
+        self.is_tile_model() || matches!(self.isa(), Isa::Avx512Bf16 | Isa::Amx)
+    }
 }
 
 /// An attention layer with its cache.
@@ -157,7 +164,7 @@ impl Layer {
 
     /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain computation. `None`
     /// if the processor does not have the kernels.
-    fn step(&mut self, random: &mut Random, isa: Isa, counts: &[usize]) -> Option<f64> {
+    fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
         // Each tensor has a separate generator, so that the first tokens do not depend on the number of tokens.
@@ -210,11 +217,11 @@ impl Layer {
             output: output.as_mut_ptr(),
             block_scores: if self.block_scores { scores.as_mut_ptr() } else { std::ptr::null_mut() },
             step_blocks,
-            ..self.test(isa, &raw_sequences)
+            ..self.test(variant, &raw_sequences)
         };
         // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
-        assert_agrees_with_plan(isa, &ATTENTION_ISAS, was_run);
+        variant.assert_agrees_with_plan(&ATTENTION_ISAS, was_run);
         if !was_run {
             return None;
         }
@@ -263,7 +270,7 @@ impl Layer {
     /// the size of the next chunk for a number of past tokens. `None` if the processor does not have the kernels.
     fn output_in_chunks(
         &mut self,
-        isa: Isa,
+        variant: KernelVariant,
         tensors: &Tensors,
         others: OtherSequences,
         mut chunk: impl FnMut(usize) -> usize,
@@ -309,7 +316,7 @@ impl Layer {
                 cos: table(&cos),
                 sin: table(&sin),
                 output: output.as_mut_ptr(),
-                ..self.test(isa, &sequences)
+                ..self.test(variant, &sequences)
             };
             // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
             if unsafe { ovfleet_test_attention(&raw const test) } == 0 {
@@ -323,9 +330,9 @@ impl Layer {
     }
 
     /// The parameters of a test. The caller sets the tensors of the step.
-    fn test(&mut self, isa: Isa, sequences: &[RawSequence]) -> RawAttentionTest {
+    fn test(&mut self, variant: KernelVariant, sequences: &[RawSequence]) -> RawAttentionTest {
         RawAttentionTest {
-            isa: isa as usize,
+            isa: variant.isa() as usize,
             heads: self.heads,
             kv_heads: self.kv_heads,
             key_size: self.size,
@@ -337,6 +344,7 @@ impl Layer {
             attention_mass: self.attention_mass,
             kv_cache: element(self.kv_cache),
             is_bf16: c_int::from(self.activations == FloatType::Bf16),
+            tile_model: c_int::from(variant.is_tile_model()),
             sequences: sequences.as_ptr(),
             queries: std::ptr::null(),
             keys: std::ptr::null(),
@@ -352,7 +360,7 @@ impl Layer {
     }
 
     /// The output of a prompt of the first sequence. `None` if the processor does not have the kernels.
-    fn prompt(&mut self, isa: Isa, activations: Activations<'_>) -> Option<Vec<f32>> {
+    fn prompt(&mut self, variant: KernelVariant, activations: Activations<'_>) -> Option<Vec<f32>> {
         let count = activations.queries.len() / (self.heads * self.size);
         let blocks = self.sequences[0].blocks.as_ptr();
         let sequences = [RawSequence { begin: 0, count, past: 0, blocks, first_block: 0 }];
@@ -364,7 +372,7 @@ impl Layer {
             keys: keys.as_ptr(),
             values: values.as_ptr(),
             output: output.as_mut_ptr(),
-            ..self.test(isa, &sequences)
+            ..self.test(variant, &sequences)
         };
         // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_attention(&raw const test) } != 0;
@@ -439,27 +447,27 @@ fn rotate(numbers: &mut [f32], heads: usize, size: usize, tables: RopeTables<'_>
 }
 
 /// The largest allowed difference: the rounding of values up to 2, and of their scores.
-fn tolerance(isa: Isa, kv_cache: Precision, activations: FloatType) -> f64 {
+fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType) -> f64 {
     let of_cache = match kv_cache {
         // The numbers of the test have few bits.
         Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
         Precision::U8 => 0.05,
     };
-    let is_bf16 = isa == Isa::Avx512Bf16 || activations == FloatType::Bf16;
+    let is_bf16 = variant.multiplies_in_bf16() || activations == FloatType::Bf16;
     if is_bf16 { of_cache + 0.02 } else { of_cache }
 }
 
 #[test]
 fn kernels_compute_the_same_as_a_plain_computation() {
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         let precisions = [Precision::F32, Precision::Bf16, Precision::F16, Precision::U8];
         let activations = [FloatType::F32, FloatType::Bf16];
         for (kv_cache, activations) in
             precisions.into_iter().flat_map(|kv_cache| activations.map(|activations| (kv_cache, activations)))
         {
             for seed in 0..3 {
-                let mut random = Random(seed * 1000 + isa as u64);
+                let mut random = Random(seed * 1000 + variant.isa() as u64);
                 let mut layer = Layer::random(&mut random, kv_cache, activations);
                 // The steps are chunks of several prompts, decodes, short drafts, and a mixture.
                 let steps: [[usize; 4]; 6] = [
@@ -471,13 +479,13 @@ fn kernels_compute_the_same_as_a_plain_computation() {
                     [1, 200, 1, 17],
                 ];
                 for counts in steps {
-                    let Some(worst) = layer.step(&mut random, isa, &counts) else {
+                    let Some(worst) = layer.step(&mut random, variant, &counts) else {
                         continue;
                     };
                     tried += 1;
                     assert!(
-                        worst < tolerance(isa, kv_cache, activations),
-                        "{isa}, {kv_cache}, {activations:?}, seed {seed}, {counts:?}, {} heads of {} over {}, window {}: off \
+                        worst < tolerance(variant, kv_cache, activations),
+                        "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {counts:?}, {} heads of {} over {}, window {}: off \
                          by {worst}",
                         layer.heads,
                         layer.size,
@@ -498,7 +506,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
 fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     const TOKENS: usize = 1300;
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         for seed in 0..12 {
             let mut random = Random(seed);
             let kv_cache =
@@ -507,19 +515,19 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
             let layer = Layer::random(&mut random, kv_cache, activations);
             let mut layer = Layer { block_scores: false, ..layer };
             let tensors = layer.tensors(&mut random, TOKENS);
-            let Some(whole) = layer.output_in_chunks(isa, &tensors, OtherSequences::Absent, |_| TOKENS)
+            let Some(whole) = layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, |_| TOKENS)
             else {
                 continue;
             };
             tried += 1;
             let Layer { heads, kv_heads, size, window, .. } = layer;
             let mut expect_equal = |others, way: &str, chunk: &mut dyn FnMut(usize) -> usize| {
-                let found = layer.output_in_chunks(isa, &tensors, others, chunk).unwrap();
+                let found = layer.output_in_chunks(variant, &tensors, others, chunk).unwrap();
                 let at = found.iter().zip(&whole).position(|(found, expected)| found != expected);
                 let token = at.map(|at| at / (whole.len() / TOKENS));
                 assert!(
                     found.len() == whole.len() && token.is_none(),
-                    "{isa}, {kv_cache}, {activations:?}, seed {seed}, {heads} heads of {size} over {kv_heads}, window \
+                    "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {heads} heads of {size} over {kv_heads}, window \
                      {window}: {way}: token {token:?} differs"
                 );
             };
@@ -535,6 +543,118 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     assert!(tried >= 12, "{tried}");
 }
 
+/// The bits of the tiles of the processor and of the model are equal.
+#[test]
+fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
+    const TOKENS: usize = 700;
+    if !has_real_tiles() {
+        return;
+    }
+    for seed in 0..24 {
+        let mut random = Random(seed);
+        let kv_cache = [Precision::U8, Precision::F32, Precision::Bf16, Precision::F16][seed as usize % 4];
+        let layer = Layer::random(&mut random, kv_cache, FloatType::F32);
+        let mut layer = Layer { block_scores: false, ..layer };
+        let tensors = layer.tensors(&mut random, TOKENS);
+        let mut output = |variant| {
+            let mut random = Random(seed);
+            let chunk = |_| random.pick(&[1, 2, 16, 33, 300]);
+            layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, chunk).unwrap()
+        };
+        // With the same vectors, which decide about the order of the sums of weights.
+        assert!(
+            output(KernelVariant::Kernels(Isa::Amx)) == output(KernelVariant::TileModel(Isa::Avx512)),
+            "{seed}"
+        );
+    }
+}
+
+/// The root mean square of the errors of bf16 kernels, relative to that of the exact output, is at most that of plain inference
+/// in bf16: queries, keys, values, weights and outputs that are rounded once each, and exact sums.
+#[test]
+fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
+    const TOKENS: usize = 300;
+    let rounded = |number: f64| {
+        let bits = (number as f32).to_bits();
+        f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
+    };
+    // The spread of scores: nearly equal weights, those of an ordinary layer, and a few large ones.
+    for spread in [0.3, 1.0, 4.0] {
+        let mut random = Random(11);
+        let layer = Layer::random(&mut random, Precision::F32, FloatType::F32);
+        let mut layer = Layer {
+            heads: 3 * layer.kv_heads,
+            window: 0,
+            fuses_rope: false,
+            block_scores: false,
+            attention_mass: 0.0,
+            ..layer
+        };
+        let Layer { heads, kv_heads, size, .. } = layer;
+        let scale = f64::from(layer.scale());
+        // Numbers with all the bits of f32, in the form of a bell.
+        let mut bell = |count: usize, scale: f32| -> Vec<f32> {
+            let mut number =
+                || (0..12).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum::<f32>();
+            (0..count).map(|_| scale * number()).collect()
+        };
+        let queries = bell(TOKENS * heads * size, spread);
+        let [keys, values] = [1.0, 1.0].map(|scale| bell(TOKENS * kv_heads * size, scale));
+        layer.sequences[0].keys.clone_from(&keys);
+        layer.sequences[0].values.clone_from(&values);
+        let in_bf16 = |token: usize, head: usize| {
+            let row = |all: &[f32], heads: usize, token: usize, head: usize| -> Vec<f64> {
+                all[(token * heads + head) * size..][..size]
+                    .iter()
+                    .map(|it| rounded(f64::from(*it)))
+                    .collect()
+            };
+            let query = row(&queries, heads, token, head);
+            let of_kv_head = |all, token| row(all, kv_heads, token, head / 3);
+            let scores: Vec<f64> = (0..=token)
+                .map(|key| query.iter().zip(of_kv_head(&keys, key)).map(|(a, b)| a * b).sum::<f64>() * scale)
+                .collect();
+            let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - maximum).exp()).sum();
+            let mut output = vec![0.0; size];
+            for (key, score) in scores.iter().enumerate() {
+                let weight = rounded((score - maximum).exp() / total);
+                for (sum, value) in output.iter_mut().zip(of_kv_head(&values, key)) {
+                    *sum += weight * value;
+                }
+            }
+            output.into_iter().map(rounded).collect::<Vec<f64>>()
+        };
+        let sample: Vec<(usize, usize)> =
+            (0..TOKENS).step_by(7).flat_map(|token| (0..heads).map(move |head| (token, head))).collect();
+        let exact: Vec<f64> = sample
+            .iter()
+            .flat_map(|(token, head)| {
+                let query = &queries[(token * heads + head) * size..][..size];
+                layer.plain(0, *token, *head, query).output
+            })
+            .collect();
+        let noise = |found: &[f64]| {
+            let errors: f64 = found.iter().zip(&exact).map(|(found, exact)| (found - exact).powi(2)).sum();
+            (errors / exact.iter().map(|exact| exact.powi(2)).sum::<f64>()).sqrt()
+        };
+        let plain: Vec<f64> = sample.iter().flat_map(|(token, head)| in_bf16(*token, *head)).collect();
+        let plain = noise(&plain);
+        let activations = Activations { queries: &queries, keys: &keys, values: &values };
+        for variant in KernelVariant::all().filter(|variant| variant.multiplies_in_bf16()) {
+            let Some(output) = layer.prompt(variant, activations) else { continue };
+            let row =
+                |(token, head): &(usize, usize)| output[(token * heads + head) * size..][..size].to_vec();
+            let found: Vec<f64> = sample.iter().flat_map(row).map(f64::from).collect();
+            let found = noise(&found);
+            println!(
+                "scores with spread {spread}, {variant:?}: noise {found:.5}, of bf16 inference {plain:.5}"
+            );
+            assert!((0.001..plain).contains(&found), "{spread}, {variant:?}: {found}, {plain}");
+        }
+    }
+}
+
 /// The keys of two ranges of tokens equal the queries, and all other keys are their opposite. The values of a range in
 /// between are infinite, which shows whether the kernels read them.
 #[test]
@@ -542,7 +662,7 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     const TOKENS: usize = 3000;
     const HEAVY: [std::ops::Range<usize>; 2] = [700..720, 1900..1960];
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         for kv_cache in [Precision::F32, Precision::U8] {
             for attention_mass in [0.0, 0.9] {
                 let mut layer = Layer {
@@ -566,13 +686,13 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
                     _ => -1.0,
                 });
                 let activations = Activations { queries: &queries, keys: &keys, values: &values };
-                let Some(output) = layer.prompt(isa, activations) else { continue };
+                let Some(output) = layer.prompt(variant, activations) else { continue };
                 tried += 1;
                 // The queries after all of these ranges, whose own keys have little mass.
                 let late = &output[2560 * heads * size..];
                 if attention_mass > 0.0 {
                     let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);
-                    assert!(worst < 0.02, "{isa}, {kv_cache}: off by {worst}");
+                    assert!(worst < 0.02, "{variant:?}, {kv_cache}: off by {worst}");
                 } else {
                     assert!(late.iter().all(|it| !it.is_finite()), "the infinite values were read");
                 }
@@ -587,16 +707,19 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
 #[test]
 fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         for group in [16, 17, 48] {
             let layer = Layer::random(&mut Random(5), Precision::U8, FloatType::F32);
             let heads = layer.kv_heads * group;
             let mut layer = Layer { heads, block_scores: true, window: 0, ..layer };
-            layer.step(&mut Random(6), isa, &[200, 40, 0, 0]);
-            let step = layer.step(&mut Random(7), isa, &[1, 1, 0, 0]);
+            layer.step(&mut Random(6), variant, &[200, 40, 0, 0]);
+            let step = layer.step(&mut Random(7), variant, &[1, 1, 0, 0]);
             let Some(worst) = step else { continue };
             tried += 1;
-            assert!(worst < tolerance(isa, Precision::U8, FloatType::F32), "{isa}, group {group}: {worst}");
+            assert!(
+                worst < tolerance(variant, Precision::U8, FloatType::F32),
+                "{variant:?}, group {group}: {worst}"
+            );
         }
     }
     assert!(tried >= 3, "{tried}");
@@ -607,7 +730,7 @@ fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
     const LARGEST: f32 = 65504.0;
     const TOKENS: usize = 40;
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         let layer = Layer::random(&mut Random(5), Precision::F16, FloatType::F32);
         let mut layer = Layer { window: 0, fuses_rope: false, attention_mass: 0.0, ..layer };
         let Layer { heads, kv_heads, size, .. } = layer;
@@ -616,13 +739,13 @@ fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
         let values: Vec<f32> =
             (0..TOKENS * kv_heads * size).map(|index| if index % 2 == 0 { 1e6 } else { -1e6 }).collect();
         let activations = Activations { queries: &queries, keys: &keys, values: &values };
-        let Some(output) = layer.prompt(isa, activations) else { continue };
+        let Some(output) = layer.prompt(variant, activations) else { continue };
         tried += 1;
         for (index, found) in output.iter().enumerate() {
             let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
             // Products in bf16 round the largest value to 8 bits.
-            let tolerance = if isa == Isa::Avx512Bf16 { LARGEST / 256.0 } else { 1.0 };
-            assert!((found - expected).abs() < tolerance, "{isa}, {index}: {found}, not {expected}");
+            let tolerance = if variant.multiplies_in_bf16() { LARGEST / 256.0 } else { 1.0 };
+            assert!((found - expected).abs() < tolerance, "{variant:?}, {index}: {found}, not {expected}");
         }
     }
     assert!(tried >= 1, "{tried}");

@@ -2,13 +2,11 @@
 //! any number of rows. The kernels for AMX also run over the C++ model of tiles, on any processor.
 
 use std::ffi::c_int;
-use std::io::Write as _;
 use std::ops::Range;
 
-use super::{FloatType, Random, assert_agrees_with_plan};
-use crate::cpu::{CpuFeatures, Isa};
+use super::{FloatType, KernelVariant, Random, has_real_tiles};
+use crate::cpu::Isa;
 use crate::kernels::PROJECTION_ISAS;
-use crate::tiles::{TileSupport, tile_support};
 
 /// The same as `ovfleet_projection_test` in `shim/shim.h`.
 #[repr(C)]
@@ -52,21 +50,7 @@ unsafe extern "C" {
     fn ovfleet_test_projection(test: *const RawProjectionTest) -> c_int;
 }
 
-/// A tested variant of the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KernelVariant {
-    Kernels(Isa),
-    /// The kernels for AMX over the C++ model of tiles, with the vectors of an instruction set.
-    TileModel(Isa),
-}
-
 impl KernelVariant {
-    fn all() -> impl Iterator<Item = Self> {
-        Isa::ALL.into_iter().map(Self::Kernels).chain(Self::TILE_MODELS)
-    }
-
-    const TILE_MODELS: [Self; 2] = [Self::TileModel(Isa::Portable), Self::TileModel(Isa::Avx512)];
-
     /// Whether the kernels round the source and the weights to bf16, instead of the source to 8 bits.
     fn rounds_to_bf16(self) -> bool {
         !matches!(self, Self::Kernels(isa) if isa != Isa::Amx)
@@ -283,21 +267,20 @@ impl Projection {
         adapters: &[i32],
         residual: &[f32],
     ) -> Option<Vec<f32>> {
-        let (KernelVariant::Kernels(isa) | KernelVariant::TileModel(isa)) = variant;
         assert_eq!(src.len(), adapters.len() * self.k);
         let loras: Vec<RawLoraTest> = self.loras.iter().map(Lora::raw).collect();
         let bytes = self.activations.encode(src);
         let m = src.len() / self.k;
         let mut dst = vec![0xff; m * self.columns() * self.activations.bytes()];
         let test = RawProjectionTest {
-            isa: isa as usize,
+            isa: variant.isa() as usize,
             m,
             k: self.k,
             n: self.n,
             bits: self.bits,
             group: self.group,
             terms: self.terms,
-            tile_model: c_int::from(matches!(variant, KernelVariant::TileModel(_))),
+            tile_model: c_int::from(variant.is_tile_model()),
             is_signed: c_int::from(self.is_signed),
             epilogue: self.epilogue as c_int,
             is_bf16: c_int::from(self.activations == FloatType::Bf16),
@@ -315,10 +298,9 @@ impl Projection {
         };
         // SAFETY: all tensors have the sizes in the struct, and live until the call returns.
         let was_run = unsafe { ovfleet_test_projection(&raw const test) } != 0;
-        match variant {
-            KernelVariant::Kernels(Isa::Portable) => {}
-            KernelVariant::Kernels(isa) => assert_agrees_with_plan(isa, &PROJECTION_ISAS, was_run),
-            KernelVariant::TileModel(isa) => assert_eq!(was_run, CpuFeatures::detect().has(isa), "{isa}"),
+        // The planner never chooses the portable kernels.
+        if variant != KernelVariant::Kernels(Isa::Portable) {
+            variant.assert_agrees_with_plan(&PROJECTION_ISAS, was_run);
         }
         was_run.then(|| self.activations.decode(&dst))
     }
@@ -480,10 +462,7 @@ fn kernels_for_amx_compute_every_number_of_rows() {
 /// The tiles of the processor and the C++ model give the same bits.
 #[test]
 fn tiles_of_the_processor_and_their_model_agree() {
-    let support = tile_support();
-    if support != TileSupport::Granted {
-        // libtest hides what `println` prints in a test that passes.
-        let _ = writeln!(std::io::stderr(), "SKIPPED: tests on real AMX tiles, which are {support:?}");
+    if !has_real_tiles() {
         return;
     }
     for seed in 0..40 {

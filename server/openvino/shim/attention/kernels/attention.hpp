@@ -129,6 +129,8 @@ static inline size_t part_stride(const Layer& layer) { return 2 + layer.value_si
 
 // The kernels of one instruction set.
 struct Kernels {
+    // Queries of a work item, if a sequence has enough new tokens.
+    size_t tile_queries;
     // The number of floats that `attend` needs as scratch memory for this number of queries and blocks.
     size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
     // Stores the keys and values of a sequence's new tokens in one head of its blocks.
@@ -141,9 +143,12 @@ struct Kernels {
 
 // The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
-extern const Kernels kernels_portable;
+// The kernels for AMX with the plain C++ model of tiles, and with the vectors of an instruction set, for tests; null if they
+// are not compiled for it or this processor does not have it.
+const Kernels* attention_tile_model(Isa vectors);
+extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_bf16, kernels_amx, kernels_tile_model_avx512;
 #endif
 
 }  // namespace ovfleet

@@ -1,7 +1,9 @@
 // Finds the attention kernels for an instruction set. This file is compiled for any processor.
 #include "attention.hpp"
 
-const ovfleet::Kernels* ovfleet::attention_kernels(Isa isa) {
+namespace ovfleet {
+
+const Kernels* attention_kernels(Isa isa) {
     if (!has_isa(isa)) return nullptr;
     switch (isa) {
         case Isa::portable: return &kernels_portable;
@@ -9,7 +11,21 @@ const ovfleet::Kernels* ovfleet::attention_kernels(Isa isa) {
         case Isa::avx2: return &kernels_avx2;
         case Isa::avx512: return &kernels_avx512;
         case Isa::avx512_bf16: return &kernels_avx512_bf16;
+        case Isa::amx: return &kernels_amx;
 #endif
         default: return nullptr;
     }
 }
+
+const Kernels* attention_tile_model(Isa vectors) {
+    if (!has_isa(vectors)) return nullptr;
+    switch (vectors) {
+        case Isa::portable: return &kernels_tile_model_portable;
+#if defined(__x86_64__)
+        case Isa::avx512: return &kernels_tile_model_avx512;
+#endif
+        default: return nullptr;
+    }
+}
+
+}  // namespace ovfleet

@@ -1,6 +1,7 @@
 // The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of
-// its table of functions. The algorithm is FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A
-// tile has the queries of all heads that share a KV head.
+// its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
+// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile has the queries of all heads that
+// share a KV head.
 //
 // The output of a query depends only on the query, its position, and the keys and values up to this position: not on the other
 // queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and parts begin at
@@ -11,6 +12,7 @@
 // The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
 // for other callers.
 #include "products_bf16.hpp"
+#include "products_tiles.hpp"
 #include "sparse.hpp"
 
 namespace {
@@ -27,9 +29,10 @@ struct Tile {
     float *queries, *scores;
     // The sums of the current part of the keys, and of the parts before it.
     Sums part, before;
-    // If products are computed in bf16: queries, and the weights of a chunk, as pairs.
+    // If products are computed in bf16: queries, and the weights of a chunk, as pairs. Only large tiles have them in tile
+    // registers.
     uint32_t *query_pairs, *weight_pairs;
-    // For large tiles, the keys or values of a block in another format.
+    // For large tiles, the keys or values of a block in another format; in tile registers, the values of a chunk.
     float* unpacked;
     SelectionScratch selection;
     // For decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and
@@ -37,30 +40,50 @@ struct Tile {
     float *block_masses, *block_maxima;
 };
 
-// Whether products are computed in bf16.
-#if defined(__AVX512BF16__)
-constexpr bool PRODUCTS_IN_BF16 = true;
+// How products are computed: in f32, in bf16, or in the tile registers of AMX and in vectors with the same bits.
+enum class Products { f32, bf16, tiles };
+
+#if defined(OVFLEET_TILES)
+constexpr Products PRODUCTS = Products::tiles;
+using Rounding = TileRounding;
 #else
-constexpr bool PRODUCTS_IN_BF16 = false;
+#if defined(__AVX512BF16__)
+constexpr Products PRODUCTS = Products::bf16;
+#else
+constexpr Products PRODUCTS = Products::f32;
+#endif
+// That of the thread.
+struct Rounding {
+    Rounding() {}
+};
 #endif
 
 constexpr Sums Tile::* SUMS[] = {&Tile::part, &Tile::before};
 
-// The minimum number of queries for which it is worthwhile to convert a block to another format.
-constexpr size_t LARGE_TILE = 16;
+// The minimum number of queries for which it is worthwhile to convert a block to another format. The number for tile registers
+// is an estimate from a prototype.
+constexpr size_t LARGE_TILE = PRODUCTS == Products::tiles ? 8 : 16;
+
+// The number of queries of a tile, if a sequence has enough new tokens. Larger tiles convert each block to tile registers less
+// often.
+constexpr size_t TILE_QUERIES = PRODUCTS == Products::tiles ? 128 : 96;
 
 // Calls `allocate` with the number of floats of each array of a tile.
 template <typename Allocate>
 inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile& tile, Allocate allocate) {
     const size_t size = layer.key_size > layer.value_size ? layer.key_size : layer.value_size;
+    const size_t large = count < LARGE_TILE ? 0 : count;
+    // Tile registers have whole numbers of rows.
+    constexpr bool in_tiles = PRODUCTS == Products::tiles;
+    const size_t rows = in_tiles && large ? (count + 15) / 16 * 16 : count;
+    const size_t in_pairs = PRODUCTS == Products::f32 || (in_tiles && !large) ? 0 : rows;
     tile.queries = allocate(count * layer.key_size);
-    tile.scores = allocate(count * CHUNK_KEYS);
-    for (Sums Tile::* sums : SUMS) tile.*sums = {allocate(count), allocate(count), allocate(count * layer.value_size)};
-    const size_t in_bf16 = PRODUCTS_IN_BF16 ? count : 0, large = count < LARGE_TILE ? 0 : count;
-    tile.query_pairs = (uint32_t*)allocate(in_bf16 * layer.key_size / 2);
-    tile.weight_pairs = (uint32_t*)allocate(in_bf16 * CHUNK_PAIRS);
-    tile.unpacked = allocate(large ? BLOCK_TOKENS * size : 0);
-    allocate_selection(layer, large, blocks, tile.selection, allocate);
+    tile.scores = allocate(rows * CHUNK_KEYS);
+    for (Sums Tile::* sums : SUMS) tile.*sums = {allocate(count), allocate(count), allocate(rows * layer.value_size)};
+    tile.query_pairs = (uint32_t*)allocate(in_pairs * layer.key_size / 2);
+    tile.weight_pairs = (uint32_t*)allocate(in_pairs * CHUNK_PAIRS);
+    tile.unpacked = allocate(!large ? 0 : in_tiles ? CHUNK_PAIRS * size : BLOCK_TOKENS * size);
+    allocate_selection(layer, count, blocks, tile.selection, allocate);
     // Only decodes report block scores. They have one token, so one query for each query head of the KV head.
     const size_t reported = layer.block_scores ? layer.heads / layer.kv_heads * PART_BLOCKS : 0;
     tile.block_masses = allocate(reported);
@@ -153,11 +176,106 @@ struct BlockRef {
     const uint8_t* next;
 };
 
-#if defined(__AVX512BF16__)
+// What large tiles in tile registers do behind the softmax of each query, and behind the values of a chunk of blocks. All
+// others do nothing there.
+struct OutsideTileRegisters {
+    static void finish_query(size_t) {}
+    static void finish_chunk(const Layer&, const Tile&, size_t) {}
+};
+
+#if defined(OVFLEET_TILES)
+
+void round_queries(const Layer& layer, const Tile& tile) {
+    for (size_t i = 0; i < tile.count * layer.key_size; ++i) {
+        bf16 rounded;
+        convert(tile.queries[i], rounded);
+        tile.queries[i] = as_float(uint32_t(rounded.bits) << 16);
+    }
+}
+
+// Small tiles read blocks in the format of the cache, and multiply in vectors. The sum of the weights is that of the rounded
+// ones, so that rounding them does not scale the output.
+template <typename T>
+struct CacheBlocks : OutsideTileRegisters {
+    static void prepare(const Layer& layer, const Tile& tile) { round_queries(layer, tile); }
+    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
+        const Floats rounded = rounded_to_bf16(weights);
+        ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
+        return rounded;
+    }
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        score_in_tile_order<T>(layer, ref.block, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
+                               {ref.next, layer.value_bytes / layer.key_size});
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        accumulate_in_tile_order<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
+                                    tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
+                                    {ref.next, layer.key_bytes / BLOCK_TOKENS});
+    }
+};
+
+// Large tiles convert each block to columns of tile registers once.
+template <typename T>
+class UnpackedBlocks {
+public:
+    UnpackedBlocks() : registers_(attention_config()) {}
+
+    static void prepare(const Layer& layer, const Tile& tile) {
+        round_queries(layer, tile);
+        pack_queries(layer, tile.queries, tile.count, tile.query_pairs);
+        // The rows behind the queries.
+        const size_t rows = whole_tiles(tile.count) - tile.count;
+        std::memset(tile.part.values + tile.count * layer.value_size, 0, rows * layer.value_size * sizeof(float));
+        for (size_t row = tile.count; row < tile.count + rows; ++row)
+            for (size_t at = 0; at < CHUNK_BLOCKS; ++at)
+                std::memset(packed_row(tile.weight_pairs, CHUNK_BLOCKS, row, at), 0, TILE_ROW_BYTES);
+    }
+    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
+        const Floats rounded = rounded_to_bf16(weights);
+        const auto halves = __builtin_convertvector((Words)rounded >> 16, Halves);
+        uint32_t* row = packed_row(tile.weight_pairs, CHUNK_BLOCKS, query, key / BLOCK_TOKENS);
+        std::memcpy((bf16*)row + key % BLOCK_TOKENS, &halves, sizeof(halves));
+        if (tile.block_masses) ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
+        return rounded;
+    }
+    void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        auto* keys = (uint32_t*)tile.unpacked;
+        const size_t groups = layer.key_size / KEY_GROUP;
+        pack_keys<T>(layer, ref.block, keys, {ref.next, layer.value_bytes / layer.key_size});
+        multiply(registers_, {{tile.query_pairs, whole_tiles(tile.count) / TILE_ROWS, groups},
+                              {keys, BLOCK_TOKENS / TILE_COLUMNS, groups},
+                              groups,
+                              InitialSums::zero,
+                              tile.scores + ref.at * BLOCK_TOKENS,
+                              CHUNK_KEYS});
+    }
+    void finish_query(size_t query) {
+        // A score takes about 0.25 ns.
+        if (query % 8 == 7) registers_.keep_storing();
+    }
+    void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        pack_values<T>(layer, ref.block, ref.at, (uint32_t*)tile.unpacked, {ref.next, layer.key_bytes / BLOCK_TOKENS});
+        registers_.keep_storing();
+    }
+    // Sums are loaded and stored once for all blocks of a chunk.
+    void finish_chunk(const Layer& layer, const Tile& tile, size_t count) {
+        multiply(registers_, {{tile.weight_pairs, whole_tiles(tile.count) / TILE_ROWS, CHUNK_BLOCKS},
+                              {(const uint32_t*)tile.unpacked, layer.value_size / TILE_COLUMNS, CHUNK_BLOCKS},
+                              count,
+                              InitialSums::stored,
+                              tile.part.values,
+                              layer.value_size});
+    }
+
+private:
+    TileRegisters registers_;
+};
+
+#elif defined(__AVX512BF16__)
 
 // In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The sum of the weights is that of the
 // rounded weights, so that the rounding does not scale the output.
-struct Weights {
+struct Weights : OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
     }
@@ -214,7 +332,7 @@ struct UnpackedBlocks : Weights {
 #else
 
 // Weights in f32 replace the scores.
-struct Weights {
+struct Weights : OutsideTileRegisters {
     static void prepare(const Layer&, const Tile&) {}
     static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
         ::store(tile.scores + query * CHUNK_KEYS + key, weights);
@@ -263,6 +381,7 @@ struct UnpackedBlocks : Weights {
 #endif
 
 // Turns the scores of a chunk into weights, and rescales the sums of the query if its maximum has grown.
+template <typename Blocks>
 inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, KeyRange visible, size_t keys) {
     float *scores = tile.scores + query * CHUNK_KEYS, *values = tile.part.values + query * layer.value_size;
     float &maximum = tile.part.maxima[query], &total = tile.part.totals[query];
@@ -274,13 +393,13 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     if (maximum > now) now = maximum;
     // The query sees no key of the chunk, nor of the part before it.
     if (now == MASKED) {
-        for (size_t key = 0; key < keys; key += LANES) Weights::store(tile, query, key, Floats{});
+        for (size_t key = 0; key < keys; key += LANES) Blocks::store(tile, query, key, Floats{});
         return;
     }
     Floats sum = {};
     for (size_t key = 0; key < keys; key += LANES) {
         const Floats score = fused_multiply_add(load(scores + key), Floats{} + layer.scale, Floats{} - now);
-        sum += Weights::store(tile, query, key, exponential(score));
+        sum += Blocks::store(tile, query, key, exponential(score));
     }
     if (now != maximum) {
         const float factor = maximum == MASKED ? 0 : exponential(Floats{} + (maximum - now))[0];
@@ -317,11 +436,12 @@ struct ChunkSelection {
     size_t at(size_t index) const { return chunks ? chunks[index] : index; }
 };
 
-// Selects the chunks that a large tile attends to.
+// Selects the chunks that a tile attends to.
 template <typename T>
 ChunkSelection select_keys(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile) {
     const size_t chunks = chunks_of(item.block_end - item.block_begin), first_key = item.block_begin * BLOCK_TOKENS;
-    if (!(layer.attention_mass > 0) || chunks < SELECTION_CHUNKS_MIN) return {chunks, nullptr};
+    if (!(layer.attention_mass > 0) || tile.count < SELECTION_QUERIES_MIN || chunks < SELECTION_CHUNKS_MIN)
+        return {chunks, nullptr};
     const SelectionScratch& scratch = tile.selection;
     const size_t group = layer.heads / layer.kv_heads;
     const Sample sample = sample_of(group, tile.count);
@@ -354,7 +474,7 @@ ChunkSelection select_keys(const Layer& layer, const WorkItem& item, const StepT
 
 template <typename Blocks>
 void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile,
-                 ChunkSelection selection) {
+                 ChunkSelection selection, Blocks&& reader) {
     const int32_t* blocks = item.sequence->blocks;
     // The blocks after the last one are those of the next item.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
@@ -365,7 +485,7 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
         return key_block(layer, tensors, next.sequence->blocks[at], next.kv_head);
     };
     const auto values_of = [&](size_t block) { return value_block(layer, tensors, blocks[block], item.kv_head); };
-    Blocks::prepare(layer, tile);
+    reader.prepare(layer, tile);
     clear(layer, tile.count, tile.part);
     clear(layer, tile.count, tile.before);
     size_t part = item.block_begin / PART_BLOCKS;
@@ -377,13 +497,15 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
         const size_t next =
             index + 1 < selection.count ? item.block_begin + selection.at(index + 1) * CHUNK_BLOCKS : item.block_end;
         const size_t keys = count * BLOCK_TOKENS;
-        for (size_t at = 0; at < count; ++at)
-            Blocks::score_block(layer, tile, {keys_of(first + at), at, values_of(first + at)});
-        for (size_t query = 0; query < tile.count; ++query)
-            online_softmax(layer, tile, query, visible_keys(layer, item, query, first * BLOCK_TOKENS, keys), keys);
+        for (size_t at = 0; at < count; ++at) reader.score_block(layer, tile, {keys_of(first + at), at, values_of(first + at)});
+        for (size_t query = 0; query < tile.count; ++query) {
+            online_softmax<Blocks>(layer, tile, query, visible_keys(layer, item, query, first * BLOCK_TOKENS, keys), keys);
+            reader.finish_query(query);
+        }
         if (tile.block_masses) record_block_masses(tile, first - item.block_begin, count);
         for (size_t at = 0; at < count; ++at)
-            Blocks::accumulate_block(layer, tile, {values_of(first + at), at, keys_of(next + at)});
+            reader.accumulate_block(layer, tile, {values_of(first + at), at, keys_of(next + at)});
+        reader.finish_chunk(layer, tile, count);
     }
     if (tile.block_masses) rescale_block_masses(tile, item.block_end - item.block_begin);
     if (!item.part) finish_part(layer, tile);
@@ -391,14 +513,9 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
 
 template <typename T>
 void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile) {
-    const bool is_large = tile.count >= LARGE_TILE;
-    const ChunkSelection selection = is_large ? select_keys<T>(layer, item, tensors, tile)
-                                              : ChunkSelection{chunks_of(item.block_end - item.block_begin), nullptr};
-    const auto attend_in = [&](auto small, auto large) {
-        if (is_large) attend_with<decltype(large)>(layer, item, tensors, tile, selection);
-        else attend_with<decltype(small)>(layer, item, tensors, tile, selection);
-    };
-    attend_in(CacheBlocks<T>{}, UnpackedBlocks<T>{});
+    const ChunkSelection selection = select_keys<T>(layer, item, tensors, tile);
+    if (tile.count < LARGE_TILE) attend_with(layer, item, tensors, tile, selection, CacheBlocks<T>());
+    else attend_with(layer, item, tensors, tile, selection, UnpackedBlocks<T>());
 }
 
 // Writes the output of a query.
@@ -440,6 +557,7 @@ void store_results(const Layer& layer, const WorkItem& item, const StepTensors& 
 }
 
 void merge(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors) {
+    const Rounding rounding;
     const size_t group = layer.heads / layer.kv_heads, size = layer.value_size;
     for (size_t query = 0; query < group; ++query) {
         float values[HEAD_SIZE_MAX], maximum = MASKED, total = 0;
@@ -464,6 +582,7 @@ void attend(const Layer& layer, const WorkItem& item, const StepTensors& tensors
                         item.block_end - item.block_begin, scratch);
     if (!layer.block_scores || item.sequence->count > 1) tile.block_masses = nullptr;
     if (item.stores) store_new_tokens(layer, *item.sequence, tensors, item.kv_head);
+    const Rounding rounding;
     load_queries(layer, item, tensors, tile);
     switch (layer.precision) {
         case Precision::f32: attend_as<float>(layer, item, tensors, tile); break;
@@ -476,4 +595,4 @@ void attend(const Layer& layer, const WorkItem& item, const StepTensors& tensors
 
 }  // namespace
 
-const ovfleet::Kernels ovfleet::OVFLEET_KERNELS = {scratch, store_new_tokens, attend, merge};
+const ovfleet::Kernels ovfleet::OVFLEET_KERNELS = {TILE_QUERIES, scratch, store_new_tokens, attend, merge};

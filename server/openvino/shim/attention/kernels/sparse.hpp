@@ -11,8 +11,8 @@ namespace {
 
 // The interval in tokens between the queries of a tile that are in the sample.
 constexpr size_t SAMPLE_STEP = 8;
-// The minimum number of chunks for which a selection is worthwhile.
-constexpr size_t SELECTION_CHUNKS_MIN = 16;
+// The minimum numbers of queries and of chunks for which a selection is worthwhile.
+constexpr size_t SELECTION_QUERIES_MIN = 16, SELECTION_CHUNKS_MIN = 16;
 
 inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
 
@@ -37,7 +37,7 @@ struct SelectionScratch {
 template <typename Allocate>
 inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks, SelectionScratch& scratch,
                                Allocate allocate) {
-    const bool selects = layer.attention_mass > 0 && queries > 0;
+    const bool selects = layer.attention_mass > 0 && queries >= SELECTION_QUERIES_MIN;
     const size_t sampled = selects ? sample_of(layer.heads / layer.kv_heads, queries).count : 0, chunks = chunks_of(blocks);
     scratch.queries = allocate(sampled * layer.key_size);
     scratch.scores = allocate(sampled * CHUNK_KEYS);

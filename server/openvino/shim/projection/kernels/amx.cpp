@@ -16,17 +16,9 @@
 #include "prefetch.hpp"
 #include "projection.hpp"
 
-#if !defined(OVFLEET_TILES)
-#define OVFLEET_TILES HardwareTiles
-#endif
-
 namespace {
 
 using namespace ovfleet::projection;
-using Tiles = OVFLEET_TILES;
-
-// The tile registers: 2 x 2 tiles of sums, 2 tiles of rows, and the 2 halves of a block of columns.
-constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
 
 // The largest number of rows of a tile of the source: the rows of two tile registers.
 constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
@@ -99,9 +91,6 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-// Returns two weights of each column, rounded to bf16 and next to each other.
-inline Words bf16_pairs(Floats even, Floats odd) { return ((Words)even + 0x8000) >> 16 | (((Words)odd + 0x8000) & 0xffff0000); }
-
 // Dequantizes a group of a block of columns: for each half of the columns, a row of a tile register for each two weights.
 template <size_t BITS, size_t GROUP>
 inline void dequantize_group(const uint8_t* group, uint8_t* to) {
@@ -128,16 +117,6 @@ inline void dequantize_group(const uint8_t* group, uint8_t* to) {
         }
 }
 
-// The tile registers, with a function that stores one of them regularly: a store takes 300 ns if the last one was more than
-// half a microsecond ago.
-struct Registers {
-    explicit inline Registers(const TileConfig& config) : tiles(config) {}
-    inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }
-
-    Tiles tiles;
-    alignas(64) uint8_t unused[TILE_ROWS * TILE_ROW_BYTES];
-};
-
 // Returns the configuration for tiles of the source with `m_tile` rows.
 inline TileConfig config_for(size_t m_tile) {
     TileConfig config;
@@ -150,7 +129,7 @@ inline TileConfig config_for(size_t m_tile) {
 }
 
 template <size_t BITS, size_t GROUP>
-void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, Registers& registers, Prefetch& prefetch) {
+void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, TileRegisters& registers, Prefetch& prefetch) {
     constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
     for (size_t step = 0; step < steps; ++step, to += STEP_BYTES) {
         prefetch.next();
@@ -169,7 +148,7 @@ struct Sums {
 
 // Adds the products of a tile of the source, which occupies one or two registers, with dequantized weights.
 template <size_t REGISTERS>
-inline void multiply_steps(Registers& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
+inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
                            const Sums& sums) {
     auto& tiles = registers.tiles;
     float *first = sums.at, *second = sums.at + TILE_ROWS * N_BLOCK;
@@ -228,7 +207,7 @@ template <size_t BITS, size_t GROUP, typename T>
 void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const T* residual, T* dst) {
     alignas(64) uint8_t weights[STEPS_MANY * STEP_BYTES];
     alignas(64) float stored[STORED_TILES][M_TILE_MAX * N_BLOCK];
-    Registers registers(config_for(src.m_tile));
+    TileRegisters registers(config_for(src.m_tile));
     const size_t steps = matmul.K / K_STEP, step_bytes = K_STEP / GROUP * group_bytes(matmul), bytes = n_block_bytes(matmul);
     const size_t tiles = range.tile_end - range.tile_begin, steps_at_once = tiles <= FEW_TILES ? STEPS_FEW : STEPS_MANY;
     const bool is_whole = steps <= steps_at_once;

@@ -1,0 +1,277 @@
+// The products of the attention in bf16 in the tile registers of AMX, and in vectors with the same bits. Only for kernels.cpp.
+//
+// A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column. The
+// products with even indices are added one after another, each with one rounding, and so are those with odd indices; then both
+// sums are added, and the result is added to the former sum. 32 numbers are a group of dimensions of a key, or the tokens of a
+// block. The functions for vectors add in the same order. So the result of a query does not depend on which of the two computes
+// it, and the number of queries that are computed together may decide about that.
+#pragma once
+
+#include "products_f32.hpp"
+
+#if defined(OVFLEET_TILES)
+
+#include "../../tiles.hpp"
+
+namespace {
+
+// Columns of a tile register of sums, and numbers of a row or column in a product of two registers.
+constexpr size_t TILE_COLUMNS = TILE_ROW_BYTES / sizeof(float), TILE_DEPTH = TILE_ROW_BYTES / sizeof(bf16);
+static_assert(KEY_GROUP == TILE_DEPTH && BLOCK_TOKENS == TILE_DEPTH && TILE_COLUMNS % LANES == 0);
+// Pairs of bf16 in a tile register of rows or columns.
+constexpr size_t REGISTER_PAIRS = TILE_ROWS * TILE_COLUMNS;
+
+#if defined(__x86_64__)
+
+// Tile registers treat subnormal numbers as zeros and round to nearest. So do the vectors of this thread in the scope.
+class TileRounding {
+public:
+    TileRounding() {
+        // Round to nearest, raise no exceptions, and treat subnormal results and operands as zeros.
+        constexpr uint32_t masked_exceptions = 0x1f80, flush_to_zero = 0x8000, subnormals_are_zeros = 0x40;
+        const uint32_t mode = masked_exceptions | flush_to_zero | subnormals_are_zeros;
+        // As memory operands, with which the compiler moves no access to memory across.
+        asm volatile("stmxcsr %0" : "=m"(before_));
+        asm volatile("ldmxcsr %0" : : "m"(mode) : "memory");
+    }
+    ~TileRounding() { asm volatile("ldmxcsr %0" : : "m"(before_) : "memory"); }
+    TileRounding(const TileRounding&) = delete;
+    TileRounding& operator=(const TileRounding&) = delete;
+
+private:
+    uint32_t before_;
+};
+
+#else
+
+// Other processors only run the model of the tiles, in tests without tiny values.
+struct TileRounding {
+    TileRounding() {}
+};
+
+#endif
+
+// ---- In tile registers ----
+
+// Rows or columns: `count` tile registers for each of `capacity` products that are added.
+struct PackedTiles {
+    const uint32_t* data;
+    size_t count, capacity;
+    const uint32_t* at(size_t tile, size_t step) const { return data + (tile * capacity + step) * REGISTER_PAIRS; }
+};
+
+enum class InitialSums { zero, stored };
+
+// A multiplication of rows by columns: `steps` products of tile registers for each register of sums. `sums` has `stride`
+// columns.
+struct TileProduct {
+    PackedTiles rows, columns;
+    size_t steps;
+    InitialSums initial;
+    float* sums;
+    size_t stride;
+};
+
+inline TileConfig attention_config() {
+    TileConfig config;
+    for (size_t tile = 0; tile < TILE_COUNT; ++tile) config.set(tile, TILE_ROWS, TILE_ROW_BYTES);
+    return config;
+}
+
+// Computes `R` x `C` registers of sums, from a tile of rows and a tile of columns on.
+template <size_t R, size_t C>
+inline void multiply_registers(TileRegisters& registers, const TileProduct& product, size_t row, size_t column) {
+    auto& tiles = registers.tiles;
+    const size_t bytes = product.stride * sizeof(float);
+    float* first = product.sums + row * TILE_ROWS * product.stride + column * TILE_COLUMNS;
+    float* second = first + TILE_ROWS * product.stride;
+    if (product.initial == InitialSums::zero) {
+        tiles.zero<SUMS_00>();
+        if constexpr (C == 2) tiles.zero<SUMS_01>();
+        if constexpr (R == 2) tiles.zero<SUMS_10>();
+        if constexpr (R == 2 && C == 2) tiles.zero<SUMS_11>();
+    } else {
+        tiles.load<SUMS_00>(first, bytes);
+        if constexpr (C == 2) tiles.load<SUMS_01>(first + TILE_COLUMNS, bytes);
+        if constexpr (R == 2) tiles.load<SUMS_10>(second, bytes);
+        if constexpr (R == 2 && C == 2) tiles.load<SUMS_11>(second + TILE_COLUMNS, bytes);
+    }
+    for (size_t step = 0; step < product.steps; ++step) {
+        tiles.load<ROWS_0>(product.rows.at(row, step), TILE_ROW_BYTES);
+        tiles.load<COLUMNS_0>(product.columns.at(column, step), TILE_ROW_BYTES);
+        if constexpr (C == 2) tiles.load<COLUMNS_1>(product.columns.at(column + 1, step), TILE_ROW_BYTES);
+        if constexpr (R == 2) tiles.load<ROWS_1>(product.rows.at(row + 1, step), TILE_ROW_BYTES);
+        tiles.multiply<SUMS_00, ROWS_0, COLUMNS_0>();
+        if constexpr (C == 2) tiles.multiply<SUMS_01, ROWS_0, COLUMNS_1>();
+        if constexpr (R == 2) tiles.multiply<SUMS_10, ROWS_1, COLUMNS_0>();
+        if constexpr (R == 2 && C == 2) tiles.multiply<SUMS_11, ROWS_1, COLUMNS_1>();
+    }
+    tiles.store<SUMS_00>(first, bytes);
+    if constexpr (C == 2) tiles.store<SUMS_01>(first + TILE_COLUMNS, bytes);
+    if constexpr (R == 2) tiles.store<SUMS_10>(second, bytes);
+    if constexpr (R == 2 && C == 2) tiles.store<SUMS_11>(second + TILE_COLUMNS, bytes);
+}
+
+inline void multiply(TileRegisters& registers, const TileProduct& product) {
+    const size_t rows = product.rows.count, columns = product.columns.count;
+    for (size_t column = 0; column < columns; column += 2)
+        for (size_t row = 0; row < rows; row += 2) {
+            auto* two_columns = row + 1 < rows ? multiply_registers<2, 2> : multiply_registers<1, 2>;
+            auto* one_column = row + 1 < rows ? multiply_registers<2, 1> : multiply_registers<1, 1>;
+            (column + 1 < columns ? two_columns : one_column)(registers, product, row, column);
+        }
+}
+
+// The number of rows of whole tile registers.
+inline size_t whole_tiles(size_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
+
+// The pairs of a row in one of `capacity` products: 16 pairs.
+inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t step) {
+    return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
+}
+
+// Packs queries whose numbers are bf16. The rows behind them are zeros.
+inline void pack_queries(const Layer& layer, const float* queries, size_t count, uint32_t* to) {
+    const size_t groups = layer.key_size / KEY_GROUP;
+    for (size_t row = 0; row < whole_tiles(count); ++row)
+        for (size_t group = 0; group < groups; ++group) {
+            bf16 numbers[KEY_GROUP] = {};
+            for (size_t i = 0; row < count && i < KEY_GROUP; ++i)
+                numbers[i].bits = uint16_t(as_bits(queries[row * layer.key_size + group * KEY_GROUP + i]) >> 16);
+            std::memcpy(packed_row(to, groups, row, group), numbers, sizeof(numbers));
+        }
+}
+
+// Packs the keys of a block as columns, with a step for each group of dimensions.
+template <typename T>
+inline void pack_keys(const Layer& layer, const uint8_t* block, uint32_t* to, Prefetch prefetch) {
+    const size_t groups = layer.key_size / KEY_GROUP;
+    for (size_t group = 0; group < groups; ++group) {
+        const KeyGroup<T> keys(layer, block, group);
+        for (size_t i = 0; i < KEY_GROUP; i += 2) {
+            prefetch.next();
+            prefetch.next();
+            for (size_t v = 0; v < BLOCK_VECTORS; ++v) {
+                const size_t token = v * LANES, column = token % TILE_COLUMNS;
+                const Words pairs = bf16_pairs(keys.key(i, v), keys.key(i + 1, v));
+                std::memcpy(to + (token / TILE_COLUMNS * groups + group) * REGISTER_PAIRS + i / 2 * TILE_COLUMNS + column,
+                            &pairs, sizeof(pairs));
+            }
+        }
+    }
+}
+
+// Packs the values of the block at a position in its chunk as columns, with a step for each block.
+template <typename T>
+inline void pack_values(const Layer& layer, const uint8_t* block, size_t at, uint32_t* to, Prefetch prefetch) {
+    const auto value_of = [&](size_t token) {
+        return TokenValue<T>((const T*)block, value_scales(layer, block), layer.value_size, token);
+    };
+    for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
+        prefetch.next();
+        prefetch.next();
+        const auto first = value_of(token), second = value_of(token + 1);
+        for (size_t i = 0; i < layer.value_size; i += LANES) {
+            const Words pairs = bf16_pairs(first.value(i), second.value(i));
+            std::memcpy(
+                to + (i / TILE_COLUMNS * CHUNK_BLOCKS + at) * REGISTER_PAIRS + token / 2 * TILE_COLUMNS + i % TILE_COLUMNS,
+                &pairs, sizeof(pairs));
+        }
+    }
+}
+
+// ---- In vectors ----
+
+// Whether registers hold the sums of even and of odd numbers at the same time: more sums keep the processor busy while it
+// waits for the last ones. For more queries there are not enough registers.
+constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
+
+// The scores of `R` queries with the keys of a block.
+template <typename T, size_t R>
+inline void score_rows(const Layer& layer, const uint8_t* block, const float* queries, float* scores, Prefetch& prefetch) {
+    constexpr size_t V = BLOCK_VECTORS, CHAINS = chains_at_once(R);
+    const size_t size = layer.key_size;
+    Floats total[R][V] = {};
+    for (size_t group = 0; group < size / KEY_GROUP; ++group) {
+        const KeyGroup<T> keys(layer, block, group);
+        Floats sums[2][R][V];
+        for (size_t first = 0; first < 2; first += CHAINS) {
+            Floats chains[CHAINS][R][V] = {};
+            for (size_t i = first; i < KEY_GROUP; i += 2)
+                for (size_t c = 0; c < CHAINS; ++c) {
+                    prefetch.next();
+                    Floats key[V];
+                    for (size_t v = 0; v < V; ++v) key[v] = rounded_to_bf16(keys.key(i + c, v));
+                    for (size_t r = 0; r < R; ++r) {
+                        const Floats query = Floats{} + queries[r * size + group * KEY_GROUP + i + c];
+                        for (size_t v = 0; v < V; ++v) chains[c][r][v] = fused_multiply_add(key[v], query, chains[c][r][v]);
+                    }
+                }
+            std::memcpy(&sums[first], &chains, sizeof(chains));
+        }
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < V; ++v) total[r][v] += sums[0][r][v] + sums[1][r][v];
+    }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) ::store(scores + r * CHUNK_KEYS + v * LANES, total[r][v]);
+}
+
+template <typename T, size_t R = SCORE_QUERIES>
+inline void score_in_tile_order(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,
+                                Prefetch prefetch) {
+    for (; count >= R; count -= R) {
+        score_rows<T, R>(layer, block, queries, scores, prefetch);
+        queries += R * layer.key_size;
+        scores += R * CHUNK_KEYS;
+    }
+    if constexpr (R > 1)
+        if (count) score_in_tile_order<T, R - 1>(layer, block, queries, scores, count, prefetch);
+}
+
+// Adds the weighted values of a block to the sums of `R` queries.
+template <typename T, size_t R, size_t V>
+inline void accumulate_rows(const T* values, const float* scales, size_t size, const float* weights, float* sums,
+                            Prefetch& prefetch) {
+    constexpr size_t CHAINS = chains_at_once(R);
+    Floats totals[2][R][V];
+    for (size_t first = 0; first < 2; first += CHAINS) {
+        Floats chains[CHAINS][R][V] = {};
+        for (size_t token = first; token < BLOCK_TOKENS; token += 2)
+            for (size_t c = 0; c < CHAINS; ++c) {
+                prefetch.next();
+                const TokenValue<T> of_token(values, scales, size, token + c);
+                Floats value[V];
+                for (size_t v = 0; v < V; ++v) value[v] = rounded_to_bf16(of_token.value(v * LANES));
+                for (size_t r = 0; r < R; ++r) {
+                    const Floats weight = Floats{} + weights[r * CHUNK_KEYS + token + c];
+                    for (size_t v = 0; v < V; ++v) chains[c][r][v] = fused_multiply_add(value[v], weight, chains[c][r][v]);
+                }
+            }
+        std::memcpy(&totals[first], &chains, sizeof(chains));
+    }
+    for (size_t r = 0; r < R; ++r)
+        for (size_t v = 0; v < V; ++v) {
+            float* to = sums + r * size + v * LANES;
+            ::store(to, load(to) + (totals[0][r][v] + totals[1][r][v]));
+        }
+}
+
+template <typename T, size_t R = VALUE_QUERIES>
+inline void accumulate_in_tile_order(const T* values, const float* scales, size_t size, const float* weights, float* sums,
+                                     size_t count, Prefetch prefetch) {
+    constexpr size_t V = VALUE_VECTORS;
+    for (; count >= R; count -= R) {
+        size_t at = 0;
+        for (; at + V * LANES <= size; at += V * LANES)
+            accumulate_rows<T, R, V>(values + at, scales, size, weights, sums + at, prefetch);
+        for (; at < size; at += LANES) accumulate_rows<T, R, 1>(values + at, scales, size, weights, sums + at, prefetch);
+        weights += R * CHUNK_KEYS;
+        sums += R * size;
+    }
+    if constexpr (R > 1)
+        if (count) accumulate_in_tile_order<T, R - 1>(values, scales, size, weights, sums, count, prefetch);
+}
+
+}  // namespace
+
+#endif
