@@ -51,8 +51,11 @@ fn main() {
         );
     }
     let libraries = libraries.canonicalize().expect("invariant: the folder exists");
-    cc::Build::new()
-        .cpp(true)
+    let mut shim = cc::Build::new();
+    if !has_tile_models() {
+        shim.define("OVFLEET_WITHOUT_TILE_MODELS", None);
+    }
+    shim.cpp(true)
         .std("c++17")
         // The compiler suppresses warnings in headers of system directories.
         .flag(format!("-isystem{}", include.display()))
@@ -71,6 +74,11 @@ fn main() {
     // binaries.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     println!("cargo:libraries={}", libraries.display());
+}
+
+/// Whether kernels that run on a model of the tile registers are compiled. Only tests use them, and their builds are not optimized.
+fn has_tile_models() -> bool {
+    env::var("PROFILE").is_ok_and(|profile| profile == "debug")
 }
 
 /// A source file of kernels that is compiled for an instruction set.
@@ -118,7 +126,8 @@ fn kernels() {
     let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
     for KernelSet { folder, source, name, flags } in SETS {
         let mut flags = flags.iter().flat_map(|flags| flags.iter());
-        if !is_x86 && flags.clone().any(|flag| flag.starts_with("-m")) {
+        let is_for_another_processor = !is_x86 && flags.clone().any(|flag| flag.starts_with("-m"));
+        if is_for_another_processor || (name.starts_with("tile_model") && !has_tile_models()) {
             continue;
         }
         let mut build = cc::Build::new();

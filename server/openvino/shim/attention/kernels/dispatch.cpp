@@ -20,8 +20,10 @@ const Kernels* attention_kernels(Isa isa) {
 const Kernels* attention_tile_model(Isa vectors) {
     if (!has_isa(vectors)) return nullptr;
     switch (vectors) {
+#if !defined(OVFLEET_WITHOUT_TILE_MODELS)
         case Isa::portable: return &kernels_tile_model_portable;
-#if defined(__x86_64__)
+#endif
+#if defined(__x86_64__) && !defined(OVFLEET_WITHOUT_TILE_MODELS)
         case Isa::avx512: return &kernels_tile_model_avx512;
 #endif
         default: return nullptr;
