@@ -156,13 +156,16 @@ fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor
     Ok(())
 }
 
-/// The architectures with experts whose fixed graphs are known to be correct.
-const EXPERT_ARCHITECTURES: [&str; 1] = ["qwen3moe"];
+/// The architectures with experts whose fixed graphs are known to be right. Mixtral's files name the architecture llama.
+const EXPERT_ARCHITECTURES: [&str; 2] = ["llama", "qwen3moe"];
+
+fn has_experts(file: &GgufFile) -> bool {
+    file.tensors().iter().any(|entry| entry.name.contains(EXPERTS))
+}
 
 fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     let architecture = file.architecture().unwrap_or_default();
-    let has_experts = file.tensors().iter().any(|entry| entry.name.contains(EXPERTS));
-    if has_experts && !EXPERT_ARCHITECTURES.contains(&architecture) {
+    if has_experts(file) && !EXPERT_ARCHITECTURES.contains(&architecture) {
         return Err(Error::Unsupported(format!(
             "its architecture {architecture:?} is not supported with experts (supported: {})",
             EXPERT_ARCHITECTURES.join(", ")
@@ -171,14 +174,16 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fixes the graphs that the front end builds for these architectures. The front end rotates adjacent pairs although
-/// the files are for rotated halves, gives the experts' output the shape of a single sequence, and normalizes the
-/// experts' weights only if the file sets a flag.
+/// Fixes the graphs that the front end builds for these architectures: it gives the experts' output the shape of one sequence,
+/// normalizes their weights only if the file demands it, and for qwen3moe rotates adjacent pairs although the files have halves.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
-    if !file.architecture().is_some_and(|architecture| EXPERT_ARCHITECTURES.contains(&architecture)) {
+    if !has_experts(file) {
         return Ok(());
     }
-    let rotated = shim::rotate_halves(model)?;
+    let rotated = match file.architecture() {
+        Some("qwen3moe") => shim::rotate_halves(model)?,
+        _ => 0,
+    };
     let layers = shim::fix_experts(model)?;
     tracing::debug!(rotated, layers, "fixed the graph of the experts");
     Ok(())

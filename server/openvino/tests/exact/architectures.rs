@@ -26,25 +26,35 @@ fn qwen3_with_norms_of_q_and_k() {
     check("qwen3");
 }
 
-#[test]
-fn qwen3moe_with_experts() {
+fn check_experts(architecture: &'static str) {
     use TensorType::{Bf16, F16, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
-    let mut qwen3moe = recipe("qwen3moe", F16);
+    let mut model = recipe(architecture, F16);
+    model.experts_used = 2;
     for kind in [Q4_0, Q8_0, Q6K, F16, Bf16] {
-        (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
-        let difference = Case::new(&qwen3moe).difference(&EXACT);
+        (model.kind, model.values_kind) = (kind, kind);
+        let difference = Case::new(&model).difference(&EXACT);
         assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
     }
-    // All experts are used, so that a small error cannot change the selected experts.
-    qwen3moe.experts_used = EXPERTS;
-    for kind in [Q4_1, Q4K, Q5K] {
-        (qwen3moe.kind, qwen3moe.values_kind) = (kind, kind);
-        let case = Case::new(&qwen3moe);
+    // All experts are used, so that a small error cannot change the selection.
+    model.experts_used = EXPERTS;
+    for (kind, values_kind) in [(Q4_1, Q4_1), (Q4K, Q6K), (Q5K, Q5K)] {
+        (model.kind, model.values_kind) = (kind, values_kind);
+        let case = Case::new(&model);
         let difference = case.difference(&EXACT);
         assert!(difference <= difference_allowed(kind), "{kind}: {difference:.1e}");
         let difference = case.difference(&ROUNDED);
         assert!(difference <= ROUNDED_DIFFERENCE_MAX, "{kind}, rounded: {difference:.1e}");
     }
+}
+
+#[test]
+fn qwen3moe_with_experts() {
+    check_experts("qwen3moe");
+}
+
+#[test]
+fn llama_with_experts_as_in_mixtral() {
+    check_experts("llama");
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(crate) struct Recipe {
     pub(crate) architecture: &'static str,
     /// The type of all matrices except for those of `values_kind`.
     pub(crate) kind: TensorType,
-    /// The type of the embeddings and of v, which mixed files store with more bits.
+    /// The type of the embeddings, of v and of the second matrices of experts, which mixed files store with more bits.
     pub(crate) values_kind: TensorType,
     /// The number of experts, of [`EXPERTS`], for each token; 0 if the layers have no experts.
     pub(crate) experts_used: u64,
@@ -141,10 +141,10 @@ impl Recipe {
             to.values(&name("attn_v.weight"), HIDDEN, kv, 1.0 / (HIDDEN as f32).sqrt());
         }
         if self.experts_used > 0 {
-            to.matrix(&name("ffn_gate_inp.weight"), HIDDEN, EXPERTS);
-            to.stack(&name("ffn_gate_exps.weight"), HIDDEN, FEED_FORWARD);
-            to.stack(&name("ffn_up_exps.weight"), HIDDEN, FEED_FORWARD);
-            to.stack(&name("ffn_down_exps.weight"), FEED_FORWARD, HIDDEN);
+            to.put(&name("ffn_gate_inp.weight"), &[HIDDEN, EXPERTS], TensorType::F32);
+            to.put(&name("ffn_gate_exps.weight"), &[HIDDEN, FEED_FORWARD, EXPERTS], self.kind);
+            to.put(&name("ffn_up_exps.weight"), &[HIDDEN, FEED_FORWARD, EXPERTS], self.kind);
+            to.put(&name("ffn_down_exps.weight"), &[FEED_FORWARD, HIDDEN, EXPERTS], self.values_kind);
         } else {
             if !self.is("phi3") {
                 to.matrix(&name("ffn_gate.weight"), HIDDEN, FEED_FORWARD);
@@ -178,24 +178,20 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn put(&mut self, name: &str, shape: [u64; 2], kind: TensorType, size: f32) {
-        let values = normals(&mut self.random, shape.iter().product(), size);
-        self.file.tensor_of(name, &shape, kind, &values);
+    /// Writes a projection, or one for each expert, that preserves the variance of its input, so that every layer affects the
+    /// logits.
+    fn put(&mut self, name: &str, shape: &[u64], kind: TensorType) {
+        let values = normals(&mut self.random, shape.iter().product(), 1.0 / (shape[0] as f32).sqrt());
+        self.file.tensor_of(name, shape, kind, &values);
     }
 
-    /// Writes a projection for each expert.
-    fn stack(&mut self, name: &str, columns: u64, rows: u64) {
-        let values = normals(&mut self.random, columns * rows * EXPERTS, 1.0 / (columns as f32).sqrt());
-        self.file.tensor_of(name, &[columns, rows, EXPERTS], self.recipe.kind, &values);
-    }
-
-    /// Writes a projection that preserves the variance of its input, so that every layer affects the logits.
     fn matrix(&mut self, name: &str, columns: u64, rows: u64) {
-        self.put(name, [columns, rows], self.recipe.kind, 1.0 / (columns as f32).sqrt());
+        self.put(name, &[columns, rows], self.recipe.kind);
     }
 
     fn values(&mut self, name: &str, columns: u64, rows: u64, size: f32) {
-        self.put(name, [columns, rows], self.recipe.values_kind, size);
+        let values = normals(&mut self.random, columns * rows, size);
+        self.file.tensor_of(name, &[columns, rows], self.recipe.values_kind, &values);
     }
 
     fn norm(&mut self, name: &str, length: u64) {
