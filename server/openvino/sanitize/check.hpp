@@ -84,5 +84,6 @@ inline uint16_t to_bf16(float value) {
 // Each check returns its number of cases, and exits the process at the first failure.
 size_t check_attention();
 size_t check_projections();
+size_t check_experts();
 // Runs for a number of seconds, but checks at least a fixed number of cases.
 size_t check_operations(double seconds);

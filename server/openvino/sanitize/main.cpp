@@ -21,6 +21,8 @@ int main(int count, char** names) {
     std::fflush(stdout);
     if (is_selected("projections")) std::printf("%zu projection cases\n", check_projections());
     std::fflush(stdout);
+    if (is_selected("experts")) std::printf("%zu expert cases\n", check_experts());
+    std::fflush(stdout);
     const char* seconds = std::getenv("SECONDS_EACH");
     if (is_selected("operations"))
         std::printf("%zu operations with random attributes\n", check_operations(seconds ? std::atof(seconds) : 0));

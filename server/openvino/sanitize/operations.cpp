@@ -11,6 +11,7 @@
 #include <openvino/op/parameter.hpp>
 
 #include "attention/op.hpp"
+#include "experts/op.hpp"
 #include "projection/op.hpp"
 
 namespace {
@@ -193,24 +194,65 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
     return is_accepted(extension, attributes, inputs, types);
 }
 
+bool check_experts_operation(Random& random, const ov::BaseOpExtension& extension) {
+    using namespace ovfleet::experts;
+    using ovfleet::projection::Epilogue;
+    const size_t rarely = 40, M = random.below(9);
+    Experts experts{};
+    auto& [count, used, gate_up, down] = experts;
+    count = 1 + random.below(9), used = 1 + random.below(std::min<size_t>(count, 4));
+    gate_up.K = down.N = 32 * (1 + random.below(4)), down.K = 32 * (1 + random.below(4)), gate_up.N = 2 * down.K;
+    gate_up.bits = random.below(2) ? 4 : 8, down.bits = random.below(2) ? 4 : 8;
+    gate_up.group = random.below(2) ? 16 : 32, down.group = random.below(2) ? 16 : 32;
+    gate_up.terms = down.terms = 1 + random.below(2);
+    gate_up.epilogue = Epilogue::swiglu;
+    Attributes attributes;
+    const int64_t valid[] = {int64_t(count),
+                             int64_t(used),
+                             int64_t(gate_up.K),
+                             int64_t(down.K),
+                             int64_t(gate_up.terms),
+                             int64_t(gate_up.bits),
+                             int64_t(gate_up.group),
+                             bits_of(1),
+                             int64_t(down.bits),
+                             int64_t(down.group),
+                             bits_of(1)};
+    for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
+    if (random.below(rarely) == 0) attributes.stages.pop_back();
+    attributes.numbers["isa"] = mostly(random, int64_t(ovfleet::Isa::portable), rarely);
+    const bool is_bf16 = random.below(3) == 0, to_bf16 = random.below(3) == 0;
+    attributes.flags["to_bf16"] = to_bf16;
+    ov::TensorVector inputs{tensor(random, is_bf16 ? ov::element::bf16 : ov::element::f32, M * gate_up.K, rarely, gate_up.K),
+                            tensor(random, ov::element::u8, memory_bytes(experts), rarely)};
+    // Any bytes are weights, and those of the router also give logits that are not finite.
+    auto* bytes = static_cast<uint8_t*>(inputs[MEMORY].data());
+    for (size_t at = 0; at < inputs[MEMORY].get_byte_size(); ++at) bytes[at] = uint8_t(random.below(256));
+    if (random.below(rarely) == 0) inputs.pop_back();
+    const auto type = to_bf16 ? ov::element::bf16 : ov::element::f32;
+    return is_accepted(extension, attributes, inputs, {random.below(rarely) > 0 ? type : ov::element::f16});
+}
+
 }  // namespace
 
 size_t check_operations(double seconds) {
     const auto attention = std::dynamic_pointer_cast<ov::BaseOpExtension>(ovfleet::attention_extension());
     const auto projection = std::dynamic_pointer_cast<ov::BaseOpExtension>(ovfleet::projection::extension());
+    const auto experts = std::dynamic_pointer_cast<ov::BaseOpExtension>(ovfleet::experts::extension());
     constexpr size_t min_cases = 4000;
     const auto begin = std::chrono::steady_clock::now();
     const auto has_time = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds;
     };
-    size_t accepted[2] = {}, cases = 0;
+    size_t accepted[3] = {}, cases = 0;
     for (; cases < min_cases || has_time(); ++cases) {
         Random random(cases);
         accepted[0] += check_attention_operation(random, *attention);
         accepted[1] += check_projection_operation(random, *projection);
+        accepted[2] += check_experts_operation(random, *experts);
     }
     // Both outcomes must be frequent, so that the checks and the kernels are tested.
     for (const size_t count : accepted)
         if (count < cases / 20 || count > cases - cases / 20) FAIL("%zu of %zu operations were accepted", count, cases);
-    return 2 * cases;
+    return 3 * cases;
 }

@@ -1,12 +1,11 @@
 // Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
 // and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups, sizes, numbers
 // of rows and epilogues, with norms and adapters.
-#include "check.hpp"
+#include "projection.hpp"
 
 #include <algorithm>
 
 #include "projection/adapters.hpp"
-#include "projection/pack.hpp"
 #include "projection/run.hpp"
 
 namespace {
@@ -17,59 +16,6 @@ constexpr size_t KS[] = {32, 64, 96, 160, 576, 1024};
 constexpr size_t NS[] = {2, 16, 18, 30, 32, 34, 48, 50, 64, 96, 200};
 constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64};
 constexpr size_t M_MAX = 70;
-
-// A weight in the form that a graph has, and its values.
-struct RandomWeight {
-    RandomWeight(Random& random, size_t N, size_t K, size_t group, size_t bits, bool is_signed) : values(N * K) {
-        const size_t groups = K / group;
-        const auto type =
-            bits == 4 ? (is_signed ? ov::element::i4 : ov::element::u4) : (is_signed ? ov::element::i8 : ov::element::u8);
-        std::vector<float> scales(N * groups), zeros(N * groups);
-        for (auto& scale : scales) scale = float(random.below(15) + 1) / 16.0f;
-        for (auto& zero : zeros) zero = float(random.below(16));
-        ov::Tensor quants(type, {N, groups, group});
-        auto* bytes = static_cast<uint8_t*>(quants.data());
-        std::memset(bytes, 0, quants.get_byte_size());
-        for (size_t i = 0; i < values.size(); ++i) {
-            const auto quant = random.below(size_t(1) << bits), half = size_t(1) << (bits - 1);
-            if (bits == 8) bytes[i] = uint8_t(quant);
-            else bytes[i / 2] = uint8_t(bytes[i / 2] | quant << i % 2 * 4);
-            const double number = double(quant) - (is_signed && quant >= half ? 2.0 * double(half) : 0.0);
-            values[i] = (number - double(zeros[i / group])) * double(scales[i / group]);
-        }
-        const auto floats = [&](const std::vector<float>& all) {
-            return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, groups, 1}, all);
-        };
-        weight = {std::make_shared<ov::op::v0::Constant>(quants), floats(zeros), floats(scales), N, K, group};
-    }
-
-    GraphWeight weight;
-    std::vector<double> values;
-};
-
-// The way in which kernels round the source and the weights.
-enum class Rounding {
-    // The source is rounded to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
-    to_integers,
-    // The source and the weights are rounded to bf16.
-    to_bf16,
-};
-
-struct TestedKernels {
-    const char* name;
-    const Kernels* kernels;
-    Rounding rounding;
-};
-
-std::vector<TestedKernels> tested_kernels() {
-    std::vector<TestedKernels> all;
-    for (const auto isa : ISAS)
-        all.push_back(
-            {name_of(isa), projection_kernels(isa), isa == ovfleet::Isa::amx ? Rounding::to_bf16 : Rounding::to_integers});
-    all.push_back({"tile model, portable", tile_model_kernels(ovfleet::Isa::portable), Rounding::to_bf16});
-    all.push_back({"tile model, avx512", tile_model_kernels(ovfleet::Isa::avx512), Rounding::to_bf16});
-    return all;
-}
 
 struct Case {
     size_t i, M, K, N, bits, group;

@@ -154,10 +154,19 @@ typedef struct ovfleet_kernel_plan {
     float attention_mass;             // the fraction that long prompts must cover; 0: they attend to all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
     uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
+    uint32_t native_experts;          // whether the kernels of the projections also compute experts
 } ovfleet_kernel_plan;
 
-// Returns in `supported` whether the native projections support every multiplication by weights in a model.
-int ovfleet_supports_native_projections(ov_model_t* model, int* supported);
+// What the native kernels support of the experts of a model.
+enum ovfleet_experts {
+    OVFLEET_NO_EXPERTS = 0,      // the model has none
+    OVFLEET_PLUGIN_EXPERTS = 1,  // only the plugin computes all of them
+    OVFLEET_NATIVE_EXPERTS = 2,
+};
+
+// Returns in `supported` whether the native kernels support every multiplication by weights in a model, including those of
+// experts, and in `experts` an ovfleet_experts.
+int ovfleet_supports_native_projections(ov_model_t* model, int* supported, int* experts);
 
 // Replaces the attention with the plugin's paged attention. Returns in `supports_native_attention` whether the native attention
 // supports every attention layer.

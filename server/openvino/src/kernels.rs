@@ -40,10 +40,28 @@ impl From<&Config> for KernelOptions {
 /// The parts of a graph that the native kernels support, regardless of the configuration and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GraphProperties {
-    /// Whether the native projections support every multiplication by weights.
+    /// Whether the native kernels support every multiplication by weights, including those of experts.
     pub(crate) native_projections: bool,
     /// Whether the native attention supports every attention layer.
     pub(crate) native_attention: bool,
+    pub(crate) experts: ExpertSupport,
+}
+
+/// What the native kernels support of the experts of a graph. The numbers are those of `ovfleet_experts` in `shim/shim.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertSupport {
+    /// The graph has no experts.
+    Absent = 0,
+    /// Only the plugin computes all of them.
+    Plugin = 1,
+    Native = 2,
+}
+
+impl ExpertSupport {
+    /// The value with a number; `None` if there is none.
+    pub(crate) fn new(number: u64) -> Option<Self> {
+        [Self::Absent, Self::Plugin, Self::Native].into_iter().find(|one| *one as u64 == number)
+    }
 }
 
 /// A floating-point or cache precision. The numbers are those of `ovfleet_element` in `shim/shim.h`.
@@ -132,6 +150,24 @@ pub(crate) struct NativeProjections {
     pub(crate) activations: Precision,
 }
 
+/// The kernels of the experts of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertKernels {
+    /// Those of the native projections, which multiply only the rows of each expert.
+    Native,
+    /// The plugin kernels.
+    Plugin,
+}
+
+impl fmt::Display for ExpertKernels {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Native => "native",
+            Self::Plugin => "plugin",
+        })
+    }
+}
+
 /// The native attention of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct NativeAttention {
@@ -150,6 +186,8 @@ pub(crate) struct NativeAttention {
 pub(crate) struct KernelPlan {
     /// `None` leaves all projections to the plugin.
     pub(crate) projections: Option<NativeProjections>,
+    /// `None` if the model has no experts.
+    pub(crate) experts: Option<ExpertKernels>,
     /// `None` leaves the attention to the plugin.
     pub(crate) attention: Option<NativeAttention>,
     /// Whether the native kernels compute all projections and the attention. In this case, the plugin computes the rest
@@ -180,6 +218,9 @@ impl fmt::Display for KernelPlan {
                 )?;
             }
             None => formatter.write_str("projections: plugin; ")?,
+        }
+        if let Some(experts) = self.experts {
+            write!(formatter, "experts: {experts}; ")?;
         }
         let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
         let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
@@ -290,5 +331,10 @@ pub(crate) fn plan_kernels(
                 .to_owned(),
         ));
     }
-    Ok(KernelPlan { projections, attention, is_native })
+    let experts = match graph.experts {
+        ExpertSupport::Absent => None,
+        ExpertSupport::Native if projections.is_some() => Some(ExpertKernels::Native),
+        ExpertSupport::Native | ExpertSupport::Plugin => Some(ExpertKernels::Plugin),
+    };
+    Ok(KernelPlan { projections, experts, attention, is_native })
 }

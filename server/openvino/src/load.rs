@@ -18,7 +18,7 @@ use crate::model_cache::{self, CacheUpdate, CacheableModel, CompiledCacheEntry, 
 use crate::model_source::ModelSource;
 use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core, Model};
-use crate::shim::{self, AdapterMethod};
+use crate::shim::{self, AdapterMethod, ProjectionSupport};
 use crate::tiles::{TileSupport, tile_support};
 use crate::{Error, gguf, library, memory};
 
@@ -245,7 +245,8 @@ impl ModelLoader {
     fn prepare(&self, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
         let SourceGraph { mut model, from_cache, cache_update } = self.read()?;
         stages.done("read the model");
-        let native_projections = shim::supports_native_projections(&mut model)?;
+        let ProjectionSupport { supports_all: native_projections, experts } =
+            shim::projection_support(&mut model)?;
         let mut adapter_digests = Vec::new();
         if !self.config.adapters.is_empty() {
             let is_native = native_projections && matches!(self.projections, ProjectionKernels::Native(_));
@@ -255,7 +256,7 @@ impl ModelLoader {
         }
         let native_attention = shim::make_paged(&mut model)?;
         stages.done("make the attention paged");
-        let properties = GraphProperties { native_projections, native_attention };
+        let properties = GraphProperties { native_projections, native_attention, experts };
         let plan = self.plan(properties)?;
         let replaced = shim::apply_kernel_plan(&mut model, &plan)?;
         tracing::debug!(projections = replaced, %plan, "replaced operations by native kernels");

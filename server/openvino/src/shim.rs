@@ -8,7 +8,9 @@ use std::path::Path;
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
-use crate::kernels::{KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision};
+use crate::kernels::{
+    ExpertKernels, ExpertSupport, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
+};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::weights::{Matrix, Quants, Zeros};
 
@@ -53,11 +55,12 @@ struct RawKernelPlan {
     attention_mass: f32,
     block_scores: u32,
     projection_terms: u32,
+    native_experts: u32,
 }
 
 // `shim/graph/kernel_plan.cpp` asserts the same layout for the C struct.
 const _: () = {
-    assert!(size_of::<RawKernelPlan>() == 32 && align_of::<RawKernelPlan>() == 4);
+    assert!(size_of::<RawKernelPlan>() == 36 && align_of::<RawKernelPlan>() == 4);
     assert!(offset_of!(RawKernelPlan, projection_isa) == 0);
     assert!(offset_of!(RawKernelPlan, projection_activations) == 4);
     assert!(offset_of!(RawKernelPlan, attention_isa) == 8);
@@ -66,6 +69,7 @@ const _: () = {
     assert!(offset_of!(RawKernelPlan, attention_mass) == 20);
     assert!(offset_of!(RawKernelPlan, block_scores) == 24);
     assert!(offset_of!(RawKernelPlan, projection_terms) == 28);
+    assert!(offset_of!(RawKernelPlan, native_experts) == 32);
 };
 
 /// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
@@ -90,6 +94,7 @@ impl From<&KernelPlan> for RawKernelPlan {
                 ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
                 ProductPrecision::Int16 => 2,
             },
+            native_experts: u32::from(plan.experts == Some(ExpertKernels::Native)),
         };
         let Some(attention) = plan.attention else { return raw };
         let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
@@ -140,7 +145,11 @@ unsafe extern "C" {
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
-    fn ovfleet_supports_native_projections(model: *mut ov_model_t, supported: *mut c_int) -> c_int;
+    fn ovfleet_supports_native_projections(
+        model: *mut ov_model_t,
+        supported: *mut c_int,
+        experts: *mut c_int,
+    ) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t, supports_native_attention: *mut c_int) -> c_int;
     fn ovfleet_apply_kernel_plan(
         model: *mut ov_model_t,
@@ -446,13 +455,25 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// Whether the native projections support every multiplication by weights in a model.
-pub(crate) fn supports_native_projections(model: &mut Model) -> Result<bool, Error> {
-    let mut supported = 0;
-    // SAFETY: both pointers are valid for the call.
-    let code = unsafe { ovfleet_supports_native_projections(model.as_mut_ptr(), &raw mut supported) };
+/// What the native kernels support of the multiplications by weights in a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProjectionSupport {
+    /// Whether they support all of them, including those of experts.
+    pub(crate) supports_all: bool,
+    pub(crate) experts: ExpertSupport,
+}
+
+/// Checks which multiplications by weights the native kernels support.
+pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport, Error> {
+    let (mut supported, mut experts) = (0, 0);
+    // SAFETY: all pointers are valid for the call.
+    let code = unsafe {
+        ovfleet_supports_native_projections(model.as_mut_ptr(), &raw mut supported, &raw mut experts)
+    };
     check(code, "check the projections")?;
-    Ok(supported != 0)
+    let experts = ExpertSupport::new(experts as u64)
+        .ok_or_else(|| Error::runtime("check the projections", "the support of experts is unknown"))?;
+    Ok(ProjectionSupport { supports_all: supported != 0, experts })
 }
 
 /// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention supports

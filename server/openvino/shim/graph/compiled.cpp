@@ -15,6 +15,7 @@
 #include <openvino/openvino.hpp>
 
 #include "../attention/op.hpp"
+#include "../experts/op.hpp"
 #include "../projection/op.hpp"
 #include "model.hpp"
 
@@ -90,6 +91,7 @@ extern "C" int ovfleet_enable_import(ov_core_t* core) {
         core->object->add_extension(std::make_shared<PagedAttentionReader>(plugin_extension()));
         core->object->add_extension(ovfleet::attention_extension());
         core->object->add_extension(ovfleet::projection::extension());
+        core->object->add_extension(ovfleet::experts::extension());
     });
 }
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "../attention/op.hpp"
+#include "../experts/rewrite.hpp"
 #include "../projection/rewrite.hpp"
 #include "model.hpp"
 
@@ -28,7 +29,7 @@ ovfleet::Isa isa(uint32_t number) {
 }
 
 // src/shim.rs asserts the same layout for its struct.
-static_assert(sizeof(ovfleet_kernel_plan) == 32 && alignof(ovfleet_kernel_plan) == 4);
+static_assert(sizeof(ovfleet_kernel_plan) == 36 && alignof(ovfleet_kernel_plan) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, projection_isa) == 0);
 static_assert(offsetof(ovfleet_kernel_plan, projection_activations) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, attention_isa) == 8);
@@ -37,6 +38,7 @@ static_assert(offsetof(ovfleet_kernel_plan, kv_cache) == 16);
 static_assert(offsetof(ovfleet_kernel_plan, attention_mass) == 20);
 static_assert(offsetof(ovfleet_kernel_plan, block_scores) == 24);
 static_assert(offsetof(ovfleet_kernel_plan, projection_terms) == 28);
+static_assert(offsetof(ovfleet_kernel_plan, native_experts) == 32);
 
 static_assert(int(ovfleet::Isa::plugin) == OVFLEET_PLUGIN && int(ovfleet::Isa::portable) == OVFLEET_PORTABLE);
 static_assert(int(ovfleet::Isa::avx2) == OVFLEET_AVX2 && int(ovfleet::Isa::avx_vnni) == OVFLEET_AVX_VNNI);
@@ -46,8 +48,14 @@ static_assert(ovfleet::ISA_COUNT == OVFLEET_AMX + 1);
 
 }  // namespace
 
-extern "C" int ovfleet_supports_native_projections(ov_model_t* model, int* supported) {
-    return ovfleet::guarded([&] { *supported = ovfleet::projection::supports_all(*model->object); });
+extern "C" int ovfleet_supports_native_projections(ov_model_t* model, int* supported, int* experts) {
+    return ovfleet::guarded([&] {
+        const auto support = ovfleet::experts::support(*model->object);
+        *experts = support.layers == 0    ? OVFLEET_NO_EXPERTS
+                   : support.supports_all ? OVFLEET_NATIVE_EXPERTS
+                                          : OVFLEET_PLUGIN_EXPERTS;
+        *supported = support.supports_all && ovfleet::projection::supports_all(*model->object, support.routers);
+    });
 }
 
 extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections) {
@@ -63,6 +71,8 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
         if (projection_isa == ovfleet::Isa::plugin) return;
         const auto activations = is_bf16(plan->projection_activations) ? ovfleet::projection::Activations::bf16
                                                                        : ovfleet::projection::Activations::f32;
-        *projections = ovfleet::projection::replace_projections(graph, {projection_isa, activations, plan->projection_terms});
+        const ovfleet::projection::Target target{projection_isa, activations, plan->projection_terms};
+        if (plan->native_experts) ovfleet::experts::replace_experts(graph, target);
+        *projections = ovfleet::projection::replace_projections(graph, target);
     });
 }

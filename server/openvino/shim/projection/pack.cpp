@@ -17,39 +17,10 @@ using Constant = op::v0::Constant;
 
 size_t size_of(const Constant& constant) { return ov::shape_size(constant.get_shape()); }
 
-// Integers of 4 or 8 bits as non-negative numbers: half of the range is added to signed integers.
-struct Integers {
-    explicit Integers(const Constant& constant)
-        : data(static_cast<const uint8_t*>(constant.get_data_ptr())),
-          bits(constant.get_element_type().bitwidth()),
-          offset(constant.get_element_type().is_signed() ? 1u << (bits - 1) : 0) {}
-
-    uint32_t operator[](size_t index) const {
-        return (bits == 8 ? data[index] : data[index / 2] >> index % 2 * 4 & 15) ^ offset;
-    }
-
-    const uint8_t* data;
-    size_t bits;
-    uint32_t offset;
-};
-
 bool is_integers(const Constant& constant) {
     const auto type = constant.get_element_type();
     return type == ov::element::u4 || type == ov::element::i4 || type == ov::element::u8 || type == ov::element::i8;
 }
-
-// Zero points or scales: one for each group, or one for all groups.
-struct GroupValues {
-    GroupValues(const std::shared_ptr<Constant>& constant, const GraphWeight& weight)
-        : groups(weight.K / weight.group), size(constant ? size_of(*constant) : 0) {
-        if (constant) values = constant->cast_vector<float>();
-    }
-
-    float at(size_t row, size_t group) const { return size == 0 ? 0 : values[size == 1 ? 0 : row * groups + group]; }
-
-    size_t groups, size;
-    std::vector<float> values;
-};
 
 }  // namespace
 
@@ -71,11 +42,13 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
     weight.quants = constant_of(at);
     if (!weight.quants || !weight.scales || !is_integers(*weight.quants)) return {};
     const auto whole = node->get_output_shape(0), parts = weight.quants->get_shape();
-    if (whole.size() != 2 || parts.size() < 2 || parts.size() > 3 || parts[0] != whole[0]) return {};
-    weight.N = whole[0];
-    weight.K = whole[1];
+    // A matrix or a stack of matrices, whose rows may be divided into groups.
+    if (whole.size() < 2 || whole.size() > 3 || parts.size() < whole.size() || parts.size() > whole.size() + 1) return {};
+    if (!std::equal(whole.begin(), whole.end() - 1, parts.begin())) return {};
+    weight.K = whole.back();
+    weight.N = ov::shape_size(whole) / std::max<size_t>(weight.K, 1);
     weight.group = parts.back();
-    if (size_of(*weight.quants) != weight.N * weight.K) return {};
+    if (weight.group == 0 || size_of(*weight.quants) != weight.N * weight.K) return {};
     const size_t groups = weight.K / weight.group;
     for (const auto& each : {weight.scales, weight.zeros}) {
         if (!each) continue;
@@ -88,38 +61,70 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
 }
 
 void describe(const GraphWeight& weight, Matmul& matmul) {
-    matmul.K = weight.K;
+    describe(std::vector<const GraphWeight*>{&weight}, matmul);
     matmul.N = weight.N;
-    matmul.bits = weight.quants->get_element_type().bitwidth();
-    matmul.group = std::min(weight.group, SRC_GROUP);
-    const auto scales = weight.scales->cast_vector<float>();
+}
+
+void describe(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {
+    matmul.K = weights.front()->K;
+    matmul.bits = 0;
+    matmul.group = SRC_GROUP;
     float most = 0;
-    for (const auto scale : scales) most = std::max(most, std::abs(scale));
+    for (const auto* weight : weights) {
+        matmul.bits = std::max(matmul.bits, weight->quants->get_element_type().bitwidth());
+        matmul.group = std::min(matmul.group, weight->group);
+        for (const auto scale : weight->scales->cast_vector<float>()) most = std::max(most, std::abs(scale));
+    }
     int exponent = 0;
     std::frexp(most, &exponent);
     // With this factor, the largest scale is below 2^15.
     matmul.scale_factor = std::ldexp(1.0f, most > 0 && std::isfinite(most) ? exponent - 15 : 0);
 }
 
+WeightReader::WeightReader(const GraphWeight& weight)
+    : constant_(weight.quants),
+      quants_(static_cast<const uint8_t*>(constant_->get_data_ptr())),
+      bits_(constant_->get_element_type().bitwidth()),
+      N_(weight.N),
+      K_(weight.K),
+      group_(weight.group),
+      offset_(constant_->get_element_type().is_signed() ? 1u << (bits_ - 1) : 0),
+      scales_(weight.scales->cast_vector<float>()) {
+    if (weight.zeros) zeros_ = weight.zeros->cast_vector<float>();
+}
+
+float WeightReader::zero(size_t row, size_t column) const {
+    const float zero = zeros_.empty() ? 0 : zeros_[zeros_.size() == 1 ? 0 : group_at(row, column)];
+    // The offset is added whatever type the zero points have.
+    return zero + float(offset_);
+}
+
+float WeightReader::scale(size_t row, size_t column) const { return scales_[scales_.size() == 1 ? 0 : group_at(row, column)]; }
+
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to) {
-    const Integers quants(*weight.quants);
-    const GroupValues scales(weight.scales, weight), zeros(weight.zeros, weight);
-    // The offset of signed quants is also added to their zero points, regardless of the type of the zero points.
-    const float offset = float(quants.offset);
-    const size_t half = N_BLOCK / 2, repeated = weight.group / matmul.group;
+    const WeightReader reader(weight);
+    pack({{&reader, 0, reader.N()}}, matmul, to);
+}
+
+void pack(const std::vector<WeightRows>& parts, const Matmul& matmul, uint8_t* to) {
+    const size_t half = N_BLOCK / 2;
     parallel_for(num_n_blocks(matmul), 1, [&](size_t block) {
         uint8_t* at = to + block * n_block_bytes(matmul);
         std::memset(at, 0, n_block_bytes(matmul));
         for (size_t group = 0; group < num_groups(matmul); ++group, at += group_bytes(matmul)) {
             for (size_t in_block = 0; in_block < N_BLOCK; ++in_block) {
-                const auto row = weight_row(matmul, block, in_block);
+                auto row = weight_row(matmul, block, in_block);
                 if (!row) continue;
+                auto part = parts.begin();
+                for (; *row >= part->count; ++part) *row -= part->count;
+                const auto& weight = *part->weight;
+                const size_t from = part->first + *row, column = group * matmul.group;
                 auto* halves = reinterpret_cast<ov::float16*>(at);
-                halves[in_block] = ov::float16(scales.at(*row, group / repeated) / matmul.scale_factor);
-                halves[N_BLOCK + in_block] = ov::float16(zeros.at(*row, group / repeated) + offset);
+                halves[in_block] = ov::float16(weight.scale(from, column) / matmul.scale_factor);
+                halves[N_BLOCK + in_block] = ov::float16(weight.zero(from, column));
                 uint8_t* fours = at + N_BLOCK * 2 * sizeof(uint16_t);
                 for (size_t i = 0; i < matmul.group; ++i) {
-                    const auto quant = uint8_t(quants[*row * weight.K + group * matmul.group + i]);
+                    const auto quant = uint8_t(weight.quant(from, column + i));
                     // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights
                     // share bytes.
                     const size_t four = i / 4 / (8 / matmul.bits), at_four = in_block % half * 4 + i % 4;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <openvino/op/constant.hpp>
 
@@ -10,7 +11,7 @@
 
 namespace ovfleet::projection {
 
-// A weight `[N][K]` of integers with zero points and scales.
+// A weight `[N][K]` of integers with zero points and scales. The rows of a stack of matrices follow each other.
 struct GraphWeight {
     std::shared_ptr<ov::op::v0::Constant> quants, zeros, scales;
     size_t N, K;
@@ -31,7 +32,44 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
 
 // Sets the members of a matrix that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
+// Sets the members but N of a matrix whose rows are of several weights with the same number of columns.
+void describe(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Writes the blocks of columns of a matrix.
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
+
+// Reads the rows of a weight.
+class WeightReader {
+public:
+    explicit WeightReader(const GraphWeight& weight);
+
+    size_t N() const { return N_; }
+    // A quant as a number that is not negative, its zero point, and its scale.
+    uint32_t quant(size_t row, size_t column) const {
+        const size_t index = row * K_ + column;
+        return (bits_ == 8 ? quants_[index] : quants_[index / 2] >> index % 2 * 4 & 15) ^ offset_;
+    }
+    float zero(size_t row, size_t column) const;
+    float scale(size_t row, size_t column) const;
+
+private:
+    size_t group_at(size_t row, size_t column) const { return row * (K_ / group_) + column / group_; }
+
+    std::shared_ptr<ov::op::v0::Constant> constant_;
+    const uint8_t* quants_;
+    size_t bits_, N_, K_, group_;
+    // Half of the range of signed quants, which is added to them and to their zero points.
+    uint32_t offset_;
+    // One for each group, or one for all.
+    std::vector<float> zeros_, scales_;
+};
+
+// Consecutive rows of a weight.
+struct WeightRows {
+    const WeightReader* weight;
+    size_t first, count;
+};
+
+// Writes the blocks of columns of a matrix that consists of `parts`.
+void pack(const std::vector<WeightRows>& parts, const Matmul& matmul, uint8_t* to);
 
 }  // namespace ovfleet::projection

@@ -225,9 +225,9 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
 
 }  // namespace
 
-bool supports_all(const ov::Model& model) {
+bool supports_all(const ov::Model& model, const std::set<const ov::Node*>& others) {
     for (const auto& node : model.get_ordered_ops()) {
-        auto matmul = ov::as_type_ptr<op::v0::MatMul>(node);
+        auto matmul = others.count(node.get()) == 0 ? ov::as_type_ptr<op::v0::MatMul>(node) : nullptr;
         if (matmul && ovfleet::is_weight(matmul->get_input_node_shared_ptr(1)) && !native_weight(matmul)) return false;
     }
     return true;

@@ -1,14 +1,16 @@
 // Replaces multiplications of a graph with native projections.
 #pragma once
 
+#include <set>
+
 #include <openvino/core/model.hpp>
 
 #include "../isa.hpp"
 
 namespace ovfleet::projection {
 
-// Whether the native projections support every multiplication by weights in a model.
-bool supports_all(const ov::Model& model);
+// Whether the native projections support every multiplication by weights in a model, except for `others`.
+bool supports_all(const ov::Model& model, const std::set<const ov::Node*>& others);
 
 // The precision of activations between native projections and the operations around them.
 enum class Activations { f32, bf16 };

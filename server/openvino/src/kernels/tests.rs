@@ -15,7 +15,8 @@ const NO_FEATURES: CpuFeatures = CpuFeatures {
     amx: false,
 };
 
-const NATIVE: GraphProperties = GraphProperties { native_projections: true, native_attention: true };
+const NATIVE: GraphProperties =
+    GraphProperties { native_projections: true, native_attention: true, experts: ExpertSupport::Absent };
 const PARTLY_NATIVE: GraphProperties = GraphProperties { native_projections: false, ..NATIVE };
 const PLUGIN_ATTENTION: GraphProperties = GraphProperties { native_attention: false, ..NATIVE };
 
@@ -154,6 +155,28 @@ fn options_of_the_native_attention_are_in_the_plan_or_an_error() {
         gpu.device.is_cpu = false;
         assert!(gpu.plan().contains("need the native attention kernels"), "{}", gpu.plan());
     }
+}
+
+#[test]
+fn experts_use_the_kernels_of_native_projections() {
+    let case = |experts, cpu| Case::new("f32", cpu, GraphProperties { experts, ..NATIVE });
+    let native = "projections: native avx2, int16 products, f32 activations";
+    let mixture = case(ExpertSupport::Native, AVX2);
+    assert_eq!(mixture.plan(), format!("{native}; experts: native; {F32_ATTENTION} (all native)"));
+    let mut configured = mixture;
+    configured.device.configures_plugin_projections = true;
+    assert_eq!(configured.plan(), format!("projections: plugin; experts: plugin; {F32_ATTENTION}"));
+    let mut unsupported = case(ExpertSupport::Plugin, AVX2);
+    unsupported.graph.native_projections = false;
+    assert_eq!(unsupported.plan(), format!("{native}; experts: plugin; {F32_ATTENTION}"));
+    let plan = case(ExpertSupport::Native, NO_FEATURES).plan();
+    assert!(plan.starts_with("projections: plugin; experts: plugin; "), "{plan}");
+    let mut partly = case(ExpertSupport::Native, AVX2);
+    partly.graph.native_projections = false;
+    assert_eq!(partly.plan(), format!("{native}; experts: native; {F32_ATTENTION}"));
+    // Nothing native reads f16 activations.
+    partly.device.inference_precision = "f16".to_owned();
+    assert_eq!(partly.plan(), "projections: plugin; experts: plugin; attention: plugin");
 }
 
 #[test]

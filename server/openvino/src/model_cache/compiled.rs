@@ -20,7 +20,7 @@ use super::folder::PrivateFolder;
 use super::graph::GraphCacheEntry;
 use super::{fingerprint, probe};
 use crate::config::Config;
-use crate::kernels::{GraphProperties, ProjectionKernels};
+use crate::kernels::{ExpertSupport, GraphProperties, ProjectionKernels};
 use crate::runtime::{CompiledModel, Core, version};
 use crate::{Error, cpu, memory, shim};
 
@@ -28,7 +28,7 @@ use crate::{Error, cpu, memory, shim};
 const VERIFICATION_FACTOR: u64 = 2;
 
 /// Number of bytes after the plugin's bytes: the hash and the properties of the graph.
-const TAIL_BYTES: u64 = 16 + 8 + 8;
+const TAIL_BYTES: u64 = 16 + 3 * 8;
 
 /// A compiled model that can be written to the cache.
 pub(crate) struct CacheableModel {
@@ -146,10 +146,10 @@ fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usiz
     let mut file = File::options().read(true).append(true).open(path)?;
     let bytes = file.metadata()?.len();
     let hash = seal_hash(&mut file, bytes, name)?;
-    let GraphProperties { native_projections, native_attention } = graph;
+    let GraphProperties { native_projections, native_attention, experts } = graph;
     file.write_all(&hash.to_le_bytes())?;
-    for property in [native_projections, native_attention] {
-        file.write_all(&u64::from(property).to_le_bytes())?;
+    for property in [u64::from(native_projections), u64::from(native_attention), experts as u64] {
+        file.write_all(&property.to_le_bytes())?;
     }
     file.sync_data()?;
     usize::try_from(bytes).map_err(std::io::Error::other)
@@ -169,7 +169,11 @@ fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
         return Err(damaged());
     }
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| properties[at + byte]));
-    let graph = GraphProperties { native_projections: number(0) != 0, native_attention: number(8) != 0 };
+    let graph = GraphProperties {
+        native_projections: number(0) != 0,
+        native_attention: number(8) != 0,
+        experts: ExpertSupport::new(number(16)).ok_or_else(damaged)?,
+    };
     Ok((usize::try_from(bytes).map_err(|_| damaged())?, graph))
 }
 
@@ -195,7 +199,11 @@ mod tests {
         let content: Vec<u8> = (0..3_000_000u32).map(|number| (number % 251) as u8).collect();
         fs::write(&path, &content).unwrap();
         assert!(check(&path, NAME).is_err(), "without a tail");
-        let graph = GraphProperties { native_projections: false, native_attention: true };
+        let graph = GraphProperties {
+            native_projections: false,
+            native_attention: true,
+            experts: ExpertSupport::Native,
+        };
         assert_eq!(seal(&path, NAME, graph).unwrap(), content.len());
         assert_eq!(check(&path, NAME).unwrap(), (content.len(), graph));
         assert!(check(&path, "compiled-2").is_err(), "the file of another model");

@@ -35,7 +35,7 @@ fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
     shim::import_core().unwrap().read_model(&path).unwrap();
     assert_names_the_operations(&path, "PagedAttention");
     // The error also names the operation if attributes are missing or out of range.
-    for operation in ["PagedAttention", "Projection"] {
+    for operation in ["Experts", "PagedAttention", "Projection"] {
         native(operation, "heads=\"-1\"");
         assert_names_the_operations(&path, operation);
     }

@@ -13,7 +13,7 @@ use server_openvino::{ActivationPrecision, Config, LoadReport, OpenVinoRunner, l
 
 pub(crate) use file::{CONTEXT, EXPERTS, Recipe, normals};
 pub(crate) use forward::Reference;
-pub(crate) use steps::{deviation, worst_difference, worst_difference_with};
+pub(crate) use steps::{deviation, is_independent_of_the_batch, worst_difference, worst_difference_with};
 
 /// The directory in `cache_dir` in which the current user caches models.
 pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
@@ -43,9 +43,17 @@ pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 /// A file of a recipe, its tokens, and their logits from the plain forward pass.
 pub(crate) struct Case {
     file: tempfile::NamedTempFile,
-    tokens: Vec<u32>,
-    logits: Vec<Vec<f32>>,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) logits: Vec<Vec<f32>>,
     context: Option<u32>,
+}
+
+/// What of a model is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheContent {
+    GraphAndCompiledModel,
+    CompiledModel,
+    Nothing,
 }
 
 impl Case {
@@ -82,8 +90,13 @@ impl Case {
     }
 
     /// The differences of the first load, of a load from the cached compiled model, and of a load from the cached
-    /// graph. If the model is not cached, all three loads read the file.
-    pub(crate) fn differences_cold_and_warm(&self, properties: &[(&str, &str)], is_cached: bool) -> [f64; 3] {
+    /// graph. A load reads the file if what it needs is not cached.
+    pub(crate) fn differences_cold_and_warm(
+        &self,
+        properties: &[(&str, &str)],
+        cached: CacheContent,
+    ) -> [f64; 3] {
+        let is_compiled_cached = cached != CacheContent::Nothing;
         let folder = tempfile::tempdir().unwrap();
         let compiled = || {
             let files =
@@ -97,13 +110,14 @@ impl Case {
             let cache_dir = Some(folder.path().to_owned());
             let config = Config { cache_dir, ..config(self.path(), properties) };
             let (difference, from_cache, stages) = self.loaded_difference(config);
-            assert_eq!(compiled().len(), usize::from(is_cached));
-            let compiles = source != "compiled" || !is_cached;
-            assert_eq!(
-                (from_cache, stages.contains(&"compile")),
-                (source != "cold" && is_cached, compiles),
-                "{source}"
-            );
+            assert_eq!(compiled().len(), usize::from(is_compiled_cached));
+            let is_cached = match source {
+                "cold" => false,
+                "compiled" => is_compiled_cached,
+                _ => cached == CacheContent::GraphAndCompiledModel,
+            };
+            let compiles = source != "compiled" || !is_compiled_cached;
+            assert_eq!((from_cache, stages.contains(&"compile")), (is_cached, compiles), "{source}");
             difference
         })
     }

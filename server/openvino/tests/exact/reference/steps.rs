@@ -20,23 +20,54 @@ pub(crate) fn worst_difference_with(
     tokens: &[u32],
     expected: [(u32, &[Vec<f32>]); CHUNKS.len()],
 ) -> f64 {
+    let sequences = std::array::from_fn::<_, 4, _>(|index| (CHUNKS[index], expected[index].0));
+    let mut worst = 0f32;
+    run(runner, tokens, &sequences, |sequence, position, row| {
+        let difference = |(a, b): (&f32, &f32)| (a - b).abs();
+        for one in row.iter().zip(&expected[sequence].1[position]).map(difference) {
+            // A NaN must not get lost in a maximum.
+            worst = if one <= worst { worst } else { one };
+        }
+    });
+    f64::from(worst) / deviation(expected[0].1)
+}
+
+/// Whether the logits of a sequence have the same bits alone, token by token, and next to sequences with other chunks.
+pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &[u32]) -> bool {
+    let mut alone = Vec::new();
+    run(runner, tokens, &[(1, 0)], |_, _, row| alone.push(row.iter().map(|it| it.to_bits()).collect()));
+    let mut is_same = true;
+    run(runner, tokens, &CHUNKS.map(|chunk| (chunk, 0)), |_, position, row| {
+        let expected: &Vec<u32> = &alone[position];
+        is_same &= row.iter().map(|it| it.to_bits()).eq(expected.iter().copied());
+    });
+    is_same
+}
+
+/// Computes the tokens in sequences, each with a number of tokens in a step and an adapter. Calls `visit` with the number of
+/// the sequence, the position and the logits of the last token of each chunk. The first sequence must have the smallest chunks.
+fn run(
+    runner: &mut OpenVinoRunner,
+    tokens: &[u32],
+    sequences: &[(usize, u32)],
+    mut visit: impl FnMut(usize, usize, &[f32]),
+) {
     let block_tokens = runner.layout().block_tokens as usize;
     let blocks_each = tokens.len().div_ceil(block_tokens);
-    let mut past = [0; CHUNKS.len()];
-    let mut worst = 0f32;
+    assert!(blocks_each * sequences.len() <= runner.layout().blocks_total as usize);
+    let mut past = vec![0; sequences.len()];
     while past[0] < tokens.len() {
         let mut batch = Batch::default();
         let mut positions = Vec::new();
-        for (sequence, (past, chunk)) in past.iter_mut().zip(CHUNKS).enumerate() {
+        for (sequence, (past, &(chunk, adapter))) in past.iter_mut().zip(sequences).enumerate() {
             let count = chunk.min(tokens.len() - *past);
             if count == 0 {
                 continue;
             }
             let used = (*past + count).div_ceil(block_tokens);
             // The tables of the sequences are interleaved, so that no sequence has adjacent blocks.
-            let table = (0..used).map(|i| BlockId((i * CHUNKS.len() + sequence) as u32));
-            let chunk =
-                Chunk { tokens: &tokens[*past..*past + count], past: *past, adapter: expected[sequence].0 };
+            let table = (0..used).map(|i| BlockId((i * sequences.len() + sequence) as u32));
+            let chunk = Chunk { tokens: &tokens[*past..*past + count], past: *past, adapter };
             push(&mut batch, chunk, table);
             *past += count;
             positions.push((sequence, *past - 1));
@@ -44,15 +75,9 @@ pub(crate) fn worst_difference_with(
         let logits = runner.run(&batch).unwrap();
         assert_eq!(logits.rows().count(), positions.len());
         for (row, (sequence, position)) in logits.rows().zip(positions) {
-            let difference = |(a, b): (&f32, &f32)| (a - b).abs();
-            for one in row.iter().zip(&expected[sequence].1[position]).map(difference) {
-                // This comparison keeps a NaN, which `max` would discard.
-                worst = if one <= worst { worst } else { one };
-            }
+            visit(sequence, position, row);
         }
     }
-    assert!(blocks_each * CHUNKS.len() <= runner.layout().blocks_total as usize);
-    f64::from(worst) / deviation(expected[0].1)
 }
 
 /// The new tokens of a sequence.

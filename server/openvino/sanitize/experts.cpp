@@ -1,0 +1,161 @@
+// Runs the experts of a layer under sanitizers, and compares them with a computation in f64: every instruction set of this
+// machine, and the kernels for AMX over the model of tiles on any machine, with various numbers of experts and rows, sizes, and
+// forms of weights.
+#include <algorithm>
+#include <numeric>
+
+#include "experts/run.hpp"
+#include "projection.hpp"
+
+namespace {
+
+using namespace ovfleet::experts;
+using namespace ovfleet::projection;
+
+constexpr size_t COUNTS[] = {1, 2, 4, 7, 33}, COLUMNS[] = {32, 64, 96, 160}, WEIGHT_GROUPS[] = {16, 32, 64};
+
+// Numbers, and how far the kernels may be off.
+struct Bounded {
+    std::vector<double> values, off;
+};
+
+// How the kernels round rows: relative to the largest of 32 numbers, or each to bf16 together with the weights.
+struct RowRounding {
+    Rounding rounding;
+    double most_quant;
+
+    double off(const Bounded& row, size_t k) const {
+        if (rounding == Rounding::to_bf16) return (std::abs(row.values[k]) + row.off[k]) * 2.01 / 256;
+        double most = 0;
+        for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
+            most = std::max(most, std::abs(row.values[one]) + row.off[one]);
+        return most / (2 * most_quant);
+    }
+};
+
+// The products of a row with `rows` rows of a weight.
+Bounded product(const RandomWeight& weight, size_t first, size_t rows, const Bounded& row, const RowRounding& rounding) {
+    const size_t K = row.values.size();
+    std::vector<double> off(K);
+    for (size_t k = 0; k < K; ++k) off[k] = row.off[k] + rounding.off(row, k) + std::abs(row.values[k]) * 1e-5;
+    Bounded result{std::vector<double>(rows), std::vector<double>(rows)};
+    for (size_t n = 0; n < rows; ++n)
+        for (size_t k = 0; k < K; ++k) {
+            const double weight_at = weight.values[(first + n) * K + k];
+            result.values[n] += weight_at * row.values[k];
+            result.off[n] += std::abs(weight_at) * off[k];
+        }
+    return result;
+}
+
+Bounded swiglu(const Bounded& gates, const Bounded& ups) {
+    Bounded result = gates;
+    for (size_t i = 0; i < gates.values.size(); ++i) {
+        const double gate = gates.values[i] / (1 + std::exp(-gates.values[i])), up = ups.values[i];
+        result.values[i] = gate * up;
+        result.off[i] =
+            gates.off[i] * 1.1 * (std::abs(up) + ups.off[i]) + std::abs(gate) * ups.off[i] + std::abs(result.values[i]) * 1e-5;
+    }
+    return result;
+}
+
+void check_case(const TestedKernels& tested, size_t i) {
+    Random random(i);
+    Experts experts{};
+    auto& [count, used, gate_up, down] = experts;
+    count = COUNTS[i % 5], used = 1 + random.below(std::min<size_t>(count, 4));
+    const size_t K = COLUMNS[i / 2 % 4], inner = COLUMNS[i / 3 % 4], M = 1 + random.below(i % 7 == 0 ? 150 : 20);
+    const auto weight = [&](size_t rows, size_t columns) {
+        const size_t group = WEIGHT_GROUPS[random.below(3)], bits = random.below(2) ? 4 : 8;
+        return RandomWeight(random, count * rows, columns, columns % group == 0 ? group : 32, bits, random.below(2) == 0);
+    };
+    const RandomWeight gate = weight(inner, K), up = weight(inner, K), second = weight(K, inner);
+    describe({&gate.weight, &up.weight}, gate_up);
+    describe({&second.weight}, down);
+    gate_up.N = 2 * inner, down.N = K;
+    gate_up.epilogue = Epilogue::swiglu;
+    gate_up.terms = down.terms = 1 + i % 2;
+    if (const char* fault = unsupported(experts)) FAIL("%s", fault);
+
+    Exact<uint8_t> memory(memory_bytes(experts));
+    auto* router = reinterpret_cast<float*>(memory.data());
+    for (size_t k = 0; k < router_rows(experts) * K; ++k) router[k] = k < count * K ? random.number() / 4 : 0;
+    const WeightReader gates(gate.weight), ups(up.weight), seconds(second.weight);
+    for (size_t expert = 0; expert < count; ++expert) {
+        pack({{&gates, expert * inner, inner}, {&ups, expert * inner, inner}}, gate_up,
+             memory.data() + gate_up_at(experts) + expert * matrix_bytes(gate_up));
+        pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
+    }
+
+    const bool is_bf16 = i % 3 == 1, gives_bf16 = i % 4 == 1;
+    const size_t from_bytes = is_bf16 ? 2 : 4, to_bytes = gives_bf16 ? 2 : 4;
+    Exact<uint8_t> src(M * K * from_bytes), dst(M * K * to_bytes), alone(K * to_bytes);
+    std::vector<double> numbers(M * K);
+    // A row that is not finite does not change others.
+    const size_t not_finite = random.below(2 * M);
+    for (size_t k = 0; k < numbers.size(); ++k) {
+        const float value = k == not_finite * K + 5 ? INFINITY : random.number() * 4;
+        numbers[k] = double(value);
+        if (is_bf16) reinterpret_cast<uint16_t*>(src.data())[k] = to_bf16(value);
+        else reinterpret_cast<float*>(src.data())[k] = value;
+    }
+    run(*tested.kernels, experts, memory.data(), M, {src.data(), is_bf16}, {dst.data(), gives_bf16});
+
+    const RowRounding rounding{tested.rounding, double(gate_up.terms == 1 ? 127 : 127 << TERM_BITS)};
+    for (size_t row = 0; row < M; ++row) {
+        const auto found = [&](size_t column) {
+            const size_t at = row * K + column;
+            return double(gives_bf16 ? from_bf16(reinterpret_cast<const uint16_t*>(dst.data())[at])
+                                     : reinterpret_cast<const float*>(dst.data())[at]);
+        };
+        if (row == not_finite) {
+            for (size_t column = 0; column < K; ++column)
+                if (std::isfinite(found(column))) FAIL("%s, case %zu: a row that is not finite has a result", tested.name, i);
+            continue;
+        }
+        run(*tested.kernels, experts, memory.data(), 1, {src.data() + row * K * from_bytes, is_bf16},
+            {alone.data(), gives_bf16});
+        if (std::memcmp(alone.data(), dst.data() + row * alone.size(), alone.size()) != 0)
+            FAIL("%s, case %zu: row %zu of %zu depends on other rows", tested.name, i, row, M);
+        if (row > 3 && row % 9 != 0) continue;
+
+        const Bounded x{{numbers.begin() + long(row * K), numbers.begin() + long((row + 1) * K)}, std::vector<double>(K)};
+        std::vector<double> logits(count);
+        for (size_t expert = 0; expert < count; ++expert)
+            for (size_t k = 0; k < K; ++k) logits[expert] += double(router[expert * K + k]) * x.values[k];
+        std::vector<size_t> order(count);
+        std::iota(order.begin(), order.end(), size_t(0));
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+        double sum = 0;
+        for (size_t one = 0; one < used; ++one) sum += std::exp(logits[order[one]] - logits[order[0]]);
+        std::vector<double> expected(K), off(K);
+        for (size_t one = 0; one < used; ++one) {
+            const size_t expert = order[one];
+            const auto activated =
+                swiglu(product(gate, expert * inner, inner, x, rounding), product(up, expert * inner, inner, x, rounding));
+            const auto result = product(second, expert * K, K, activated, rounding);
+            const double share = std::exp(logits[expert] - logits[order[0]]) / sum;
+            for (size_t column = 0; column < K; ++column) {
+                expected[column] += share * result.values[column];
+                off[column] += share * (result.off[column] + std::abs(result.values[column]) * 1e-4);
+            }
+        }
+        for (size_t column = 0; column < K; ++column) {
+            const double allowed = off[column] + std::abs(expected[column]) * (gives_bf16 ? 1.0 / 128 : 1e-5) + 1e-30;
+            if (!(std::abs(found(column) - expected[column]) <= allowed))
+                FAIL("%s, case %zu: %zu of %zu experts, K %zu, inner %zu, row %zu of %zu, column %zu: %g, not %g (by %g)",
+                     tested.name, i, used, count, K, inner, row, M, column, found(column), expected[column], allowed);
+        }
+    }
+}
+
+}  // namespace
+
+size_t check_experts() {
+    size_t tried = 0;
+    for (const auto& tested : tested_kernels()) {
+        if (!tested.kernels) continue;
+        for (size_t i = 0; i < 120; ++i, ++tried) check_case(tested, i);
+    }
+    return tried;
+}

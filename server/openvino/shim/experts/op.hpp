@@ -1,0 +1,42 @@
+// The experts of a layer as an operation of a graph.
+#pragma once
+
+#include <openvino/core/op_extension.hpp>
+#include <openvino/op/op.hpp>
+
+#include "run.hpp"
+
+namespace ovfleet::experts {
+
+// The inputs: the source, and the memory of the matrices.
+enum Input : size_t { SRC, MEMORY };
+
+// The output has the shape of the source.
+class ExpertsOp : public ov::op::Op {
+public:
+    OPENVINO_OP("Experts", "ovfleet");
+
+    ExpertsOp() = default;
+    ExpertsOp(const ov::OutputVector& inputs, Isa isa, const Experts& experts, bool to_bf16);
+
+    void validate_and_infer_types() override;
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override;
+    bool visit_attributes(ov::AttributeVisitor& visitor) override;
+    bool has_evaluate() const override { return true; }
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
+
+private:
+    // These throw unless the kernels support the attributes and the tensors: a file may contain any.
+    void check_attributes() const;
+    void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
+
+    Isa isa_ = Isa::plugin;
+    Experts experts_{};
+    // Whether the output is bf16 instead of f32.
+    bool to_bf16_ = false;
+};
+
+// Lets a core read graphs with this operation.
+ov::Extension::Ptr extension();
+
+}  // namespace ovfleet::experts

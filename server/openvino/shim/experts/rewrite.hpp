@@ -1,0 +1,26 @@
+// Replaces the experts of a graph by native ones.
+#pragma once
+
+#include <set>
+
+#include <openvino/core/model.hpp>
+
+#include "../projection/rewrite.hpp"
+
+namespace ovfleet::experts {
+
+// What the native kernels support of the experts of a model.
+struct Support {
+    // The number of layers with experts, and whether all of them are supported.
+    size_t layers = 0;
+    bool supports_all = true;
+    // The multiplications by the weights of the routers, which are part of the native experts.
+    std::set<const ov::Node*> routers;
+};
+
+Support support(const ov::Model& model);
+
+// Replaces all experts of a model, which must be supported, together with their routers. Returns the number of layers.
+size_t replace_experts(ov::Model& model, const projection::Target& target);
+
+}  // namespace ovfleet::experts

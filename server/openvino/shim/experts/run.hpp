@@ -1,0 +1,43 @@
+// The experts of a layer: which of them compute a token, and their products, on several threads.
+#pragma once
+
+#include "../projection/kernels/projection.hpp"
+
+namespace ovfleet::experts {
+
+using projection::FloatData;
+using projection::Kernels;
+using projection::Matmul;
+
+// The experts of a layer, of which the router chooses `used` for each row. An expert multiplies a row by its first matrix,
+// whose epilogue is SwiGLU, and the result by its second one.
+struct Experts {
+    size_t count, used;
+    // The matrices of one expert, without their weights.
+    Matmul gate_up, down;
+};
+
+// The largest numbers of experts, of experts of a row, of columns of the source and between the matrices, and of rows.
+constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
+
+// The reason why the kernels do not support a layer; null if they do. The attributes of a graph are checked with this function
+// before any of them is used as a size or a divisor.
+const char* unsupported(const Experts& experts);
+
+// The matrix of the router has this many rows of f32, the last of which are padding.
+inline size_t router_rows(const Experts& experts) {
+    return (experts.count + projection::RANK_BLOCK - 1) / projection::RANK_BLOCK * projection::RANK_BLOCK;
+}
+inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) * n_block_bytes(matmul); }
+
+// The memory of a layer has the matrix of the router, the first matrix of each expert, and then the second ones. These are the
+// positions of the matrices of the first expert, and the size.
+inline size_t gate_up_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
+inline size_t down_at(const Experts& experts) { return gate_up_at(experts) + experts.count * matrix_bytes(experts.gate_up); }
+inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + experts.count * matrix_bytes(experts.down); }
+
+// Computes M rows, on the threads of the arena in which it is called. The destination has the shape of the source. A row does
+// not depend on the other rows.
+void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst);
+
+}  // namespace ovfleet::experts
