@@ -22,7 +22,8 @@ constexpr HeadSizes SIZES[] = {{64, 64},   {64, 80},   {96, 96},   {128, 112}, {
                                {192, 192}, {256, 256}, {512, 512}, {32, 16},   {64, 512},  {512, 64}};
 constexpr size_t GROUPS[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 48};
 constexpr size_t TOKENS_MAX = 70;
-constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8};
+constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8, Precision::u4};
+constexpr size_t PRECISION_COUNT = sizeof(PRECISIONS) / sizeof(*PRECISIONS);
 
 // The number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
@@ -174,7 +175,7 @@ private:
     void compare(const Numbers& queries, const Numbers& keys, const Numbers& values, const Exact<float>& cos,
                  const Exact<float>& sin, const Exact<uint8_t>& output, const Exact<float>& scores) {
         const Case& c = case_;
-        double tolerance = c.precision == Precision::u8 ? 0.02 : 1e-4;
+        double tolerance = c.precision == Precision::u4 ? 0.4 : c.precision == Precision::u8 ? 0.02 : 1e-4;
         if (c.is_bf16 || c.tested.rounds_to_bf16) tolerance += 0.02;
         std::vector<double> masses(c.kv_heads * blocks_.size(), 0.0);
         const bool reports = c.block_scores && c.tokens == 1;
@@ -387,7 +388,7 @@ size_t check_divisions(const TestedKernels& tested) {
         c.sizes = is_long ? HeadSizes{64, 64} : sizes[i % 6];
         c.group = is_long ? 1 + i % 2 : groups[i % 5];
         c.kv_heads = is_long ? 1 : 1 + i % 2;
-        c.precision = PRECISIONS[(i + i / 4) % 4];
+        c.precision = PRECISIONS[(i + i / PRECISION_COUNT) % PRECISION_COUNT];
         c.window = windows[(i + i / 6) % 6];
         c.is_bf16 = i % 5 == 1;
         c.rotates = !c.is_bf16 && i % 7 < 3;
@@ -427,7 +428,7 @@ size_t check_attention() {
             c.group = GROUPS[(i + i / groups) % groups];
             c.tokens = i % 3 == 0 ? 1 : 1 + (i * 37 + i / TOKENS_MAX) % TOKENS_MAX;
             c.kv_heads = 1 + i % 3 / 2;
-            c.precision = PRECISIONS[(i + i / 4) % 4];
+            c.precision = PRECISIONS[(i + i / PRECISION_COUNT) % PRECISION_COUNT];
             c.is_bf16 = i % 5 == 1;
             c.rotates = i % 7 == 3 && !c.is_bf16 && c.sizes.key % 32 == 0;
             c.block_scores = i % 2 == 0;

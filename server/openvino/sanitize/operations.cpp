@@ -79,7 +79,7 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
                is_bf16 = !fuses_rope && random.below(3) == 0;
     Attributes attributes;
     const auto set = [&](const char* name, int64_t valid) { attributes.numbers[name] = mostly(random, valid, rarely); };
-    const auto precision = random.below(4);
+    const auto precision = random.below(5);
     set("isa", int64_t(ovfleet::Isa::portable));
     set("heads", int64_t(heads)), set("kv_heads", int64_t(kv_heads)), set("key_size", int64_t(key));
     set("value_size", int64_t(value)), set("precision", int64_t(precision)), set("scale_bits", bits_of(0.125f));

@@ -130,6 +130,17 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
+// `Floats{} + value` is an addition, because it turns -0 to 0.
+inline Floats broadcast(float value) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_set1_ps(value);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_set1_ps(value);
+#else
+    return Floats{value, value, value, value};
+#endif
+}
+
 // Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than to even. What arithmetic yields
 // instead of a number remains not a number.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }

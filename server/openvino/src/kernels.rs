@@ -68,6 +68,7 @@ impl ExpertSupport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Precision {
+    U4 = 0,
     U8 = 1,
     F16 = 3,
     Bf16 = 4,
@@ -79,6 +80,7 @@ impl Precision {
     /// precision.
     fn of_kv_cache(name: &str) -> Option<Self> {
         match name {
+            "u4" => Some(Self::U4),
             "u8" => Some(Self::U8),
             "f16" => Some(Self::F16),
             "bf16" => Some(Self::Bf16),
@@ -91,6 +93,7 @@ impl Precision {
 impl fmt::Display for Precision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
+            Self::U4 => "u4",
             Self::U8 => "u8",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
@@ -225,7 +228,7 @@ impl fmt::Display for KernelPlan {
         let Some(attention) = self.attention else { return formatter.write_str("attention: plugin") };
         let NativeAttention { isa, kv_cache, activations, attention_mass, block_scores } = attention;
         write!(formatter, "attention: native {isa}")?;
-        if isa == Isa::Amx {
+        if isa == Isa::Amx && kv_cache != Precision::U4 {
             formatter.write_str(" (prompts in tiles, decodes in vectors)")?;
         }
         write!(formatter, ", {kv_cache} KV cache, {activations} activations")?;

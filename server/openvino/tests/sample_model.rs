@@ -144,7 +144,7 @@ fn the_model_in_three_parts_computes_the_same() {
 fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
     const HEADS: f32 = 30.0 * 9.0;
     let mut config = config();
-    for precision in ["f32", "u8"] {
+    for precision in ["f32", "u8", "u4"] {
         config.block_scores = true;
         config.plugin_config.push(("KV_CACHE_PRECISION".to_owned(), precision.to_owned()));
         let mut runner = load(&config, &mut |_| {}).unwrap().0;
@@ -161,8 +161,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
             }
         }
     }
-    // A u4 cache needs the plugin's attention, which has no block scores.
-    config.plugin_config.push(("KV_CACHE_PRECISION".to_owned(), "u4".to_owned()));
+    // This property selects the plugin's attention, which has no block scores.
+    config.plugin_config.push(("KEY_CACHE_PRECISION".to_owned(), "u4".to_owned()));
     let refused = load(&config, &mut |_| {}).err().unwrap().chain();
     assert!(refused.contains("need the native attention"), "{refused}");
 }
@@ -199,9 +199,13 @@ fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
 
 #[test]
 fn with_native_kernels_a_sequence_does_not_depend_on_the_others() {
-    let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), "u8".to_owned())];
-    let config = Config { plugin_config, ..config() };
-    let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
+    for precision in ["u8", "u4"] {
+        expect_same_logits_beside_others(&native(precision));
+    }
+}
+
+fn expect_same_logits_beside_others(config: &Config) {
+    let (mut runner, loaded) = load(config, &mut |_| {}).unwrap();
     if !loaded.native_kernels {
         // This processor has no native projections.
         return;
@@ -275,7 +279,15 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
 
 #[test]
 fn a_block_that_is_read_and_written_elsewhere_is_identical() {
-    let mut runner = sample();
+    let [exact, quantized] = [config(), native("u4")].map(|config| load(&config, &mut |_| {}).unwrap().0);
+    // A block of u4 is less than a fifth of one of f32.
+    assert!(quantized.layout().block_bytes * 5 < exact.layout().block_bytes, "{:?}", quantized.layout());
+    for runner in [exact, quantized] {
+        expect_identical_copies(runner);
+    }
+}
+
+fn expect_identical_copies(mut runner: OpenVinoRunner) {
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);
     let last = |runner: &mut OpenVinoRunner, blocks: Range<u32>| {
@@ -300,10 +312,11 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
 
 /// Starts an engine with a small cache, which spills evicted blocks to `folder` if it is set.
 async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
-    let plugin_config =
+    let plugin_config: Vec<_> =
         properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let (runner, loaded) =
-        load(&Config { plugin_config, kv_cache_bytes: Some(8 << 20), ..config() }, &mut |_| {}).unwrap();
+    let is_u4 = properties.contains(&("KV_CACHE_PRECISION", "u4"));
+    let kv_cache_bytes = Some(if is_u4 { 4 << 20 } else { 8 << 20 });
+    let (runner, loaded) = load(&Config { plugin_config, kv_cache_bytes, ..config() }, &mut |_| {}).unwrap();
     assert!(runner.layout().blocks_total < 24, "{:?}", runner.layout());
     let spill = folder.map(|folder| {
         let CacheIdentity { description, files } = loaded.cache_identity;
@@ -381,7 +394,13 @@ fn long() -> Vec<TokenId> {
 
 #[tokio::test]
 async fn a_restored_prefix_gives_the_same_answer_as_a_cached_one_even_after_a_restart() {
-    let engine = start(None, &[]).await;
+    for precision in ["u8", "u4"] {
+        expect_restored_prefix([("KV_CACHE_PRECISION", precision)]).await;
+    }
+}
+
+async fn expect_restored_prefix(properties: [(&str, &str); 1]) {
+    let engine = start(None, &properties).await;
     assert_eq!(ask(&engine, &long()).await.1, 0);
     let stayed = ask(&engine, &long()).await;
     evict(&engine).await;
@@ -390,7 +409,7 @@ async fn a_restored_prefix_gives_the_same_answer_as_a_cached_one_even_after_a_re
     assert_eq!(stayed.1, 160);
 
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(Some(folder.path()), &[]).await;
+    let engine = start(Some(folder.path()), &properties).await;
     assert_eq!(ask(&engine, &long()).await.1, 0);
     evict(&engine).await;
     assert_eq!(ask(&engine, &long()).await, stayed);
@@ -399,11 +418,11 @@ async fn a_restored_prefix_gives_the_same_answer_as_a_cached_one_even_after_a_re
     assert_eq!(read_back, 5);
     engine.shutdown().unwrap();
 
-    let engine = start(Some(folder.path()), &[]).await;
+    let engine = start(Some(folder.path()), &properties).await;
     assert_eq!(ask(&engine, &long()).await, stayed);
     engine.shutdown().unwrap();
 
-    let engine = start(Some(folder.path()), &[("INFERENCE_NUM_THREADS", "1")]).await;
+    let engine = start(Some(folder.path()), &[properties[0], ("INFERENCE_NUM_THREADS", "1")]).await;
     assert_eq!(ask(&engine, &long()).await.1, 0, "the blocks were computed with another configuration");
     engine.shutdown().unwrap();
 }
@@ -428,14 +447,21 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     assert!(mean < 0.6, "the mean difference is {mean}");
 }
 
-/// The properties of a model whose kernels are all native: the defaults, with an 8-bit cache.
-const NATIVE: [(&str, &str); 1] = [("KV_CACHE_PRECISION", "u8")];
+/// A model whose kernels are all native: the defaults, with a quantized cache.
+fn native(kv_cache_precision: &str) -> Config {
+    let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), kv_cache_precision.to_owned())];
+    Config { plugin_config, ..config() }
+}
 
 #[test]
 fn with_native_kernels_logits_do_not_depend_on_the_chunks_of_a_prompt() {
-    let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let config = Config { plugin_config, ..config() };
-    let (mut runner, loaded) = load(&config, &mut |_| {}).unwrap();
+    for precision in ["u8", "u4"] {
+        expect_same_logits_in_chunks(&native(precision));
+    }
+}
+
+fn expect_same_logits_in_chunks(config: &Config) {
+    let (mut runner, loaded) = load(config, &mut |_| {}).unwrap();
     if !loaded.native_kernels {
         // This processor has no native projections.
         return;
@@ -508,6 +534,12 @@ async fn ask_together(engine: &Engine, requests: &[Request]) -> (Vec<Vec<TokenId
 
 #[tokio::test]
 async fn with_native_kernels_answers_do_not_depend_on_batch_chunks_or_prefix_cache() {
+    for precision in ["u8", "u4"] {
+        expect_same_answers(&native(precision)).await;
+    }
+}
+
+async fn expect_same_answers(native: &Config) {
     // Prompts of different lengths. Some of them begin with the same blocks.
     let prompt = |index: usize| -> Vec<TokenId> {
         let shift = index % 4;
@@ -524,9 +556,7 @@ async fn with_native_kernels_answers_do_not_depend_on_batch_chunks_or_prefix_cac
         })
         .collect();
     let engine = async |max_chunk_tokens, max_num_seqs, prefix_caching| {
-        let plugin_config = NATIVE.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let config = Config { plugin_config, ..config() };
-        let (runner, loaded) = load(&config, &mut |_| {}).unwrap();
+        let (runner, loaded) = load(native, &mut |_| {}).unwrap();
         let EngineConfig { scheduler, clock } = engine_config();
         let scheduler = SchedulerConfig {
             max_num_batched_tokens: 256,

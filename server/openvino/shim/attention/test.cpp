@@ -12,7 +12,8 @@ extern "C" int ovfleet_test_attention(const ovfleet_attention_test* test) {
     layer.kv_heads = test->kv_heads;
     layer.key_size = test->key_size;
     layer.value_size = test->value_size;
-    layer.precision = test->kv_cache == OVFLEET_F32    ? Precision::f32
+    layer.precision = test->kv_cache == OVFLEET_U4     ? Precision::u4
+                      : test->kv_cache == OVFLEET_F32  ? Precision::f32
                       : test->kv_cache == OVFLEET_BF16 ? Precision::bf16
                       : test->kv_cache == OVFLEET_F16  ? Precision::f16
                                                        : Precision::u8;

@@ -14,6 +14,7 @@ ovfleet::Precision precision(uint32_t element) {
         case OVFLEET_BF16: return ovfleet::Precision::bf16;
         case OVFLEET_F16: return ovfleet::Precision::f16;
         case OVFLEET_U8: return ovfleet::Precision::u8;
+        case OVFLEET_U4: return ovfleet::Precision::u4;
     }
     OPENVINO_THROW("a kernel plan has an unsupported KV cache precision: ", element);
 }

@@ -128,9 +128,9 @@ fn the_configuration_can_select_the_plugin_kernels() {
     assert_eq!(changed(&|case| case.device.configures_plugin_projections = true), plugin_projections);
     let plugin_attention = "projections: native avx2, int16 products, f32 activations; attention: plugin";
     assert_eq!(changed(&|case| case.device.configures_plugin_cache = true), plugin_attention);
-    assert_eq!(changed(&|case| case.device.kv_cache_precision = "u4".to_owned()), plugin_attention);
+    assert_eq!(changed(&|case| case.device.kv_cache_precision = "i4".to_owned()), plugin_attention);
     assert_eq!(changed(&|case| case.device.is_cpu = false), "projections: plugin; attention: plugin");
-    for precision in ["f32", "bf16", "f16"] {
+    for precision in ["f32", "bf16", "f16", "u4"] {
         let plan = changed(&|case| case.device.kv_cache_precision = precision.to_owned());
         assert!(plan.contains(&format!("{precision} KV cache")), "{plan}");
     }

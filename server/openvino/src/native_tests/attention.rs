@@ -124,13 +124,17 @@ impl Layer {
     fn random(random: &mut Random, kv_cache: Precision, activations: FloatType) -> Self {
         const BLOCKS: usize = 192;
         let kv_heads = random.pick(&[1, 2, 3]);
-        let size = random.pick(&[32, 64, 96, 128]);
-        let bytes = match kv_cache {
-            Precision::F32 => 4 * size,
-            Precision::Bf16 | Precision::F16 => 2 * size,
-            Precision::U8 => size,
+        let size: usize = random.pick(&[32, 64, 96, 128]);
+        // The bytes of a key and of a value, with their scales.
+        let (of_key, of_value) = match kv_cache {
+            Precision::F32 => (4 * size, 4 * size),
+            Precision::Bf16 | Precision::F16 => (2 * size, 2 * size),
+            Precision::U8 => (size + size / 32 * 8, size + 8),
+            Precision::U4 => {
+                let words = size.div_ceil(6);
+                (4 * words + 2 * words.div_ceil(4) + size / 16, size / 2 + size / 16 * 2)
+            }
         };
-        let (of_keys, of_values) = if kv_cache == Precision::U8 { (size / 32 * 8, 8) } else { (0, 0) };
         // The initial content of the cache is NaN.
         let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
         // The blocks are in random order, and there are enough of them that the longest sequence is divided into parts.
@@ -151,8 +155,8 @@ impl Layer {
             attention_mass: 0.0,
             block_scores: random.below(2) == 0,
             fuses_rope: activations == FloatType::F32 && random.below(2) == 0,
-            key_cache: cache(bytes + of_keys),
-            value_cache: cache(bytes + of_values),
+            key_cache: cache(of_key),
+            value_cache: cache(of_value),
             sequences: sequences.into(),
         }
     }
@@ -452,6 +456,8 @@ fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType
         // The numbers of the test have few bits.
         Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
         Precision::U8 => 0.05,
+        // A single value is off by half of its scale in each rotated dimension.
+        Precision::U4 => 0.8,
     };
     let is_bf16 = variant.multiplies_in_bf16() || activations == FloatType::Bf16;
     if is_bf16 { of_cache + 0.02 } else { of_cache }
@@ -461,7 +467,7 @@ fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType
 fn kernels_compute_the_same_as_a_plain_computation() {
     let mut tried = 0;
     for variant in KernelVariant::all() {
-        let precisions = [Precision::F32, Precision::Bf16, Precision::F16, Precision::U8];
+        let precisions = [Precision::F32, Precision::Bf16, Precision::F16, Precision::U8, Precision::U4];
         let activations = [FloatType::F32, FloatType::Bf16];
         for (kv_cache, activations) in
             precisions.into_iter().flat_map(|kv_cache| activations.map(|activations| (kv_cache, activations)))
@@ -497,7 +503,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
         }
     }
     // The portable kernels run on every processor.
-    assert!(tried >= 4 * 2 * 3 * 6, "{tried}");
+    assert!(tried >= 5 * 2 * 3 * 6, "{tried}");
 }
 
 /// A prompt is computed as a whole, in chunks of random sizes and token by token, alone and together with another
@@ -507,11 +513,11 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     const TOKENS: usize = 1300;
     let mut tried = 0;
     for variant in KernelVariant::all() {
-        for seed in 0..12 {
+        for seed in 0..15 {
             let mut random = Random(seed);
-            let kv_cache =
-                [Precision::U8, Precision::F32, Precision::Bf16, Precision::F16][seed as usize % 4];
-            let activations = if seed % 5 == 1 { FloatType::Bf16 } else { FloatType::F32 };
+            let precisions = [Precision::U8, Precision::F32, Precision::U4, Precision::Bf16, Precision::F16];
+            let kv_cache = precisions[seed as usize % 5];
+            let activations = if seed % 4 == 1 { FloatType::Bf16 } else { FloatType::F32 };
             let layer = Layer::random(&mut random, kv_cache, activations);
             let mut layer = Layer { block_scores: false, ..layer };
             let tensors = layer.tensors(&mut random, TOKENS);
@@ -540,7 +546,7 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
             });
         }
     }
-    assert!(tried >= 12, "{tried}");
+    assert!(tried >= 15, "{tried}");
 }
 
 /// The bits of the tiles of the processor and of the model are equal.
@@ -663,7 +669,7 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     const HEAVY: [std::ops::Range<usize>; 2] = [700..720, 1900..1960];
     let mut tried = 0;
     for variant in KernelVariant::all() {
-        for kv_cache in [Precision::F32, Precision::U8] {
+        for kv_cache in [Precision::F32, Precision::U8, Precision::U4] {
             for attention_mass in [0.0, 0.9] {
                 let mut layer = Layer {
                     window: 0,
@@ -699,7 +705,7 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
             }
         }
     }
-    assert!(tried >= 2 * 3, "{tried}");
+    assert!(tried >= 3 * 2, "{tried}");
 }
 
 /// With multi-query attention, one KV head has more queries than fit into the vector registers: the scratch memory must
@@ -723,6 +729,63 @@ fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
         }
     }
     assert!(tried >= 3, "{tried}");
+}
+
+/// A head that a u4 cache represents exactly. Rotated, it consists of integers of `bits` bits, divided by 16; every fourth is the
+/// integer with the largest magnitude, which determines the scale.
+fn representable(random: &mut Random, size: usize, bits: usize) -> Vec<f32> {
+    let half = 1 << (bits - 1);
+    let integer = |random: &mut Random| random.below(2 * half) as f32 - half as f32;
+    let rotated: Vec<f32> =
+        (0..size).map(|index| if index % 4 == 0 { -(half as f32) } else { integer(random) } / 16.0).collect();
+    // The inverse of the rotation is the rotation.
+    let width = 1 << size.trailing_zeros();
+    let sign = |row: usize, column: usize| if (row & column).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let head = (0..size).map(|row| {
+        let numbers = rotated[row / width * width..][..width].iter().enumerate();
+        numbers.map(|(column, number)| sign(row, column) * number).sum::<f32>() / (width as f32).sqrt()
+    });
+    head.collect()
+}
+
+#[test]
+fn a_u4_cache_represents_rotated_integers_exactly() {
+    const TOKENS: usize = 150;
+    let mut tried = 0;
+    for isa in Isa::ALL {
+        for seed in 0..6 {
+            let mut random = Random(seed);
+            let layer = Layer::random(&mut random, Precision::U4, FloatType::F32);
+            let mut layer = Layer { window: 0, fuses_rope: false, ..layer };
+            let Layer { heads, kv_heads, size, .. } = layer;
+            let mut heads_of = |bits| -> Vec<f32> {
+                (0..TOKENS * kv_heads).flat_map(|_| representable(&mut random, size, bits)).collect()
+            };
+            let (mut keys, values) = (heads_of(5), heads_of(4));
+            // The others are differences from the first key of their block.
+            for first in keys.chunks_mut(BLOCK_TOKENS * kv_heads * size) {
+                first[..kv_heads * size].fill(0.0);
+            }
+            let queries: Vec<f32> = (0..TOKENS * heads * size).map(|_| number(&mut random)).collect();
+            let activations = Activations { queries: &queries, keys: &keys, values: &values };
+            let Some(output) = layer.prompt(isa, activations) else { continue };
+            tried += 1;
+            (layer.sequences[0].keys, layer.sequences[0].values) = (keys, values);
+            let tolerance = if isa == Isa::Avx512Bf16 { 0.02 } else { 1e-5 };
+            for (index, found) in output.chunks(size).enumerate() {
+                let query = &queries[index * size..][..size];
+                let expected = layer.plain(0, index / heads, index % heads, query).output;
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!(
+                        (f64::from(*found) - expected).abs() < tolerance,
+                        "{isa}, seed {seed}, size {size}, token {}: {found}, not {expected}",
+                        index / heads
+                    );
+                }
+            }
+        }
+    }
+    assert!(tried >= 6, "{tried}");
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn assert_supported(values: &HashMap<&str, &str>) {
     assert!((1..=65_536).contains(&heads) && kv_heads > 0 && heads % kv_heads == 0, "{values:?}");
     assert!((1..=512).contains(&key_size) && key_size % 32 == 0, "{values:?}");
     assert!((1..=512).contains(&value_size) && value_size % 16 == 0, "{values:?}");
-    assert!((0..=3).contains(&precision) && (0..=i64::from(i32::MAX)).contains(&window), "{values:?}");
+    assert!((0..=4).contains(&precision) && (0..=i64::from(i32::MAX)).contains(&window), "{values:?}");
 }
 
 fn escape(text: &str) -> String {

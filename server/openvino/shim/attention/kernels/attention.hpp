@@ -13,7 +13,7 @@
 namespace ovfleet {
 
 // The precision of numbers in the cache. Compiled models contain these numbers.
-enum class Precision : int64_t { f32, bf16, f16, u8 };
+enum class Precision : int64_t { f32, bf16, f16, u8, u4 };
 
 // Tokens in a block. The scores of a block are two vectors of 16 floats.
 constexpr size_t BLOCK_TOKENS = 32;
@@ -32,11 +32,18 @@ constexpr size_t HEAD_SIZE_MAX = 512;
 constexpr size_t HEADS_MAX = 1 << 16;
 // The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one pair.
 constexpr size_t KEY_GROUP = 32;
+// If keys and values are u4: the elements of a key in a word of 32 bits, the words of a key that share a scale, and the
+// elements of a value that share a scale.
+constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 
 // An attention layer. One head of a block contains
 // - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32: the scores of a block are sums of
 //   vectors along its tokens;
 // - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
+// If they are u4, one head of a block contains, with scales in bf16,
+// - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of
+//   the first token in f16, from which the others are differences;
+// - values of four bits, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
 struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
@@ -55,8 +62,18 @@ struct Layer {
     bool block_scores;
 };
 
+// The number of words of a key that is u4.
+static inline size_t u4_key_rows(size_t key_size) { return (key_size + U4_KEY_WORD - 1) / U4_KEY_WORD; }
+
 // Sets the sizes of a layer's cache.
 static inline void set_cache_sizes(Layer& layer) {
+    if (layer.precision == Precision::u4) {
+        const size_t rows = u4_key_rows(layer.key_size), groups = (rows + U4_KEY_GROUP - 1) / U4_KEY_GROUP;
+        layer.key_bytes =
+            BLOCK_TOKENS * (rows * sizeof(uint32_t) + groups * sizeof(uint16_t)) + layer.key_size * sizeof(uint16_t);
+        layer.value_bytes = BLOCK_TOKENS * (layer.value_size / 2 + layer.value_size / U4_VALUE_GROUP * sizeof(uint16_t));
+        return;
+    }
     const bool scaled = layer.precision == Precision::u8;
     const size_t number = layer.precision == Precision::f32 ? 4 : scaled ? 1 : 2, scale = scaled ? 2 * sizeof(float) : 0;
     layer.key_bytes = BLOCK_TOKENS * (layer.key_size * number + layer.key_size / KEY_GROUP * scale);
@@ -74,7 +91,7 @@ static inline const char* unsupported(const Layer& layer) {
         return "the number of KV heads must divide the number of query heads";
     if (!is_within(layer.key_size, 32, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
     if (!is_within(layer.value_size, 16, HEAD_SIZE_MAX)) return "the value size must be a multiple of 16, up to 512";
-    if (layer.precision < Precision::f32 || layer.precision > Precision::u8) return "the cache has an unknown precision";
+    if (layer.precision < Precision::f32 || layer.precision > Precision::u4) return "the cache has an unknown precision";
     if (!(layer.scale > 0) || layer.scale > 1e30f) return "the scale must be a positive, finite number";
     if (!(layer.attention_mass >= 0) || layer.attention_mass > 1) return "the attention mass must be from 0 to 1";
     if (layer.window > size_t(INT32_MAX)) return "the sliding window does not fit into 32 bits";

@@ -8,6 +8,11 @@ namespace {
 
 using namespace ovfleet;
 
+// The type of a cache of small integers, for which templates are specialized in u4.hpp.
+struct u4 {
+    uint8_t byte;
+};
+
 // The keys of one head of a block.
 template <typename T>
 struct Keys {
@@ -143,12 +148,16 @@ void store_token<uint8_t>(const Layer& layer, const float* key, const float* val
     quantize(value, layer.value_size, values + slot * layer.value_size, 1, scales[slot], scales[BLOCK_TOKENS + slot]);
 }
 
+template <>
+void store_token<u4>(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot);
+
 void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head) {
     const auto store_one = [&] {
         switch (layer.precision) {
             case Precision::f32: return store_token<float>;
             case Precision::bf16: return store_token<bf16>;
             case Precision::f16: return store_token<f16>;
+            case Precision::u4: return store_token<u4>;
             case Precision::u8: break;
         }
         return store_token<uint8_t>;

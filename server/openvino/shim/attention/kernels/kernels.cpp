@@ -11,9 +11,9 @@
 //
 // The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
 // for other callers.
-#include "products_bf16.hpp"
 #include "products_tiles.hpp"
 #include "sparse.hpp"
+#include "u4.hpp"
 
 namespace {
 
@@ -122,6 +122,7 @@ void load_queries(const Layer& layer, const WorkItem& item, const StepTensors& t
         float* to = tile.queries + query * layer.key_size;
         read_floats(layer, tensors.queries, token * tensors.query_stride + head * layer.key_size, layer.key_size, to);
         apply_rope(layer, tensors, token, to);
+        if (layer.precision == Precision::u4) rotate(to, layer.key_size);
     }
 }
 
@@ -181,6 +182,29 @@ struct BlockRef {
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
+};
+
+// Weights in f32 replace the scores.
+struct FloatWeights : OutsideTileRegisters {
+    static void prepare(const Layer&, const Tile&) {}
+    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
+        ::store(tile.scores + query * CHUNK_KEYS + key, weights);
+        return weights;
+    }
+};
+
+// Multiplies blocks in the format of the cache in f32.
+template <typename T>
+struct FloatBlocks : FloatWeights {
+    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        score<T>(layer, ref.block, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
+                 {ref.next, layer.value_bytes / layer.key_size});
+    }
+    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
+        accumulate_values<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
+                             tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
+                             {ref.next, layer.key_bytes / BLOCK_TOKENS});
+    }
 };
 
 #if defined(OVFLEET_TILES)
@@ -331,28 +355,11 @@ struct UnpackedBlocks : Weights {
 
 #else
 
-// Weights in f32 replace the scores.
-struct Weights : OutsideTileRegisters {
-    static void prepare(const Layer&, const Tile&) {}
-    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
-        ::store(tile.scores + query * CHUNK_KEYS + key, weights);
-        return weights;
-    }
-};
+typedef FloatWeights Weights;
 
 // Small tiles read blocks in the format of the cache.
 template <typename T>
-struct CacheBlocks : Weights {
-    static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        score<T>(layer, ref.block, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
-                 {ref.next, layer.value_bytes / layer.key_size});
-    }
-    static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        accumulate_values<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
-                             tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
-                             {ref.next, layer.key_bytes / BLOCK_TOKENS});
-    }
-};
+struct CacheBlocks : FloatBlocks<T> {};
 
 // Large tiles convert each block to f32 once.
 template <typename T>
@@ -379,6 +386,18 @@ struct UnpackedBlocks : Weights {
 };
 
 #endif
+
+#if defined(OVFLEET_TILES)
+
+// A u4 cache is multiplied in f32.
+template <>
+struct CacheBlocks<u4> : FloatBlocks<u4> {};
+
+#endif
+
+// Large tiles read these in the format of the cache, too.
+template <>
+struct UnpackedBlocks<u4> : CacheBlocks<u4> {};
 
 // Turns the scores of a chunk into weights, and rescales the sums of the query if its maximum has grown.
 template <typename Blocks>
@@ -521,6 +540,12 @@ void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tens
 // Writes the output of a query.
 inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float total,
                          const float* values) {
+    float rotated[HEAD_SIZE_MAX];
+    if (layer.precision == Precision::u4) {
+        std::memcpy(rotated, values, layer.value_size * sizeof(float));
+        rotate(rotated, layer.value_size);
+        values = rotated;
+    }
     const size_t group = layer.heads / layer.kv_heads;
     const size_t token = item.sequence->begin + item.token_begin + query / group;
     const size_t at = (token * layer.heads + item.kv_head * group + query % group) * layer.value_size;
@@ -589,6 +614,7 @@ void attend(const Layer& layer, const WorkItem& item, const StepTensors& tensors
         case Precision::bf16: attend_as<bf16>(layer, item, tensors, tile); break;
         case Precision::f16: attend_as<f16>(layer, item, tensors, tile); break;
         case Precision::u8: attend_as<uint8_t>(layer, item, tensors, tile); break;
+        case Precision::u4: attend_as<u4>(layer, item, tensors, tile); break;
     }
     store_results(layer, item, tensors, tile);
 }
