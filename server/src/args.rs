@@ -144,7 +144,7 @@ pub struct Args {
 
     /// The precision of the KV cache: u8, bf16, f16, f32, or u4, which is not exact.
     ///
-    /// u4 uses half of the memory of u8, and the plugin's kernels. Default: the device's preferred precision.
+    /// u4 uses 0.6 times the memory of u8. Default: the device's preferred precision.
     #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
