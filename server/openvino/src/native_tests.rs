@@ -65,7 +65,7 @@ impl FloatType {
     }
 }
 
-/// A compilation of kernels that is tested.
+/// A tested variant of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelVariant {
     Kernels(Isa),
