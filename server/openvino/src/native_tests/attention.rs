@@ -755,7 +755,7 @@ fn representable(random: &mut Random, size: usize, bits: usize) -> Vec<f32> {
 fn a_u4_cache_represents_rotated_integers_exactly() {
     const TOKENS: usize = 150;
     let mut tried = 0;
-    for isa in Isa::ALL {
+    for variant in KernelVariant::all() {
         for seed in 0..6 {
             let mut random = Random(seed);
             let layer = Layer::random(&mut random, Precision::U4, FloatType::F32);
@@ -771,17 +771,17 @@ fn a_u4_cache_represents_rotated_integers_exactly() {
             }
             let queries: Vec<f32> = (0..TOKENS * heads * size).map(|_| number(&mut random)).collect();
             let activations = Activations { queries: &queries, keys: &keys, values: &values };
-            let Some(output) = layer.prompt(isa, activations) else { continue };
+            let Some(output) = layer.prompt(variant, activations) else { continue };
             tried += 1;
             (layer.sequences[0].keys, layer.sequences[0].values) = (keys, values);
-            let tolerance = if isa == Isa::Avx512Bf16 { 0.02 } else { 1e-5 };
+            let tolerance = if variant == KernelVariant::Kernels(Isa::Avx512Bf16) { 0.02 } else { 1e-5 };
             for (index, found) in output.chunks(size).enumerate() {
                 let query = &queries[index * size..][..size];
                 let expected = layer.plain(0, index / heads, index % heads, query).output;
                 for (found, expected) in found.iter().zip(expected) {
                     assert!(
                         (f64::from(*found) - expected).abs() < tolerance,
-                        "{isa}, seed {seed}, size {size}, token {}: {found}, not {expected}",
+                        "{variant:?}, seed {seed}, size {size}, token {}: {found}, not {expected}",
                         index / heads
                     );
                 }
