@@ -66,9 +66,6 @@ impl Args {
     /// # Errors
     /// The server could not start, its engine died, or it received a second signal while stopping.
     pub fn run(self) -> anyhow::Result<()> {
-        if let Some(Command::TryGrammar) = self.command {
-            return run_trial();
-        }
         logs::start(&self.log, self.log_format)?;
         // Bind before any other thread starts, because threads inherit the binding.
         numa::bind(self.numa_node)?;
@@ -80,7 +77,8 @@ impl Args {
         let outcome = match self.command.clone() {
             Some(Command::Fetch(fetch)) => runtime.block_on(fetch.run()).map_err(Into::into),
             Some(Command::Drain(drain)) => runtime.block_on(drain.run()),
-            Some(Command::TryGrammar) | None => runtime.block_on(run(self)),
+            Some(Command::TryGrammar) => run_trial(),
+            None => runtime.block_on(run(self)),
         };
         // Do not wait for requests that are still being prepared.
         runtime.shutdown_background();

@@ -1,7 +1,7 @@
 //! Discovers replicas in Kubernetes by watching the EndpointSlices of a Service. [`replicas`] decides which endpoints
 //! are replicas, without access to the cluster.
 //!
-//! A terminating endpoint is no longer a replica, whatever its other conditions are. An endpoint that is not ready is
+//! A terminating endpoint is no longer a replica, regardless of its other conditions. An endpoint that is not ready is
 //! not a replica yet.
 
 use std::collections::{BTreeMap, BTreeSet};

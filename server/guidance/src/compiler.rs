@@ -26,7 +26,7 @@ pub struct Compiler {
     /// The token that stands for the end of the output in masks.
     end: u32,
     forms: Arc<CompiledForms<Guide>>,
-    /// Compiles costly grammars first; without it, they are compiled whatever they cost.
+    /// Compiles costly grammars first. Without it, they are compiled regardless of their cost.
     trial: Option<Box<dyn Trial>>,
     /// Held while a costly grammar is tried and compiled, so that the memory of a trial is the limit for all of them.
     costly: Mutex<()>,
@@ -34,15 +34,6 @@ pub struct Compiler {
 
 /// The largest number of trials to locate the error of one form.
 const LOCATING_TRIALS_MAX: usize = 2;
-
-/// The reason why a grammar cannot be compiled.
-enum BuildError {
-    Invalid(String),
-    /// The trial exceeded its limits.
-    TooExpensive(String),
-    /// The trial could not be made.
-    Internal(String),
-}
 
 impl std::fmt::Debug for Compiler {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -123,7 +114,7 @@ impl Compiler {
         Ok(guide)
     }
 
-    /// Whether a form can be compiled, and without a trial. This does not locate errors, so it takes a fraction of the time of
+    /// Whether a form can be compiled without a trial. This does not locate errors, so it takes a fraction of the time of
     /// [`Self::compile`]; the result is not cached.
     pub fn accepts(&self, form: &Form) -> bool {
         let is_accepted = |grammar| !self.needs_trial(&grammar) && self.build(grammar).is_ok();
@@ -135,27 +126,29 @@ impl Compiler {
     }
 
     /// Locates an error of a form.
-    fn located(&self, form: &Form, error: BuildError) -> FormError {
+    fn located(&self, form: &Form, error: TrialError) -> FormError {
+        let grammar_of =
+            |form: &Form| grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem);
         match error {
-            BuildError::Internal(problem) => FormError { is_internal: true, ..FormError::new("", problem) },
-            BuildError::TooExpensive(problem) => {
+            TrialError::Failed(problem) => FormError { is_internal: true, ..FormError::new("", problem) },
+            TrialError::TooExpensive(problem) => {
                 // Another trial would cost as much, so a part that needs one is presumed to be the cause.
-                let presume = |form: &Form| {
-                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
+                let mut presume = |form: &Form| {
+                    let grammar = grammar_of(form)?;
                     if self.needs_trial(&grammar) { Err(problem.clone()) } else { Ok(()) }
                 };
-                locate(form, &problem, &mut { presume })
+                locate(form, &problem, &mut presume)
             }
-            BuildError::Invalid(problem) => {
+            TrialError::Invalid(problem) => {
                 let mut trials = LOCATING_TRIALS_MAX;
                 let mut compile = |form: &Form| {
-                    let grammar = grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem)?;
+                    let grammar = grammar_of(form)?;
                     if self.needs_trial(&grammar) {
                         let Some(remaining) = trials.checked_sub(1) else { return Ok(()) };
                         trials = remaining;
                     }
                     match self.build(grammar) {
-                        Err(BuildError::Invalid(problem)) => Err(problem),
+                        Err(TrialError::Invalid(problem)) => Err(problem),
                         _ => Ok(()),
                     }
                 };
@@ -175,19 +168,15 @@ impl Compiler {
         self.forms.memory.bytes()
     }
 
-    fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, BuildError> {
+    fn build(&self, grammar: TopLevelGrammar) -> Result<Guide, TrialError> {
         let _turn;
         if let Some(trial) = &self.trial
             && trial::is_needed(&grammar)
         {
             _turn = self.costly.lock().unwrap_or_else(PoisonError::into_inner);
-            trial.run(&trial::request(&grammar, self.vocabulary.len())).map_err(|error| match error {
-                TrialError::Invalid(problem) => BuildError::Invalid(problem),
-                TrialError::TooExpensive(problem) => BuildError::TooExpensive(problem),
-                TrialError::Failed(problem) => BuildError::Internal(problem),
-            })?;
+            trial.run(&trial::request(&grammar, self.vocabulary.len()))?;
         }
-        self.build_here(grammar).map_err(BuildError::Invalid)
+        self.build_here(grammar).map_err(TrialError::Invalid)
     }
 
     /// Compiles a grammar in this process.

@@ -26,7 +26,7 @@ pub trait Trial: Send + Sync {
     fn run(&self, request: &[u8]) -> Result<(), TrialError>;
 }
 
-/// The reason why a trial did not succeed.
+/// The reason why a grammar was not compiled, by a trial or after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrialError {
     /// The grammar cannot be compiled. The text is that of llguidance.

@@ -2,9 +2,8 @@
 // kernels.cpp.
 //
 // Two things keep rounding errors small (docs/decisions/0090-u4-cache.md):
-// - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a head.
-// It
-//   is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
+// - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
+//   head. The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
 // - Keys are stored as differences from the first key of their block, because the keys of a head have much in common. It is
 //   stored in f16, and its product with a query is added to all scores of the block.
 //
