@@ -383,7 +383,9 @@ async fn the_page_fits_a_phone_has_enough_contrast_and_names_all_controls() {
     drop(gone);
     console.await_expression("one replica to be unreachable", "says('serving') === '1 of 2'");
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
-    console.page.insert_text("How do you look?").unwrap();
+    // Long words and runs of spaces must wrap, too.
+    let prompt = format!("How do you{:200}look? {}", "", "o".repeat(200));
+    console.page.insert_text(&prompt).unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("an answer", "answer().length > 100");
     for scheme in ["light", "dark"] {
