@@ -21,14 +21,19 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
     return std::equal(leading.begin(), leading.end(), sizes.begin());
 }
 
-// The input of the experts before `node`: the tokens, before they are reshaped for the experts.
-ov::Output<ov::Node> tokens_of(ov::Node* node, std::set<ov::Node*>& seen) {
+// Which products of the experts are behind a node: none, or the second ones.
+enum class Behind { none, second_products };
+
+// The input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts. If a
+// token has one expert, its second products have an input of the same form.
+ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*>& seen) {
     if (!seen.insert(node).second) return {};
     const bool experts = std::strcmp(node->get_type_name(), "GatherMatmul") == 0;
-    if (experts && reshapes_to(*node->get_input_node_ptr(0), {1, -1})) return node->get_input_node_ptr(0)->input_value(0);
+    if (experts && behind == Behind::second_products && reshapes_to(*node->get_input_node_ptr(0), {1, -1}))
+        return node->get_input_node_ptr(0)->input_value(0);
     for (const auto& input : node->input_values()) {
         if (ov::is_type<op::v13::ScaledDotProductAttention>(input.get_node())) continue;
-        auto found = tokens_of(input.get_node(), seen);
+        auto found = tokens_of(input.get_node(), experts ? Behind::second_products : behind, seen);
         if (found.get_node()) return found;
         if (experts) break;
     }
@@ -63,7 +68,7 @@ extern "C" int ovfleet_fix_experts(ov_model_t* model, size_t* layers) {
         for (const auto& node : model->object->get_ordered_ops()) {
             if (node->get_friendly_name().find("moe_out") == std::string::npos || !reshapes_to(*node, {1, 1, -1})) continue;
             std::set<ov::Node*> seen;
-            const auto tokens = tokens_of(node.get(), seen);
+            const auto tokens = tokens_of(node.get(), Behind::none, seen);
             OPENVINO_ASSERT(tokens.get_node(), "the input of the experts is not found");
             node->input(1).replace_source_output(std::make_shared<op::v3::ShapeOf>(tokens));
             ++*layers;

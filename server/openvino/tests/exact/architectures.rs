@@ -96,6 +96,22 @@ fn experts_that_are_not_quantized_are_left_to_the_plugin() {
 }
 
 #[test]
+fn a_token_may_have_a_single_expert() {
+    for architecture in ["llama", "qwen3moe"] {
+        let mut model = recipe(architecture, TensorType::Q8_0);
+        model.experts_used = 1;
+        let case = Case::new(&model);
+        let difference = case.difference(&EXACT);
+        assert!(difference <= difference_allowed(TensorType::Q8_0), "{architecture}: {difference:.1e}");
+        let (mut runner, report) = load_file(case.path(), &[EXACT[0], EXACT[1]]).unwrap();
+        if report.kernels.contains("int16 products") {
+            let difference = worst_difference(&mut runner, &case.tokens, &case.logits);
+            assert!(difference <= NATIVE_DIFFERENCE_MAX, "{architecture}: {difference:.1e}");
+        }
+    }
+}
+
+#[test]
 fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
     check("phi3");
 }
