@@ -116,6 +116,8 @@ impl TensorType {
             Self::Q4K => (4, 32, 0, true),
             Self::Q5K => (5, 32, 0, true),
             Self::Q6K => (6, 16, 32, false),
+            // Twice the values of E2M1 are integers from -12 to 12.
+            Self::Mxfp4 => (5, 32, 12, false),
             _ => return None,
         };
         Some(QuantLayout { bits, group, zero, has_min })

@@ -32,7 +32,7 @@ fn golden() -> Vec<(TensorType, Vec<u8>, Vec<u32>)> {
 fn every_quantized_type_has_golden_blocks() {
     let golden = golden();
     let quantized: Vec<_> = TensorType::ALL.iter().filter(|kind| kind.is_quantized()).collect();
-    assert_eq!(quantized.len(), 10);
+    assert_eq!(quantized.len(), 11);
     for kind in quantized {
         assert!(golden.iter().any(|(other, ..)| other == kind), "{kind}");
     }

@@ -28,6 +28,7 @@ pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
         TensorType::Q4K => q4_k,
         TensorType::Q5K => q5_k,
         TensorType::Q6K => q6_k,
+        TensorType::Mxfp4 => mxfp4,
         _ => return None,
     })
 }
@@ -177,5 +178,21 @@ fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
                 *quant |= (byte >> (2 * plane) & 3) << 4;
             }
         }
+    }
+}
+
+/// The quants that the codes of E2M1, a format of floating-point numbers with 4 bits, stand for: twice the number plus 12.
+const QUANTS_OF_E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// The layout is `e, qs[16]`, with a power of two as scale: its exponent plus 127.
+fn mxfp4(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
+    // Quants are twice the numbers, so the scale is half of that of the file. The smallest are subnormal.
+    unpacked.scale[0] = match block[0] {
+        exponent @ 0..=1 => f32::from_bits(0x0020_0000 << exponent),
+        exponent => f32::from_bits(u32::from(exponent - 1) << 23),
+    };
+    unpack_nibbles(&block[1..17], unpacked.quants);
+    for quant in unpacked.quants.iter_mut() {
+        *quant = QUANTS_OF_E2M1[usize::from(*quant)];
     }
 }

@@ -19,6 +19,7 @@ pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
             TensorType::Q8_0 => q8_0(block, &mut out),
             TensorType::Q4K | TensorType::Q5K => k_with_minima(kind, block, &mut out),
             TensorType::Q6K => q6_k(block, &mut out),
+            TensorType::Mxfp4 => mxfp4(block, &mut out),
             _ => panic!("quantizing to {kind} is not supported"),
         }
     }
@@ -145,4 +146,23 @@ fn q6_k(block: &[f32], out: &mut Vec<u8>) {
     }
     out.extend(scales.iter().map(|&scale| scale as u8));
     out.extend(half);
+}
+
+/// The scale is the power of two with which the largest value is below 8. The largest code stands for 6.
+fn mxfp4(block: &[f32], out: &mut Vec<u8>) {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let largest = largest(block).abs();
+    let exponent = if largest > 0.0 { largest.log2().floor() as i32 - 2 } else { -127 };
+    let exponent = exponent.clamp(-126, 126);
+    out.push((exponent + 127) as u8);
+    let scale = (exponent as f32).exp2();
+    let codes: Vec<u8> = block
+        .iter()
+        .map(|&v| {
+            let distance = |code: &usize| (v.abs() / scale - MAGNITUDES[*code]).abs();
+            let code = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b)));
+            code.unwrap_or(0) as u8 | if v < 0.0 { 8 } else { 0 }
+        })
+        .collect();
+    put_nibbles(&codes, out);
 }
