@@ -159,6 +159,10 @@ public:
         std::fill(scores.data(), scores.data() + scores.size(), 0.0f);
         tensors.output = output.data();
         tensors.block_scores = c.block_scores ? scores.data() : nullptr;
+        // The sinks are below and above the largest scores.
+        Exact<float> sinks(layer_.heads);
+        for (size_t head = 0; head < sinks.size(); ++head) sinks[head] = float(random.below(33)) - 16;
+        if (random.below(2) == 0) tensors.sinks = sinks_ = sinks.data();
         ovfleet::run(kernels, layer_, {{0, c.tokens, c.past, table_.data(), 0}}, tensors);
         compare(queries, keys, values, cos, sin, output, scores);
     }
@@ -227,7 +231,9 @@ private:
             scores.push_back(sum * double(layer_.scale));
             most = std::max(most, scores.back());
         }
+        if (sinks_) most = std::max(most, double(sinks_[head]));
         for (auto& score : scores) total += score = std::exp(score - most);
+        if (sinks_) total += std::exp(double(sinks_[head]) - most);
         std::vector<double> to(c.sizes.value, 0.0);
         for (size_t token = first; token <= at; ++token) {
             const double weight = scores[token - first] / total;
@@ -243,6 +249,8 @@ private:
     std::vector<char> blocks_;
     Exact<int32_t> table_;
     Layer layer_{};
+    // Null without sinks.
+    const float* sinks_ = nullptr;
 };
 
 // Whether the steps of a sequence also have tokens of other sequences.

@@ -75,7 +75,7 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
     const size_t rarely = 40;
     const size_t kv_heads = 1 + random.below(3), heads = kv_heads * (1 + random.below(4)), key = 32 << random.below(3),
                  value = 16 << random.below(4), tokens = 1 + random.below(40), past = random.below(80), blocks = 8;
-    const bool fuses_rope = random.below(2) == 0, block_scores = random.below(2) == 0,
+    const bool fuses_rope = random.below(2) == 0, block_scores = random.below(2) == 0, has_sinks = random.below(2) == 0,
                is_bf16 = !fuses_rope && random.below(3) == 0;
     Attributes attributes;
     const auto set = [&](const char* name, int64_t valid) { attributes.numbers[name] = mostly(random, valid, rarely); };
@@ -85,6 +85,7 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
     set("value_size", int64_t(value)), set("precision", int64_t(precision)), set("scale_bits", bits_of(0.125f));
     set("attention_mass_bits", bits_of(0)), set("window", int64_t(random.below(2) * 9));
     attributes.flags["fuses_rope"] = fuses_rope;
+    attributes.flags["has_sinks"] = has_sinks;
     ovfleet::Layer layer{};
     layer.key_size = key, layer.value_size = value, layer.precision = ovfleet::Precision(precision);
     ovfleet::set_cache_sizes(layer);
@@ -110,6 +111,7 @@ bool check_attention_operation(Random& random, const ov::BaseOpExtension& extens
             static_cast<int32_t*>(steps.data())[i] = int32_t(mostly(random, step[i], rarely));
     inputs.push_back(steps);
     if (block_scores) inputs.push_back(tensor(random, ov::element::u8, used * kv_heads * sizeof(float), rarely));
+    if (has_sinks) inputs.push_back(tensor(random, ov::element::u8, heads * sizeof(float), rarely));
     return is_accepted(extension, attributes, inputs, {random.below(rarely) > 0 ? type : ov::element::f16});
 }
 

@@ -231,6 +231,8 @@ typedef struct ovfleet_attention_test {
     // [kv_heads][blocks of the step], or null.
     float* block_scores;
     size_t step_blocks;
+    // The sink of each query head, or null.
+    const float* sinks;
 } ovfleet_attention_test;
 
 // Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <openvino/op/ops.hpp>
@@ -17,8 +18,9 @@ namespace {
 using namespace ovfleet;
 namespace op = ov::op;
 
-// The inputs of the plugin's paged attention. The native attention has the first five, then STEP, and BLOCK_SCORES if it
-// reports them. If it splits the merged projection and applies the rotary embedding, the first three are QKV, COS and SIN.
+// The inputs of the plugin's paged attention. The native attention has the first five, then STEP, BLOCK_SCORES if it reports
+// them, and the sinks if it has them. If it splits the merged projection and applies the rotary embedding, the first three are
+// QKV, COS and SIN.
 enum Input : size_t {
     QUERY,
     KEY,
@@ -35,6 +37,7 @@ enum Input : size_t {
     SLIDING_WINDOW,
     ALIBI_SLOPES,
     MAX_CONTEXT_LEN,
+    SINKS = 20,
     QKV = QUERY,
     COS = KEY,
     SIN = VALUE,
@@ -49,13 +52,17 @@ constexpr const char* BLOCK_SCORES_NAME = "block_scores";
 // Whether an attention layer applies the rotary embedding itself.
 enum class RopeFusion { separate, fused };
 
+// Whether the last input of an attention layer contains sinks: a float for each query head, as bytes, because a plugin that
+// computes in another precision would convert floats.
+enum class Sinks { absent, present };
+
 class Attention : public op::Op {
 public:
     OPENVINO_OP("PagedAttention", "ovfleet");
 
     Attention() = default;
-    Attention(const ov::OutputVector& inputs, Isa isa, const Layer& layer, RopeFusion rope)
-        : Op(inputs), isa_(isa), layer_(layer), fuses_rope_(rope == RopeFusion::fused) {
+    Attention(const ov::OutputVector& inputs, Isa isa, const Layer& layer, RopeFusion rope, Sinks sinks)
+        : Op(inputs), isa_(isa), layer_(layer), fuses_rope_(rope == RopeFusion::fused), has_sinks_(sinks == Sinks::present) {
         constructor_validate_and_infer_types();
     }
 
@@ -64,8 +71,9 @@ public:
         const char* fault = unsupported(layer_);
         OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
         OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set");
-        OPENVINO_ASSERT(get_input_size() == BLOCK_SCORES || get_input_size() == BLOCK_SCORES + 1, "a native attention has ",
-                        get_input_size(), " inputs");
+        const size_t inputs = get_input_size() - (has_sinks_ ? 1 : 0);
+        OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1, "a native attention has ", get_input_size(),
+                        " inputs");
         set_cache_sizes(layer_);
         const auto tokens = get_input_partial_shape(QUERY);
         const auto count = tokens.rank().is_static() && !fuses_rope_ ? tokens[0] : ov::Dimension::dynamic();
@@ -73,7 +81,8 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<Attention>(inputs, isa_, layer_, fuses_rope_ ? RopeFusion::fused : RopeFusion::separate);
+        return std::make_shared<Attention>(inputs, isa_, layer_, fuses_rope_ ? RopeFusion::fused : RopeFusion::separate,
+                                           has_sinks_ ? Sinks::present : Sinks::absent);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
@@ -105,6 +114,7 @@ public:
         visit_bits("attention_mass_bits", layer_.attention_mass);
         visit("window", layer_.window);
         visitor.on_attribute("fuses_rope", fuses_rope_);
+        visitor.on_attribute("has_sinks", has_sinks_);
         return true;
     }
 
@@ -128,7 +138,11 @@ public:
         thread_local StepView step;
         step.read(inputs[STEP], tokens, cache_blocks);
         tensors.step_blocks = step.num_blocks();
-        layer.block_scores = inputs.size() > BLOCK_SCORES;
+        if (has_sinks_) {
+            check_size(inputs.back(), layer.heads * sizeof(float), "sinks");
+            tensors.sinks = static_cast<const float*>(inputs.back().data());
+        }
+        layer.block_scores = reports_block_scores(inputs);
         if (layer.block_scores) {
             auto* scores = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[BLOCK_SCORES].data()));
             tensors.block_scores = reinterpret_cast<float*>(scores);
@@ -184,9 +198,14 @@ private:
         check(KEY_CACHE, ov::element::u8);
         check(VALUE_CACHE, ov::element::u8);
         check(STEP, ov::element::i32);
-        if (inputs.size() > BLOCK_SCORES) check(BLOCK_SCORES, ov::element::u8);
+        // These are the block scores or the sinks, or both.
+        for (size_t input = BLOCK_SCORES; input < inputs.size(); ++input) check(Input(input), ov::element::u8);
         OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of a native attention has the type ",
                         outputs[0].get_element_type(), " instead of ", type);
+    }
+
+    bool reports_block_scores(const ov::TensorVector& inputs) const {
+        return inputs.size() > BLOCK_SCORES + (has_sinks_ ? 1 : 0);
     }
 
     static void check_size(const ov::Tensor& tensor, size_t expected, const char* name) {
@@ -196,7 +215,7 @@ private:
 
     Isa isa_ = Isa::plugin;
     Layer layer_{};
-    bool fuses_rope_ = false;
+    bool fuses_rope_ = false, has_sinks_ = false;
 };
 
 int64_t size_of(const ov::Node& node, const char* name) {
@@ -223,11 +242,24 @@ bool number(const ov::Node& node, size_t input, T& value) {
     return true;
 }
 
-// Whether a layer uses none of the features that the native attention lacks (slopes, sinks, scores, rotations, masks): their
-// inputs are empty. Scalars among these inputs only configure unused features.
+// The sinks of a layer: an empty list if it has none, and no value if they are not a constant of a number for each query head.
+std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
+    if (node.get_input_size() <= SINKS) return std::vector<float>{};
+    auto value = node.get_input_node_shared_ptr(SINKS);
+    // The front end rounds them to f16, but the file contains f32.
+    while (ov::is_type<op::v0::Convert>(value) || ov::is_type<op::v1::Reshape>(value))
+        value = value->get_input_node_shared_ptr(0);
+    auto constant = ov::as_type_ptr<op::v0::Constant>(value);
+    if (!constant || !constant->get_element_type().is_real()) return {};
+    auto sinks = constant->cast_vector<float>();
+    return sinks.empty() || sinks.size() == heads ? std::make_optional(std::move(sinks)) : std::nullopt;
+}
+
+// Whether a layer uses none of the features that the native attention lacks (slopes, scores, rotations, masks): their inputs
+// are empty. Scalars among these inputs only configure unused features.
 bool has_no_other_features(const ov::Node& node) {
     for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
-        if (input == MAX_CONTEXT_LEN) continue;
+        if (input == MAX_CONTEXT_LEN || input == SINKS) continue;
         auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
         if (!constant || (constant->get_shape().size() > 0 && ov::shape_size(constant->get_shape()) > 0)) return false;
     }
@@ -249,7 +281,8 @@ bool describe(const ov::Node& node, Precision precision, Layer& layer) {
     if (!number(node, SCALE, layer.scale) || !number(node, SLIDING_WINDOW, window) || window < 0) return false;
     layer.window = size_t(window);
     set_cache_sizes(layer);
-    return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && !unsupported(layer) && has_no_other_features(node);
+    return layer.kv_heads == size_t(size_of(node, "num_v_heads")) && !unsupported(layer) && has_no_other_features(node) &&
+           sinks_of(node, layer.heads);
 }
 
 }  // namespace
@@ -300,6 +333,11 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
         if (scores) inputs.push_back(scores);
+        // `describe` has checked that there is a value.
+        const auto sinks = sinks_of(*node, layer.heads).value_or(std::vector<float>());
+        if (!sinks.empty())
+            inputs.push_back(
+                std::make_shared<op::v0::Constant>(ov::element::u8, ov::Shape{sinks.size() * sizeof(float)}, sinks.data()));
         // The plugin's operations use the configured precision regardless of the graph; native operations use that of the
         // graph.
         if (plan.is_bf16)
@@ -312,7 +350,8 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
             inputs[SIN] = rope->sin;
         }
         const auto fusion = rope ? RopeFusion::fused : RopeFusion::separate;
-        std::shared_ptr<ov::Node> native = std::make_shared<Attention>(inputs, plan.isa, layer, fusion);
+        std::shared_ptr<ov::Node> native =
+            std::make_shared<Attention>(inputs, plan.isa, layer, fusion, sinks.empty() ? Sinks::absent : Sinks::present);
         native->set_friendly_name(node->get_friendly_name());
         if (plan.is_bf16 || rope) native = std::make_shared<op::v0::Convert>(native, node->get_output_element_type(0));
         node->output(0).replace(native->output(0));

@@ -33,6 +33,6 @@ extern "C" int ovfleet_test_attention(const ovfleet_attention_test* test) {
                  value_stride = test->stride ? test->stride : layer.kv_heads * layer.value_size;
     run(*kernels, layer, sequences,
         {test->queries, test->keys, test->values, query_stride, key_stride, value_stride, test->cos, test->sin, test->output,
-         test->key_cache, test->value_cache, test->block_scores, test->step_blocks});
+         test->key_cache, test->value_cache, test->block_scores, test->step_blocks, test->sinks});
     return 1;
 }

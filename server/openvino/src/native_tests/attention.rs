@@ -44,6 +44,7 @@ struct RawAttentionTest {
     value_cache: *mut u8,
     block_scores: *mut f32,
     step_blocks: usize,
+    sinks: *const f32,
 }
 
 unsafe extern "C" {
@@ -77,6 +78,8 @@ struct Layer {
     block_scores: bool,
     /// Whether queries, keys and values are parts of one tensor, and the kernels apply a rotary embedding.
     fuses_rope: bool,
+    /// The sink of each query head; empty without sinks.
+    sinks: Vec<f32>,
     key_cache: Vec<u8>,
     value_cache: Vec<u8>,
     sequences: Vec<CachedSequence>,
@@ -145,8 +148,12 @@ impl Layer {
         let sequences = [100, 40, 20, 4];
         let sequences =
             sequences.map(|count| CachedSequence { blocks: take(count), keys: vec![], values: vec![] });
+        let heads = kv_heads * random.pick(&[1, 3, 4, 7]);
+        // Sinks are below and above the largest scores.
+        let sinks = if random.below(2) == 0 { 0 } else { heads };
+        let sinks = (0..sinks).map(|_| 8.0 * number(random)).collect();
         Self {
-            heads: kv_heads * random.pick(&[1, 3, 4, 7]),
+            heads,
             kv_heads,
             size,
             window: random.pick(&[0, 0, 40, 700]),
@@ -155,6 +162,7 @@ impl Layer {
             attention_mass: 0.0,
             block_scores: random.below(2) == 0,
             fuses_rope: activations == FloatType::F32 && random.below(2) == 0,
+            sinks,
             key_cache: cache(of_key),
             value_cache: cache(of_value),
             sequences: sequences.into(),
@@ -360,6 +368,7 @@ impl Layer {
             value_cache: self.value_cache.as_mut_ptr(),
             block_scores: std::ptr::null_mut(),
             step_blocks: 0,
+            sinks: if self.sinks.is_empty() { std::ptr::null() } else { self.sinks.as_ptr() },
         }
     }
 
@@ -412,9 +421,10 @@ impl Layer {
         let scores: Vec<f64> = (first..=position)
             .map(|token| product(query, &cached.keys[range(token)]) * f64::from(self.scale()))
             .collect();
-        let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = self.sinks.get(head).map(|sink| f64::from(*sink));
+        let maximum = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - maximum).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - maximum).exp());
         let mut output = vec![0.0; self.size];
         let mut block_masses = vec![0.0; position / BLOCK_TOKENS + 1];
         for (weight, token) in weights.iter().zip(first..) {
@@ -601,6 +611,7 @@ fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
         let layer = Layer::random(&mut random, Precision::F32, FloatType::F32);
         let mut layer = Layer {
             heads: 3 * layer.kv_heads,
+            sinks: vec![],
             window: 0,
             fuses_rope: false,
             block_scores: false,
@@ -728,7 +739,7 @@ fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
         for group in [16, 17, 48] {
             let layer = Layer::random(&mut Random(5), Precision::U8, FloatType::F32);
             let heads = layer.kv_heads * group;
-            let mut layer = Layer { heads, block_scores: true, window: 0, ..layer };
+            let mut layer = Layer { heads, sinks: vec![1.0; heads], block_scores: true, window: 0, ..layer };
             layer.step(&mut Random(6), variant, &[200, 40, 0, 0]);
             let step = layer.step(&mut Random(7), variant, &[1, 1, 0, 0]);
             let Some(worst) = step else { continue };

@@ -28,7 +28,7 @@ fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
     let scale_bits = 1.0_f32.to_bits();
     let attributes = format!(
         "isa=\"1\" heads=\"1\" kv_heads=\"1\" key_size=\"64\" value_size=\"64\" precision=\"0\" scale_bits=\"{scale_bits}\" \
-         attention_mass_bits=\"0\" window=\"0\" fuses_rope=\"false\""
+         attention_mass_bits=\"0\" window=\"0\" fuses_rope=\"false\" has_sinks=\"false\""
     );
     native("PagedAttention", &attributes);
     // The core for compiled models accepts the operation, so only its name can be the reason for the error.

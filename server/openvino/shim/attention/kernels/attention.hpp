@@ -122,6 +122,9 @@ struct StepTensors {
     // The scores `[kv_head][block]` of the step's blocks, to which the kernels add; null if the layer does not report them.
     float* block_scores;
     size_t step_blocks;
+    // The sink of each query head, which joins the softmax like the score of another key, whose value is zero; null without
+    // sinks.
+    const float* sinks;
 };
 
 // A part of the work of a step: all queries of some new tokens of a sequence that read the keys of the same KV head; and a

@@ -537,8 +537,19 @@ void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tens
     else attend_with(layer, item, tensors, tile, selection, UnpackedBlocks<T>());
 }
 
-// Writes the output of a query.
-inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float total,
+// Returns the factor that turns the weighted values of a query into its output, from the largest score and the sum of the
+// weights over all keys. The sink of a head joins the sum like the score of another key, whose value is zero.
+inline float inverse_total(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float maximum,
+                           float total) {
+    if (!tensors.sinks) return 1 / total;
+    const size_t group = layer.heads / layer.kv_heads;
+    const float sink = tensors.sinks[item.kv_head * group + query % group], now = sink > maximum ? sink : maximum;
+    const float factor = power(maximum - now);
+    return factor / (total * factor + power(sink - now));
+}
+
+// Writes the output of a query. `inverse` is that of the sum of the weights.
+inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float inverse,
                          const float* values) {
     float rotated[HEAD_SIZE_MAX];
     if (layer.precision == Precision::u4) {
@@ -551,7 +562,7 @@ inline void store_output(const Layer& layer, const WorkItem& item, const StepTen
     const size_t at = (token * layer.heads + item.kv_head * group + query % group) * layer.value_size;
     for (size_t i = 0; i < layer.value_size; i += LANES) {
         // Adding zero makes negative zeros positive, as the keys that only other queries of the tile see can do.
-        const Floats output = load(values + i) * (1 / total) + 0.0f;
+        const Floats output = load(values + i) * inverse + 0.0f;
         if (!layer.is_bf16) ::store((float*)tensors.output + at + i, output);
         else
             for (size_t lane = 0; lane < LANES; ++lane) convert(output[lane], ((bf16*)tensors.output)[at + i + lane]);
@@ -567,10 +578,11 @@ void store_results(const Layer& layer, const WorkItem& item, const StepTensors& 
     const size_t size = layer.value_size, blocks = tile.block_masses ? item.block_end - item.block_begin : 0;
     for (size_t query = 0; query < tile.count; ++query) {
         if (!item.part) {
-            store_output(layer, item, tensors, query, tile.before.totals[query], tile.before.values + query * size);
+            const float inverse =
+                inverse_total(layer, item, tensors, query, tile.before.maxima[query], tile.before.totals[query]);
+            store_output(layer, item, tensors, query, inverse, tile.before.values + query * size);
             for (size_t block = 0; block < blocks; ++block)
-                block_scores_of(item, tensors)[block] +=
-                    tile.block_masses[query * PART_BLOCKS + block] / tile.before.totals[query];
+                block_scores_of(item, tensors)[block] += tile.block_masses[query * PART_BLOCKS + block] * inverse;
             continue;
         }
         float* part = item.part + query * part_stride(layer);
@@ -592,12 +604,13 @@ void merge(const Layer& layer, const WorkItem* items, size_t count, const StepTe
             const float* part = part_of(index);
             add_part(size, part[0], part[1], part + 2, maximum, total, values);
         }
-        store_output(layer, items[0], tensors, query, total, values);
+        const float inverse = inverse_total(layer, items[0], tensors, query, maximum, total);
+        store_output(layer, items[0], tensors, query, inverse, values);
         for (size_t index = 0; layer.block_scores && index < count; ++index) {
             const WorkItem& item = items[index];
             const float* part = part_of(index);
             for (size_t block = 0; block < item.block_end - item.block_begin; ++block)
-                block_scores_of(item, tensors)[block] += part[2 + size + block] * power(part[0] - maximum) / total;
+                block_scores_of(item, tensors)[block] += part[2 + size + block] * power(part[0] - maximum) * inverse;
         }
     }
 }
