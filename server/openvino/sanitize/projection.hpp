@@ -29,6 +29,25 @@ struct RandomWeight {
         weight = {std::make_shared<ov::op::v0::Constant>(quants), floats(zeros), floats(scales), N, K, group};
     }
 
+    // A weight of MXFP4.
+    static RandomWeight in_e2m1(Random& random, size_t N, size_t K) {
+        RandomWeight made(random, N, K, 32, 4, false);
+        std::vector<float> scales(N * K / 32);
+        for (auto& scale : scales) scale = std::ldexp(1.0f, -int(random.below(4)));
+        ov::Tensor quants(ov::element::f4e2m1, {N, K / 32, 32});
+        const auto* bytes = static_cast<const uint8_t*>(made.weight.quants->get_data_ptr());
+        std::memcpy(quants.data(), bytes, quants.get_byte_size());
+        for (size_t i = 0; i < made.values.size(); ++i) {
+            constexpr double numbers[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+            const size_t code = bytes[i / 2] >> i % 2 * 4 & 15;
+            made.values[i] = (code < 8 ? 1 : -1) * numbers[code % 8] * double(scales[i / 32]);
+        }
+        made.weight.quants = std::make_shared<ov::op::v0::Constant>(quants);
+        made.weight.scales = std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, K / 32, 1}, scales);
+        made.weight.zeros = nullptr;
+        return made;
+    }
+
     ovfleet::projection::GraphWeight weight;
     std::vector<double> values;
 };

@@ -30,6 +30,7 @@ enum ovfleet_element {
     OVFLEET_F16 = 3,
     OVFLEET_BF16 = 4,
     OVFLEET_F32 = 5,
+    OVFLEET_F4E2M1 = 6,
 };
 
 // ---- Reading GGUF files ----
@@ -246,15 +247,17 @@ typedef struct ovfleet_lora_test {
 } ovfleet_lora_test;
 
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants`
-// contains a byte for each weight of 4 or 8 bits (signed with `is_signed`); groups of `group` weights share a zero point and a
-// scale. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU. With `norm`, the rows of the source are normalized. The source
-// and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number of the adapter of each row. With
-// `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the vectors of the instruction set.
+// contains a byte for each weight of 4 or 8 bits (signed with `is_signed`), or of 5 bits, which stand for codes of E2M1 without
+// zero points; groups of `group` weights share a zero point and a scale. `bias`, which may be null, has a number for each row
+// of the weights. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU, or 3 for its clamped form. With `norm`, the rows of
+// the source are normalized. The source and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number of
+// the adapter of each row. With `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the vectors
+// of the instruction set.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group, terms;
     int tile_model, is_signed, epilogue, is_bf16;
     const uint8_t* quants;
-    const float *zeros, *scales, *norm;
+    const float *zeros, *scales, *bias, *norm;
     float epsilon;
     const void* src;
     const float* residual;

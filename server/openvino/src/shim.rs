@@ -256,6 +256,7 @@ impl<'a> GraphWeights<'a> {
             Quants::F16(bytes) => (3, bytes.as_ptr().cast()),
             Quants::Bf16(bytes) => (4, bytes.as_ptr().cast()),
             Quants::F32(bytes) => (5, bytes.as_ptr().cast()),
+            Quants::F4E2M1(bytes) => (6, bytes.as_ptr().cast()),
         };
         let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
             Zeros::None => (0, std::ptr::null()),

@@ -15,6 +15,8 @@ use server_gguf::{TensorType, f32_to_f16};
 pub(crate) enum Quants {
     /// Two values per byte, the first one in the low half.
     U4(Vec<u8>),
+    /// Two floating-point numbers of 4 bits per byte, the first one in the low half.
+    F4E2M1(Vec<u8>),
     U8(Vec<u8>),
     I8(Vec<u8>),
     F16(Vec<u8>),
@@ -75,8 +77,11 @@ impl Matrix {
         }
         let affine = decode(kind, bytes)?;
         let group = affine.group;
-        let (quants, scales, zeros) =
-            if affine.min.is_empty() { symmetric(affine) } else { asymmetric(affine) };
+        let (quants, scales, zeros) = match kind {
+            TensorType::Mxfp4 => e2m1(affine),
+            _ if affine.min.is_empty() => symmetric(affine),
+            _ => asymmetric(affine),
+        };
         Ok(Self { rows, columns, group, quants, scales, zeros })
     }
 
@@ -85,7 +90,7 @@ impl Matrix {
     pub(crate) fn assert_lengths(&self) {
         let values = self.rows * self.columns;
         let (quants, expected) = match &self.quants {
-            Quants::U4(bytes) => (bytes.len(), values / 2),
+            Quants::U4(bytes) | Quants::F4E2M1(bytes) => (bytes.len(), values / 2),
             Quants::U8(bytes) | Quants::I8(bytes) => (bytes.len(), values),
             Quants::F16(bytes) | Quants::Bf16(bytes) => (bytes.len(), values * 2),
             Quants::F32(bytes) => (bytes.len(), values * 4),
@@ -122,6 +127,20 @@ pub(crate) fn permute_rows(bytes: &mut [u8], row_bytes: usize, head_size: usize)
 
 fn packed_u4(quants: &[u8]) -> Vec<u8> {
     quants.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
+}
+
+/// Converts the quants of MXFP4, which are twice the numbers plus 12, to numbers of E2M1.
+fn e2m1(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
+    /// Twice the magnitudes of the codes below 8. The next bit is the sign.
+    const DOUBLED: [u8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+    let Affine { mut quants, mut scale, zero, .. } = affine;
+    for quant in &mut quants {
+        let code = DOUBLED.iter().position(|doubled| *doubled == quant.abs_diff(zero));
+        let code = code.expect("invariant: quants of MXFP4 are those of its codes") as u8;
+        *quant = code | u8::from(*quant < zero) << 3;
+    }
+    scale.iter_mut().for_each(|scale| *scale *= 2.0);
+    (Quants::F4E2M1(packed_u4(&quants)), scale, Zeros::None)
 }
 
 /// Converts groups with integer zero points: 4-bit quants keep their zero point; wider quants become signed and need no

@@ -27,6 +27,7 @@ ov::element::Type element(uint32_t type) {
         case OVFLEET_F16: return ov::element::f16;
         case OVFLEET_BF16: return ov::element::bf16;
         case OVFLEET_F32: return ov::element::f32;
+        case OVFLEET_F4E2M1: return ov::element::f4e2m1;
     }
     OPENVINO_THROW("unknown element type ", type);
 }

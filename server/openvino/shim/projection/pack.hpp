@@ -11,7 +11,8 @@
 
 namespace ovfleet::projection {
 
-// A weight `[N][K]` of integers with zero points and scales. The rows of a stack of matrices follow each other.
+// A weight `[N][K]` of integers with zero points and scales, or of numbers in E2M1 with scales. The rows of a stack of matrices
+// follow each other.
 struct GraphWeight {
     std::shared_ptr<ov::op::v0::Constant> quants, zeros, scales;
     size_t N, K;
@@ -24,7 +25,7 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
 // The row of the weights at a position in a block of columns; no value for the padding of the last block.
 inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size_t in_block) {
-    const size_t block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
+    const size_t block_columns = is_gated(matmul.epilogue) ? N_BLOCK / 2 : N_BLOCK;
     const size_t column = block * block_columns + in_block % block_columns;
     if (column >= dst_columns(matmul)) return {};
     return column + in_block / block_columns * dst_columns(matmul);
@@ -43,10 +44,15 @@ public:
     explicit WeightReader(const GraphWeight& weight);
 
     size_t N() const { return N_; }
+    // The bits of a quant in the graph.
+    uint32_t stored(size_t row, size_t column) const {
+        const size_t index = row * K_ + column;
+        return bits_ == 8 ? quants_[index] : quants_[index / 2] >> index % 2 * 4 & 15;
+    }
     // A quant as a number that is not negative, its zero point, and its scale.
     uint32_t quant(size_t row, size_t column) const {
-        const size_t index = row * K_ + column;
-        return (bits_ == 8 ? quants_[index] : quants_[index / 2] >> index % 2 * 4 & 15) ^ offset_;
+        const auto bits = stored(row, column);
+        return is_e2m1_ ? quant_of_e2m1(bits) : bits ^ offset_;
     }
     float zero(size_t row, size_t column) const;
     float scale(size_t row, size_t column) const;
@@ -56,7 +62,9 @@ private:
 
     std::shared_ptr<ov::op::v0::Constant> constant_;
     const uint8_t* quants_;
-    size_t bits_, N_, K_, group_;
+    size_t bits_;
+    bool is_e2m1_;
+    size_t N_, K_, group_;
     // Half of the range of signed quants, which is added to them and to their zero points.
     uint32_t offset_;
     // One for each group, or one for all.
@@ -69,6 +77,8 @@ struct WeightRows {
     size_t first, count;
 };
 
+// Writes the bias of a matrix, which has a number for each row of the weights, in the order in which the kernels add it.
+void pack_bias(const Matmul& matmul, const float* bias, float* to);
 // Writes the blocks of columns of a matrix that consists of `parts`.
 void pack(const std::vector<WeightRows>& parts, const Matmul& matmul, uint8_t* to);
 

@@ -7,8 +7,9 @@
 namespace {
 
 std::shared_ptr<ov::op::v0::Constant> integers(const ovfleet_projection_test& test, const ov::Shape& shape) {
-    const auto type = test.bits == 4 ? (test.is_signed ? ov::element::i4 : ov::element::u4)
-                                     : (test.is_signed ? ov::element::i8 : ov::element::u8);
+    const auto type = test.bits == ovfleet::projection::E2M1_BITS ? ov::element::f4e2m1
+                      : test.bits == 4                            ? (test.is_signed ? ov::element::i4 : ov::element::u4)
+                                                                  : (test.is_signed ? ov::element::i8 : ov::element::u8);
     ov::Tensor tensor(type, shape);
     auto* to = static_cast<uint8_t*>(tensor.data());
     for (size_t i = 0; i < ov::shape_size(shape); ++i) {
@@ -43,7 +44,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
         return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{test->n, groups, 1}, values);
     };
     const GraphWeight weight{integers(*test, {test->n, groups, test->group}),
-                             floats(test->zeros),
+                             test->bits == E2M1_BITS ? nullptr : floats(test->zeros),
                              floats(test->scales),
                              test->n,
                              test->k,
@@ -57,6 +58,11 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     std::vector<uint8_t> weights(num_n_blocks(matmul) * n_block_bytes(matmul));
     pack(weight, matmul, weights.data());
     matmul.weights = weights.data();
+    std::vector<float> bias(num_n_blocks(matmul) * N_BLOCK);
+    if (test->bias) {
+        pack_bias(matmul, test->bias, bias.data());
+        matmul.bias = bias.data();
+    }
     const auto adapters = pack_adapters(parts_of(*test), matmul.norm, matmul);
     matmul.adapters = reinterpret_cast<const LoraAdapter*>(adapters.data());
     const auto floats_at = [&](const void* data) { return FloatData{const_cast<void*>(data), test->is_bf16 != 0}; };

@@ -25,6 +25,7 @@ struct RawProjectionTest {
     quants: *const u8,
     zeros: *const f32,
     scales: *const f32,
+    bias: *const f32,
     norm: *const f32,
     epsilon: f32,
     src: *const u8,
@@ -66,7 +67,21 @@ enum Epilogue {
     None = 0,
     Residual = 1,
     SwiGlu = 2,
+    ClampedSwiGlu = 3,
 }
+
+impl Epilogue {
+    /// Whether the first half of the columns is multiplied by the second half.
+    fn is_gated(self) -> bool {
+        matches!(self, Self::SwiGlu | Self::ClampedSwiGlu)
+    }
+}
+
+/// The number of bits that stands for weights of MXFP4, whose quants are codes of E2M1.
+const E2M1_BITS: usize = 5;
+
+/// The magnitudes of the codes of E2M1 below 8. The next bit is the sign.
+const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// The largest relative error of rounding to bf16, which has 8 significant bits.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
@@ -173,6 +188,7 @@ struct Projection {
     quants: Vec<u8>,
     zeros: Vec<f32>,
     scales: Vec<f32>,
+    bias: Option<Vec<f32>>,
     norm: Option<Vec<f32>>,
     loras: Vec<Lora>,
 }
@@ -186,11 +202,13 @@ impl Projection {
     }
 
     fn of_size(random: &mut Random, k: usize, n: usize) -> Self {
-        let epilogue = random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu]);
+        let epilogue =
+            random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::ClampedSwiGlu]);
+        let bits = random.pick(&[4, E2M1_BITS, 8]);
         let group = random.pick(&[16, 32, 64, k]);
-        let group = if k.is_multiple_of(group) { group } else { 32 };
+        let is_possible = k.is_multiple_of(group) && (bits != E2M1_BITS || group != 16);
+        let group = if is_possible { group } else { 32 };
         let groups = n * (k / group);
-        let bits = random.pick(&[4, 8]);
         // In files, scales are f16, and may be very small.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
         Self {
@@ -202,25 +220,28 @@ impl Projection {
             is_signed: random.below(2) == 0,
             epilogue,
             activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
-            quants: (0..n * k).map(|_| random.below(1 << bits) as u8).collect(),
+            quants: (0..n * k).map(|_| random.below(if bits == 8 { 256 } else { 16 }) as u8).collect(),
             zeros: (0..groups).map(|_| random.below(64) as f32 / 4.0).collect(),
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
+            bias: (random.below(3) == 0).then(|| (0..n).map(|_| whole(random)).collect()),
             norm: (random.below(2) == 0).then(|| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),
             loras: Lora::all(random, k, n),
         }
     }
 
-    /// Reduces the projection to the multiplication: removes the norm, the adapters, the epilogue, signs, and bf16
-    /// activations.
+    /// Reduces the projection to the multiplication by integers: removes the norm, the adapters, the bias, the epilogue, signs,
+    /// codes of E2M1 and bf16 activations.
     fn set_plain(&mut self) {
         (self.norm, self.epilogue, self.activations, self.is_signed) =
             (None, Epilogue::None, FloatType::F32, false);
+        self.bias = None;
+        self.bits = if self.bits == 8 { 8 } else { 4 };
         self.loras.clear();
     }
 
     /// Number of columns of the destination.
     fn columns(&self) -> usize {
-        if self.epilogue == Epilogue::SwiGlu { self.n / 2 } else { self.n }
+        if self.epilogue.is_gated() { self.n / 2 } else { self.n }
     }
 
     /// The largest magnitude of a quant of the source.
@@ -287,6 +308,7 @@ impl Projection {
             quants: self.quants.as_ptr(),
             zeros: self.zeros.as_ptr(),
             scales: self.scales.as_ptr(),
+            bias: self.bias.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
             norm: self.norm.as_ref().map_or(std::ptr::null(), Vec::as_ptr),
             epsilon: 1e-5,
             src: bytes.as_ptr(),
@@ -312,10 +334,15 @@ impl Projection {
 
     fn weight(&self, row: usize, column: usize) -> f64 {
         let at = row * self.k + column;
+        let scale = f64::from(self.scales[at / self.group]);
+        if self.bits == E2M1_BITS {
+            let code = usize::from(self.quants[at]);
+            return scale * if code & 8 == 0 { E2M1[code & 7] } else { -E2M1[code & 7] };
+        }
         let half = 1 << (self.bits - 1);
         let quant = i32::from(self.quants[at]);
         let quant = if self.is_signed && quant >= half { quant - 2 * half } else { quant };
-        (f64::from(quant) - f64::from(self.zeros[at / self.group])) * f64::from(self.scales[at / self.group])
+        (f64::from(quant) - f64::from(self.zeros[at / self.group])) * scale
     }
 
     /// The destination of one row, computed in f64.
@@ -347,7 +374,8 @@ impl Projection {
             None => vec![0.0; self.k],
         };
         let product = |column: usize| {
-            let (mut value, mut tolerance) = (0.0, 0.0);
+            let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]));
+            let (mut value, mut tolerance) = (bias, bias.abs() * 1e-5);
             for (at, (number, rounding)) in numbers.iter().zip(&rounding).enumerate() {
                 let weight = self.weight(column, at);
                 value += weight * number;
@@ -383,6 +411,19 @@ impl Projection {
                     let tolerance =
                         tolerance * 1.1 * (up.value.abs() + up.tolerance) + swish(value).abs() * up.tolerance;
                     ExpectedValue { value: swish(value) * up.value, tolerance }
+                }
+                Epilogue::ClampedSwiGlu => {
+                    let up = product(column + self.columns());
+                    let gate = value.min(7.0);
+                    let gated = gate / (1.0 + (-1.702 * gate).exp());
+                    let shifted = up.value.clamp(-7.0, 7.0) + 1.0;
+                    // Numbers far beyond the limits are exact. The slope is below 1.2.
+                    let tolerance = tolerance.min(14.0) * 1.2 * (shifted.abs() + up.tolerance.min(14.0))
+                        + gated.abs() * up.tolerance.min(14.0);
+                    ExpectedValue {
+                        value: gated * shifted,
+                        tolerance: tolerance + (gated * shifted).abs() * 1e-5,
+                    }
                 }
             }
         };

@@ -11,6 +11,11 @@ fn values(matrix: &Matrix) -> Vec<f32> {
                 Quants::U4(bytes) => f32::from(nibble(bytes, i)),
                 Quants::U8(bytes) => f32::from(bytes[i]),
                 Quants::I8(bytes) => f32::from(bytes[i].cast_signed()),
+                Quants::F4E2M1(bytes) => {
+                    let code = usize::from(nibble(bytes, i));
+                    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][code % 8];
+                    if code < 8 { magnitude } else { -magnitude }
+                }
                 other => panic!("not quantized: {other:?}"),
             };
             let group = i / matrix.group;
@@ -67,6 +72,18 @@ fn zero_points_that_are_integers_stay_exact() {
         let expected: Vec<f32> = (0..64).map(|i| affine.value(i)).collect();
         assert_eq!(values(&matrix), expected, "{bits} bits");
     }
+}
+
+#[test]
+fn mxfp4_stays_exact() {
+    let blocks: Vec<u8> = (0..4u8)
+        .flat_map(|row| std::iter::once(120 + 3 * row).chain((0..16).map(move |i| i * 17 + row)))
+        .collect();
+    let matrix = Matrix::new(TensorType::Mxfp4, MatrixShape { rows: 2, columns: 64 }, &blocks).unwrap();
+    matrix.assert_lengths();
+    let mut expected = vec![0.0; 128];
+    server_gguf::dequantize(TensorType::Mxfp4, &blocks, &mut expected).unwrap();
+    assert_eq!(values(&matrix), expected);
 }
 
 #[test]

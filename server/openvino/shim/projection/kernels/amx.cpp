@@ -79,7 +79,16 @@ inline Floats quants_at(Words lanes, int position) {
         const Floats table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         return (Floats)_mm512_permutexvar_ps((__m512i)shifted, (__m512)table);
     }
+    if constexpr (BITS == E2M1_BITS) {
+        const Floats table = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+        return (Floats)_mm512_permutexvar_ps((__m512i)shifted, (__m512)table);
+    }
 #endif
+    if constexpr (BITS == E2M1_BITS) {
+        Floats quants;
+        for (size_t lane = 0; lane < LANES; ++lane) quants[lane] = float(quant_of_e2m1(shifted[lane]));
+        return quants;
+    }
     return __builtin_convertvector((Ints)(shifted & ((1 << BITS) - 1)), Floats);
 }
 
@@ -94,7 +103,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 // Dequantizes a group of a block of columns: for each half of the columns, a row of a tile register for each two weights.
 template <size_t BITS, size_t GROUP>
 inline void dequantize_group(const uint8_t* group, uint8_t* to) {
-    constexpr size_t per_lane = 32 / BITS, half_bytes = TILE_ROWS * TILE_ROW_BYTES;
+    constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
     // The bit positions of the weights of a lane, in the order of the weights: see the layout of `Matmul`.
     constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
     for (size_t half = 0; half < 2; ++half)
@@ -130,7 +139,7 @@ inline TileConfig config_for(size_t m_tile) {
 
 template <size_t BITS, size_t GROUP>
 void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, TileRegisters& registers, Prefetch& prefetch) {
-    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
     for (size_t step = 0; step < steps; ++step, to += STEP_BYTES) {
         prefetch.next();
         for (size_t at = 0; at < K_STEP; at += GROUP, groups += bytes)
@@ -241,9 +250,10 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
 
 template <typename T>
 void multiply_to(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const void* residual, void* dst) {
-    auto* multiply = matmul.bits == 4     ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
-                     : matmul.group == 16 ? multiply_as<8, 16, T>
-                                          : multiply_as<8, 32, T>;
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32, T>
+                     : matmul.bits == 4       ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
+                     : matmul.group == 16     ? multiply_as<8, 16, T>
+                                              : multiply_as<8, 32, T>;
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
 }
 

@@ -17,6 +17,7 @@
 
 namespace {
 
+using ovfleet::projection::E2M1_BITS;
 using ovfleet::projection::TERM_BITS;
 
 // Four weights for each lane.

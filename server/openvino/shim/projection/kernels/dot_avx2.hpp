@@ -34,4 +34,16 @@ struct DotSum<4> {
     inline Ints total() const { return before + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
 
+// Sums of two products with quants of E2M1 fit into 16 bits, but those of sixteen do not.
+template <>
+struct DotSum<E2M1_BITS> {
+    Ints sums{};
+    inline void add(Fours weights, int32_t four) {
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
+        sums += (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
+    inline Ints total() const { return sums; }
+};
+
 }  // namespace

@@ -42,21 +42,36 @@ inline void store_up_to(bf16* to, Floats values, size_t count) {
     for (size_t i = 0; i < count; ++i) convert(values[i], to[i]);
 }
 
-// Computes x * sigmoid(x).
-inline Floats swish(Floats x) {
+// Computes sigmoid(x).
+inline Floats sigmoid(Floats x) {
     const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
-    return x * ((x < 0 ? e : one) / (one + e));
+    return (x < 0 ? e : one) / (one + e);
 }
 
-// Applies the epilogue to the totals of a row, and stores them.
+// Multiplies the first half of the columns by the second half.
+inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
+    if (epilogue == Epilogue::swiglu) return gate * sigmoid(gate) * up;
+    // These comparisons keep NaN.
+    const Floats limit = Floats{} + CLAMPED_SWIGLU_LIMIT;
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate * sigmoid(gate * CLAMPED_SWIGLU_ALPHA) * (up + 1.0f);
+}
+
+// Applies the bias and the epilogue to the sums of a row, and stores them.
 template <typename T>
-inline void store_dst(const Matmul& matmul, const Floats (&total)[2], size_t block, size_t pair, size_t row, const T* residual,
+inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, const T* residual,
                       T* dst) {
-    const size_t columns = dst_columns(matmul), block_columns = matmul.epilogue == Epilogue::swiglu ? N_BLOCK / 2 : N_BLOCK;
+    Floats total[2] = {sums[0], sums[1]};
+    if (matmul.bias) {
+        const float* bias = matmul.bias + block * N_BLOCK + pair * LANES;
+        for (size_t v = 0; v < 2; ++v) total[v] += load(bias + v * (N_BLOCK / 2));
+    }
+    const size_t columns = dst_columns(matmul), block_columns = is_gated(matmul.epilogue) ? N_BLOCK / 2 : N_BLOCK;
     const size_t first = block * block_columns + pair * LANES;
     const size_t left = first < columns ? columns - first : 0;
     dst += row * columns + first;
-    if (matmul.epilogue == Epilogue::swiglu) return store_up_to(dst, swish(total[0]) * total[1], left);
+    if (is_gated(matmul.epilogue)) return store_up_to(dst, gated(matmul.epilogue, total[0], total[1]), left);
     const bool adds = matmul.epilogue == Epilogue::residual;
     if (adds) residual += row * columns + first;
     for (size_t v = 0; v < 2; ++v) {

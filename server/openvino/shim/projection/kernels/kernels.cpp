@@ -11,6 +11,7 @@
 // here for other callers.
 #include "../../vectors.hpp"
 #include "dot.hpp"
+#include "e2m1.hpp"
 #include "epilogue.hpp"
 #include "lora.hpp"
 #include "norm.hpp"
@@ -24,12 +25,12 @@ using namespace ovfleet::projection;
 // The largest number of rows of a tile.
 constexpr size_t M_TILE_MAX = 6;
 
-// The size in bytes of four weights of 8 bits, or of eight weights of 4 bits, for each of 16 columns.
+// The size in bytes of four weights that occupy 8 bits, or of eight weights that occupy 4 bits, for each of 16 columns.
 constexpr size_t FOUR_BYTES = 64;
 template <size_t BITS>
-constexpr size_t FOURS_PER_LOAD = BITS == 4 ? 2 : 1;
+constexpr size_t FOURS_PER_LOAD = 8 / stored_bits(BITS);
 template <size_t BITS, size_t GROUP>
-constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * BITS / 8;
+constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
 
 // The outliers of a tile.
 struct TileOutliers {
@@ -81,6 +82,7 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
             for (size_t v = 0; v < 2; ++v) {
                 low[v] = fours[v] & 15;
                 high[v] = (Fours)((Words)fours[v] >> 4) & 15;
+                if (BITS == E2M1_BITS) low[v] = quants_of_e2m1(low[v]), high[v] = quants_of_e2m1(high[v]);
             }
             for (size_t r = 0; r < R; ++r) {
                 const int8_t* row_quants = tile_quants + r * SRC_GROUP;
@@ -99,9 +101,11 @@ inline void add_outliers(const uint8_t* block, size_t pair, const TileOutliers& 
         const size_t column = outliers.columns[i], at = column % GROUP;
         const GroupWeights weights(block + column / GROUP * GROUP_BYTES<BITS, GROUP>, pair);
         const uint8_t* fours = weights.quants + at / 4 / FOURS_PER_LOAD<BITS> * 2 * FOUR_BYTES;
-        const uint32_t shift = uint32_t(at % 4 * 8 + (BITS == 4 ? at / 4 % 2 * 4 : 0));
+        const uint32_t shift = uint32_t(at % 4 * 8 + (BITS == 8 ? 0 : at / 4 % 2 * 4));
         for (size_t v = 0; v < 2; ++v) {
-            const Words quants = read<Words>(fours + v * FOUR_BYTES) >> shift & ((1u << BITS) - 1);
+            Words quants = read<Words>(fours + v * FOUR_BYTES) >> shift & ((1u << stored_bits(BITS)) - 1);
+            // A word contains one code, so the quants of its other bytes are removed.
+            if (BITS == E2M1_BITS) quants = (Words)quants_of_e2m1((Fours)quants) & 255;
             const Floats weight = (as_floats((Ints)quants) - weights.zero(v)) * weights.scale(v);
             for (size_t r = 0; r < R; ++r)
                 total[r][v] = fused_multiply_add(weight, Floats{} + outliers.values[i * R + r], total[r][v]);
@@ -164,9 +168,11 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
 
 template <size_t R, size_t TERMS, typename T>
 void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
-    auto* multiply = matmul.bits == 4 ? matmul.group == 16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
-                     : matmul.group == 16 ? multiply_as<R, TERMS, 8, 16, T>
-                                          : multiply_as<R, TERMS, 8, 32, T>;
+    const bool is_16 = matmul.group == 16;
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32, T>
+                     : matmul.bits == 4       ? is_16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
+                     : is_16                  ? multiply_as<R, TERMS, 8, 16, T>
+                                              : multiply_as<R, TERMS, 8, 32, T>;
     multiply(matmul, src, range, residual, dst);
 }
 

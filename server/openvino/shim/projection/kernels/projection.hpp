@@ -34,7 +34,14 @@ enum class Epilogue : int64_t {
     residual,
     // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
     swiglu,
+    // The same with clamped numbers, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1. The
+    // numbers of the first half are at most the limit, and so are the magnitudes of the second half.
+    clamped_swiglu,
 };
+constexpr float CLAMPED_SWIGLU_LIMIT = 7.0f, CLAMPED_SWIGLU_ALPHA = 1.702f;
+
+// Whether an epilogue multiplies the first half of the columns by the second half.
+static inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::swiglu || epilogue == Epilogue::clamped_swiglu; }
 
 // An adapter, which adds up * (down * src) to the product for the rows of its tokens.
 struct LoraAdapter {
@@ -55,6 +62,16 @@ struct UpBlock {
 // The number of ranks that are computed at a time.
 constexpr size_t RANK_BLOCK = 4;
 
+// The number of bits of the quants of MXFP4. Their codes in E2M1 have 4 bits, and the quants are twice the numbers plus 12.
+constexpr size_t E2M1_BITS = 5;
+constexpr float E2M1_ZERO = 12;
+static inline uint8_t quant_of_e2m1(size_t code) {
+    constexpr uint8_t quants[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    return quants[code & 15];
+}
+// The number of bits that a quant occupies in memory.
+static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 : bits; }
+
 // A matrix `[N][K]` of weights (quant - zero) * scale * scale_factor with an epilogue. `group` consecutive weights of a row
 // share a zero point and a scale.
 //
@@ -62,11 +79,11 @@ constexpr size_t RANK_BLOCK = 4;
 // SwiGLU, a block has 16 columns of the first half, and then the columns of the second half by which they are multiplied. For
 // each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
 // columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
-// halves, and the next four in the high halves.
+// halves, and the next four in the high halves. So do quants of 5 bits: memory contains their codes in E2M1.
 struct Matmul {
     // The numbers of columns and rows. K is a multiple of 32.
     size_t K, N;
-    // The number of bits of a weight, 4 or 8.
+    // The number of bits of a quant: 4, 8, or `E2M1_BITS`.
     size_t bits;
     // The number of weights in a group, 16 or 32.
     size_t group;
@@ -79,6 +96,8 @@ struct Matmul {
     const float* norm;
     float epsilon;
     size_t adapter_count;
+    // Numbers that are added before the epilogue, `[N_BLOCK]` for each block, in the order of its columns; null without a bias.
+    const float* bias;
     // The blocks of columns.
     const uint8_t* weights;
     const LoraAdapter* adapters;
@@ -86,13 +105,13 @@ struct Matmul {
 
 static inline size_t num_groups(const Matmul& matmul) { return matmul.K / matmul.group; }
 // The number of columns of the destination.
-static inline size_t dst_columns(const Matmul& matmul) { return matmul.epilogue == Epilogue::swiglu ? matmul.N / 2 : matmul.N; }
+static inline size_t dst_columns(const Matmul& matmul) { return is_gated(matmul.epilogue) ? matmul.N / 2 : matmul.N; }
 static inline size_t outliers_per_row_max(const Matmul& matmul) {
     return matmul.terms == 1 ? matmul.K / (OUTLIER_RATIO * OUTLIER_RATIO) : 0;
 }
 static inline size_t num_n_blocks(const Matmul& matmul) { return (matmul.N + N_BLOCK - 1) / N_BLOCK; }
 static inline size_t group_bytes(const Matmul& matmul) {
-    return N_BLOCK * 2 * sizeof(uint16_t) + N_BLOCK * matmul.group * matmul.bits / 8;
+    return N_BLOCK * 2 * sizeof(uint16_t) + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
 }
 static inline size_t n_block_bytes(const Matmul& matmul) { return num_groups(matmul) * group_bytes(matmul); }
 
@@ -104,11 +123,12 @@ constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
-    if (matmul.bits != 4 && matmul.bits != 8) return "weights must have 4 or 8 bits";
+    if (matmul.bits != 4 && matmul.bits != E2M1_BITS && matmul.bits != 8) return "weights must have 4, 5 or 8 bits";
     if (matmul.group != 16 && matmul.group != 32) return "groups must have 16 or 32 weights";
+    if (matmul.bits == E2M1_BITS && matmul.group != 32) return "groups of weights in E2M1 must have 32 weights";
     if (matmul.terms < 1 || matmul.terms > TERMS_MAX) return "the source must have 1 or 2 terms";
-    if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::swiglu) return "the epilogue is unknown";
-    if (matmul.epilogue == Epilogue::swiglu && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
+    if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::clamped_swiglu) return "the epilogue is unknown";
+    if (is_gated(matmul.epilogue) && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
     if (!(matmul.scale_factor > 0) || matmul.scale_factor > 1e38f) return "the scale factor must be a positive, finite number";
     if (!(matmul.epsilon >= 0) || matmul.epsilon > 1e38f) return "the epsilon must be a finite number, at least 0";
     return nullptr;
