@@ -33,25 +33,31 @@ struct RowRounding {
     }
 };
 
-// The products of a row with `rows` rows of a weight.
-Bounded product(const RandomWeight& weight, size_t first, size_t rows, const Bounded& row, const RowRounding& rounding) {
+// The products of a row with `rows` rows of a weight, plus a bias unless it is null.
+Bounded product(const RandomWeight& weight, size_t first, size_t rows, const float* bias, const Bounded& row,
+                const RowRounding& rounding) {
     const size_t K = row.values.size();
     std::vector<double> off(K);
     for (size_t k = 0; k < K; ++k) off[k] = row.off[k] + rounding.off(row, k) + std::abs(row.values[k]) * 1e-5;
     Bounded result{std::vector<double>(rows), std::vector<double>(rows)};
-    for (size_t n = 0; n < rows; ++n)
+    for (size_t n = 0; n < rows; ++n) {
+        if (bias) result.values[n] = double(bias[n]);
         for (size_t k = 0; k < K; ++k) {
             const double weight_at = weight.values[(first + n) * K + k];
             result.values[n] += weight_at * row.values[k];
             result.off[n] += std::abs(weight_at) * off[k];
         }
+    }
     return result;
 }
 
-Bounded swiglu(const Bounded& gates, const Bounded& ups) {
+Bounded swiglu(const Bounded& gates, const Bounded& ups, Epilogue epilogue) {
     Bounded result = gates;
+    const bool is_clamped = epilogue == Epilogue::clamped_swiglu;
     for (size_t i = 0; i < gates.values.size(); ++i) {
-        const double gate = gates.values[i] / (1 + std::exp(-gates.values[i])), up = ups.values[i];
+        const double x = is_clamped ? std::min(gates.values[i], 7.0) : gates.values[i];
+        const double gate = x / (1 + std::exp(is_clamped ? -1.702 * x : -x));
+        const double up = is_clamped ? std::clamp(ups.values[i], -7.0, 7.0) + 1 : ups.values[i];
         result.values[i] = gate * up;
         result.off[i] =
             gates.off[i] * 1.1 * (std::abs(up) + ups.off[i]) + std::abs(gate) * ups.off[i] + std::abs(result.values[i]) * 1e-5;
@@ -62,18 +68,20 @@ Bounded swiglu(const Bounded& gates, const Bounded& ups) {
 void check_case(const TestedKernels& tested, size_t i) {
     Random random(i);
     Experts experts{};
-    auto& [count, used, gate_up, down] = experts;
+    auto& [count, used, has_biases, gate_up, down] = experts;
     count = COUNTS[i % 5], used = 1 + random.below(std::min<size_t>(count, 4));
     const size_t K = COLUMNS[i / 2 % 4], inner = COLUMNS[i / 3 % 4], M = 1 + random.below(i % 7 == 0 ? 150 : 20);
     const auto weight = [&](size_t rows, size_t columns) {
         const size_t group = WEIGHT_GROUPS[random.below(3)], bits = random.below(2) ? 4 : 8;
+        if (i % 4 > 1) return RandomWeight::in_e2m1(random, count * rows, columns);
         return RandomWeight(random, count * rows, columns, columns % group == 0 ? group : 32, bits, random.below(2) == 0);
     };
     const RandomWeight gate = weight(inner, K), up = weight(inner, K), second = weight(K, inner);
     describe({&gate.weight, &up.weight}, gate_up);
     describe({&second.weight}, down);
     gate_up.N = 2 * inner, down.N = K;
-    gate_up.epilogue = Epilogue::swiglu;
+    gate_up.epilogue = i % 5 < 3 ? Epilogue::swiglu : Epilogue::clamped_swiglu;
+    has_biases = i % 2 == 0;
     gate_up.terms = down.terms = 1 + i % 2;
     if (const char* fault = unsupported(experts)) FAIL("%s", fault);
 
@@ -85,6 +93,24 @@ void check_case(const TestedKernels& tested, size_t i) {
         pack({{&gates, expert * inner, inner}, {&ups, expert * inner, inner}}, gate_up,
              memory.data() + gate_up_at(experts) + expert * matrix_bytes(gate_up));
         pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
+    }
+
+    // Those of the router, then, for each expert, those of the gates, of the second halves and of the results.
+    std::vector<float> biases(has_biases ? count * (1 + 2 * inner + K) : 0);
+    for (auto& one : biases) one = random.number();
+    const auto biases_of = [&](size_t expert, size_t part) -> const float* {
+        return has_biases ? biases.data() + count + expert * (2 * inner + K) + part * inner : nullptr;
+    };
+    if (has_biases) {
+        std::copy_n(biases.begin(), count, reinterpret_cast<float*>(memory.data() + router_bias_at(experts)));
+        const auto write = [&](const Matmul& matmul, size_t at, size_t expert, size_t part) {
+            auto* to = reinterpret_cast<float*>(memory.data() + at) + expert * bias_size(matmul);
+            pack_bias(matmul, biases_of(expert, part), to);
+        };
+        for (size_t expert = 0; expert < count; ++expert) {
+            write(gate_up, gate_up_bias_at(experts), expert, 0);
+            write(down, down_bias_at(experts), expert, 2);
+        }
     }
 
     const bool is_bf16 = i % 3 == 1, gives_bf16 = i % 4 == 1;
@@ -109,7 +135,8 @@ void check_case(const TestedKernels& tested, size_t i) {
                                      : reinterpret_cast<const float*>(dst.data())[at]);
         };
         if (row == not_finite) {
-            for (size_t column = 0; column < K; ++column)
+            // The clamped activation makes infinite numbers finite.
+            for (size_t column = 0; column < K && gate_up.epilogue == Epilogue::swiglu; ++column)
                 if (std::isfinite(found(column))) FAIL("%s, case %zu: a row that is not finite has a result", tested.name, i);
             continue;
         }
@@ -123,6 +150,7 @@ void check_case(const TestedKernels& tested, size_t i) {
         std::vector<double> logits(count);
         for (size_t expert = 0; expert < count; ++expert)
             for (size_t k = 0; k < K; ++k) logits[expert] += double(router[expert * K + k]) * x.values[k];
+        for (size_t expert = 0; has_biases && expert < count; ++expert) logits[expert] += double(biases[expert]);
         std::vector<size_t> order(count);
         std::iota(order.begin(), order.end(), size_t(0));
         std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
@@ -131,9 +159,10 @@ void check_case(const TestedKernels& tested, size_t i) {
         std::vector<double> expected(K), off(K);
         for (size_t one = 0; one < used; ++one) {
             const size_t expert = order[one];
+            const auto gates = product(gate, expert * inner, inner, biases_of(expert, 0), x, rounding);
             const auto activated =
-                swiglu(product(gate, expert * inner, inner, x, rounding), product(up, expert * inner, inner, x, rounding));
-            const auto result = product(second, expert * K, K, activated, rounding);
+                swiglu(gates, product(up, expert * inner, inner, biases_of(expert, 1), x, rounding), gate_up.epilogue);
+            const auto result = product(second, expert * K, K, biases_of(expert, 2), activated, rounding);
             const double share = std::exp(logits[expert] - logits[order[0]]) / sum;
             for (size_t column = 0; column < K; ++column) {
                 expected[column] += share * result.values[column];

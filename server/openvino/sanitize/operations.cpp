@@ -201,13 +201,18 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
     using ovfleet::projection::Epilogue;
     const size_t rarely = 40, M = random.below(9);
     Experts experts{};
-    auto& [count, used, gate_up, down] = experts;
+    auto& [count, used, has_biases, gate_up, down] = experts;
     count = 1 + random.below(9), used = 1 + random.below(std::min<size_t>(count, 4));
     gate_up.K = down.N = 32 * (1 + random.below(4)), down.K = 32 * (1 + random.below(4)), gate_up.N = 2 * down.K;
-    gate_up.bits = random.below(2) ? 4 : 8, down.bits = random.below(2) ? 4 : 8;
-    gate_up.group = random.below(2) ? 16 : 32, down.group = random.below(2) ? 16 : 32;
+    constexpr size_t bits[] = {4, ovfleet::projection::E2M1_BITS, 8};
+    gate_up.bits = bits[random.below(3)], down.bits = bits[random.below(3)];
+    const auto group_of = [&](const Matmul& matmul) -> size_t {
+        return matmul.bits != ovfleet::projection::E2M1_BITS && random.below(2) ? 16 : 32;
+    };
+    gate_up.group = group_of(gate_up), down.group = group_of(down);
     gate_up.terms = down.terms = 1 + random.below(2);
-    gate_up.epilogue = Epilogue::swiglu;
+    gate_up.epilogue = random.below(2) ? Epilogue::swiglu : Epilogue::clamped_swiglu;
+    has_biases = random.below(2) == 0;
     Attributes attributes;
     const int64_t valid[] = {int64_t(count),
                              int64_t(used),
@@ -219,7 +224,9 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
                              bits_of(1),
                              int64_t(down.bits),
                              int64_t(down.group),
-                             bits_of(1)};
+                             bits_of(1),
+                             int64_t(gate_up.epilogue),
+                             has_biases};
     for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
     if (random.below(rarely) == 0) attributes.stages.pop_back();
     attributes.numbers["isa"] = mostly(random, int64_t(ovfleet::Isa::portable), rarely);

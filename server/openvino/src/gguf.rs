@@ -14,6 +14,7 @@ use graph_file::GraphFile;
 
 mod graph_file;
 mod hyperparameters;
+mod yarn;
 
 /// The tensor with the divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
@@ -36,6 +37,7 @@ pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model,
     fix_experts(file, &mut model)?;
     restore_window(file, &mut model)?;
     divide_frequencies(file, &mut model, max_model_len)?;
+    correct_yarn(file, &mut model)?;
     unscale_local_frequencies(file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
@@ -157,7 +159,7 @@ fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor
 }
 
 /// The architectures with experts whose fixed graphs are known to be right. Mixtral's files name the architecture llama.
-const EXPERT_ARCHITECTURES: [&str; 2] = ["llama", "qwen3moe"];
+const EXPERT_ARCHITECTURES: [&str; 3] = ["gpt-oss", "llama", "qwen3moe"];
 
 fn has_experts(file: &GgufFile) -> bool {
     file.tensors().iter().any(|entry| entry.name.contains(EXPERTS))
@@ -175,7 +177,8 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
 }
 
 /// Fixes the graphs that the front end builds for these architectures: it gives the experts' output the shape of one sequence,
-/// normalizes their weights only if the file demands it, and for qwen3moe rotates adjacent pairs although the files have halves.
+/// normalizes their weights only if the file demands it, for gpt-oss over a dimension of one number, and for qwen3moe rotates
+/// adjacent pairs although the files have halves.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());
@@ -253,6 +256,32 @@ fn rotary_factors(file: &GgufFile, max_model_len: Option<u32>) -> Option<&Tensor
     extended.or_else(|| file.tensor(ROTARY_FACTORS))
 }
 
+/// Corrects the frequencies of gpt-oss, whose context was extended with YaRN: like llama.cpp, the front end rounds the
+/// range of pairs whose frequencies are mixtures, but the model was trained without this rounding.
+fn correct_yarn(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
+    let is_yarn = file.get_of_architecture("rope.scaling.type").and_then(|value| value.str()) == Some("yarn");
+    if file.architecture() != Some("gpt-oss") || !is_yarn {
+        return Ok(());
+    }
+    let integer = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
+    let real = |key: &str| file.get_of_architecture(key).and_then(|value| value.f32()).map(f64::from);
+    let parameters = (
+        integer("rope.dimension_count").or(integer("attention.key_length")),
+        integer("rope.scaling.original_context_length"),
+        real("rope.freq_base"),
+        real("rope.scaling.factor"),
+    );
+    let (Some(dimensions), Some(context), Some(base), Some(factor)) = parameters else {
+        return Err(Error::Unsupported("it lacks hyperparameters of YaRN".to_owned()));
+    };
+    let yarn = yarn::Yarn::new(dimensions, context, base, factor)
+        .ok_or_else(|| Error::Unsupported("its hyperparameters of YaRN are not supported".to_owned()))?;
+    match shim::divide_frequencies(model, None, &yarn.divisors())? {
+        0 => Err(Error::Unsupported("its frequencies of YaRN match no frequencies in the graph".to_owned())),
+        _ => Ok(()),
+    }
+}
+
 /// Undoes the scaling of positions in the local layers of Gemma 3. The scaling is meant for the global layers, which
 /// have another rotary base, but the front end applies it to all layers.
 fn unscale_local_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
@@ -282,7 +311,9 @@ fn is_split(file: &GgufFile) -> bool {
 /// Whether a tensor is replaced: it contains the quantized or half-precision weights of a matrix or of experts, which
 /// the front end may round. All matrices of a split model are replaced, because the front end does not read them.
 fn is_rewritten(file: &GgufFile, entry: &TensorEntry) -> bool {
-    (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
+    // The biases of experts have two dimensions, but the front end reads them like those of projections.
+    !entry.name.ends_with(".bias")
+        && (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (entry.kind.is_quantized()
             || matches!(entry.kind, TensorType::F16 | TensorType::Bf16)
             || entry.kind == TensorType::F32 && is_split(file))

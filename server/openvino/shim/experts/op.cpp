@@ -70,12 +70,13 @@ std::shared_ptr<ov::Node> ExpertsOp::clone_with_new_inputs(const ov::OutputVecto
 }
 
 bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
-    auto& [count, used, gate_up, down] = experts_;
+    auto& [count, used, has_biases, gate_up, down] = experts_;
     // All attributes but these follow from them.
     std::vector<int64_t> all{
-        int64_t(count),         int64_t(used),         int64_t(gate_up.K),        int64_t(down.K),
-        int64_t(gate_up.terms), int64_t(gate_up.bits), int64_t(gate_up.group),    bits_of(gate_up.scale_factor),
-        int64_t(down.bits),     int64_t(down.group),   bits_of(down.scale_factor)};
+        int64_t(count),         int64_t(used),         int64_t(gate_up.K),         int64_t(down.K),
+        int64_t(gate_up.terms), int64_t(gate_up.bits), int64_t(gate_up.group),     bits_of(gate_up.scale_factor),
+        int64_t(down.bits),     int64_t(down.group),   bits_of(down.scale_factor), int64_t(gate_up.epilogue),
+        has_biases ? 1 : 0};
     const size_t expected = all.size();
     auto isa = int64_t(isa_);
     visitor.on_attribute("isa", isa);
@@ -89,7 +90,8 @@ bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
     gate_up.terms = down.terms = size_t(all[4]);
     gate_up.bits = size_t(all[5]), gate_up.group = size_t(all[6]), gate_up.scale_factor = float_of(all[7]);
     down.bits = size_t(all[8]), down.group = size_t(all[9]), down.scale_factor = float_of(all[10]);
-    gate_up.epilogue = projection::Epilogue::swiglu;
+    gate_up.epilogue = projection::Epilogue(all[11]);
+    has_biases = all[12] != 0;
     return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -22,14 +23,25 @@ using namespace projection;
 using Output = ov::Output<ov::Node>;
 using NodePtr = std::shared_ptr<ov::Node>;
 
+using ConstantPtr = std::shared_ptr<op::v0::Constant>;
+
+// A matrix of each expert, and its bias, which may be null.
+struct Matrix {
+    GraphWeight weight;
+    ConstantPtr bias;
+};
+
 // The experts of a layer in the form of the GGUF front end, after ovfleet_fix_experts.
 struct Layer {
     Output src;
     // The sum of the experts.
     Output end;
     size_t used;
+    Epilogue epilogue;
     NodePtr router;
-    GraphWeight gate, up, down;
+    // Null if the router has none.
+    ConstantPtr router_bias;
+    Matrix gate, up, down;
 };
 
 // The operation that multiplies each row by the matrices of its experts. The runtime's headers do not define it.
@@ -53,25 +65,89 @@ Output before_transpose(const Output& value) {
     return order && order->cast_vector<int64_t>() == std::vector<int64_t>{1, 0, 2} ? transpose->input_value(0) : value;
 }
 
-// The products of the experts that a value contains for each row; null if it is something else.
-NodePtr gather_matmul_of(const Output& value) {
+// The products of the experts of each row with a matrix, the numbers of these experts, and the bias that is added, which may be
+// null.
+struct Products {
+    NodePtr matmul;
+    Output numbers;
+    ConstantPtr bias;
+};
+
+// Products without a bias; nothing if a value is something else.
+std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
-    if (!is_gather_matmul(node)) return nullptr;
-    // The last input is the bias.
+    if (!is_gather_matmul(node)) return {};
+    // The last input is a bias.
     for (size_t i = 3; i < node->get_input_size(); ++i)
-        if (ov::shape_size(node->get_input_shape(i)) > 0) return nullptr;
-    return node;
+        if (ov::shape_size(node->get_input_shape(i)) > 0) return {};
+    return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// The parts of swish(gate) * up; nothing if a value is something else.
-std::optional<std::pair<Output, Output>> swiglu_of(const Output& value) {
+// The products of experts that a value contains for each row; nothing if it is something else.
+std::optional<Products> products_of(const Output& value) {
+    const auto sum = as<op::v1::Add>(before_reshapes(value));
+    if (!sum) return plain_products_of(value);
+    for (size_t side : {0, 1}) {
+        auto products = plain_products_of(sum->input_value(side));
+        // A row of the bias for each expert of a row.
+        const auto rows = before_reshapes(sum->input_value(1 - side)).get_node_shared_ptr();
+        if (!products || !ov::is_type<ov::op::util::GatherBase>(rows)) continue;
+        products->bias = constant_of(rows->get_input_node_shared_ptr(0));
+        const auto axis = constant_of(rows->get_input_node_shared_ptr(2));
+        const bool is_of_experts = axis && axis->cast_vector<int64_t>() == std::vector<int64_t>{0} &&
+                                   before_reshapes(rows->input_value(1)) == products->numbers;
+        const auto stack = products->matmul->get_input_partial_shape(1);
+        if (!is_of_experts || !products->bias || !products->bias->get_element_type().is_real() || stack.is_dynamic() ||
+            stack.size() != 3 || products->bias->get_shape() != ov::Shape{stack.to_shape()[0], stack.to_shape()[1]})
+            return {};
+        return products;
+    }
+    return {};
+}
+
+// The factor or the term of a value, besides `other`; nothing if the value is not the result of `Op` with a number.
+template <typename Op>
+std::optional<float> number_beside(const Output& value, const Output& other) {
+    const auto node = as<Op>(value);
+    for (size_t side : {0, 1}) {
+        const ConstantPtr constant = node ? constant_of(node->get_input_node_shared_ptr(side)) : nullptr;
+        if (constant && node->input_value(1 - side) == other && ov::shape_size(constant->get_shape()) == 1)
+            return constant->cast_vector<float>()[0];
+    }
+    return {};
+}
+
+// The gates and the other halves from which an activation is computed.
+struct Activation {
+    Output gate, up;
+    Epilogue epilogue;
+};
+
+// The halves of a clamped SwiGLU, from the clamped gates and the other factor; nothing if it has other numbers.
+std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
+    constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
+    const auto gates = as<op::v0::Clamp>(gate);
+    if (!gates || gates->get_min() > -infinity || gates->get_max() != limit) return {};
+    if (number_beside<op::v1::Multiply>(scaled, gate) != CLAMPED_SWIGLU_ALPHA) return {};
+    for (const auto& input : shifted.get_node()->input_values()) {
+        const auto ups = as<op::v0::Clamp>(input);
+        if (ups && ups->get_min() == -limit && ups->get_max() == limit && number_beside<op::v1::Add>(shifted, input) == 1.0f)
+            return Activation{gates->input_value(0), ups->input_value(0), Epilogue::clamped_swiglu};
+    }
+    return {};
+}
+
+// The parts of swish(gate) * up, or of its clamped form; nothing if a value is something else.
+std::optional<Activation> activation_of(const Output& value) {
     const auto product = as<op::v1::Multiply>(value);
     for (size_t side : {0, 1}) {
         const auto swish = product ? as<op::v1::Multiply>(product->input_value(side)) : nullptr;
         for (size_t direct : {0, 1}) {
             const auto sigmoid = swish ? as<op::v0::Sigmoid>(swish->input_value(1 - direct)) : nullptr;
-            if (sigmoid && sigmoid->input_value(0) == swish->input_value(direct))
-                return {{swish->input_value(direct), product->input_value(1 - side)}};
+            if (!sigmoid) continue;
+            const auto gate = swish->input_value(direct), up = product->input_value(1 - side);
+            if (sigmoid->input_value(0) == gate) return Activation{gate, up, Epilogue::swiglu};
+            if (auto clamped = clamped_swiglu_of(gate, sigmoid->input_value(0), up)) return clamped;
         }
     }
     return {};
@@ -88,16 +164,31 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     return sum && before_reshapes(sum->input_value(0)) == chosen;
 }
 
+// The value before a multiplication by 1, if there is one; nothing if it is multiplied by another number.
+std::optional<Output> unscaled(const Output& value) {
+    const auto scaled = as<op::v1::Multiply>(value);
+    if (!scaled) return value;
+    const auto factor = constant_of(scaled->get_input_node_shared_ptr(1));
+    const bool is_one = factor && ov::shape_size(factor->get_shape()) == 1 && factor->cast_vector<float>()[0] == 1;
+    return is_one ? std::make_optional(scaled->input_value(0)) : std::nullopt;
+}
+
 // The logits of which a Softmax over the last dimension computes probabilities; nothing if a value is something else.
 std::optional<Output> logits_of(const Output& probabilities) {
     const auto softmax = as<op::v8::Softmax>(probabilities);
     const auto rank = probabilities.get_partial_shape().rank();
     if (!softmax || rank.is_dynamic() || (softmax->get_axis() != -1 && softmax->get_axis() != rank.get_length() - 1)) return {};
-    const auto scaled = as<op::v1::Multiply>(softmax->input_value(0));
-    if (!scaled) return softmax->input_value(0);
-    const auto factor = constant_of(scaled->get_input_node_shared_ptr(1));
-    const bool is_one = factor && ov::shape_size(factor->get_shape()) == 1 && factor->cast_vector<float>()[0] == 1;
-    return is_one ? std::make_optional(scaled->input_value(0)) : std::nullopt;
+    return unscaled(softmax->input_value(0));
+}
+
+// Whether the weights of a row's experts are the softmax of the logits `chosen`.
+bool is_softmax(const Output& weights, const Output& chosen) {
+    const auto softmax = as<op::v8::Softmax>(weights);
+    const auto& shape = weights.get_partial_shape();
+    // Each weight is a row of one number.
+    if (!softmax || shape.rank().is_dynamic() || shape.size() != 4 || shape[3] != 1 || softmax->get_axis() != 2) return false;
+    const auto logits = unscaled(softmax->input_value(0));
+    return logits && before_reshapes(*logits) == chosen;
 }
 
 // Whether a weight is the matrix of a router, with a row for each expert. Files do not quantize it.
@@ -114,62 +205,75 @@ std::optional<Layer> layer_of(const NodePtr& sum) {
     const auto transpose = as<op::v1::Transpose>(sum->input_value(0));
     const auto weighted = transpose ? as<op::v1::Multiply>(transpose->input_value(0)) : nullptr;
     if (!end || !weighted) return {};
-    const size_t side = gather_matmul_of(weighted->input_value(0)) ? 0 : 1;
-    const auto down = gather_matmul_of(weighted->input_value(side));
-    const auto activated = down ? swiglu_of(before_reshapes(before_transpose(down->input_value(0)))) : std::nullopt;
+    const size_t side = products_of(weighted->input_value(0)) ? 0 : 1;
+    const auto downs = products_of(weighted->input_value(side));
+    const auto activated =
+        downs ? activation_of(before_reshapes(before_transpose(downs->matmul->input_value(0)))) : std::nullopt;
     if (!activated) return {};
-    const auto gate = gather_matmul_of(activated->first), up = gather_matmul_of(activated->second);
-    if (!gate || !up) return {};
+    const auto gates = products_of(activated->gate), ups = products_of(activated->up);
+    if (!gates || !ups) return {};
+    const auto &gate = gates->matmul, &up = ups->matmul, &down = downs->matmul;
 
     Layer layer;
     layer.end = end->output(0);
+    layer.epilogue = activated->epilogue;
     layer.src = before_reshapes(gate->input_value(0));
     // The result has the shape of the source.
     const auto shape = as<op::v3::ShapeOf>(end->input_value(1));
     if (before_reshapes(up->input_value(0)) != layer.src || !shape || shape->input_value(0) != layer.src) return {};
     if (layer.src.get_element_type() != ov::element::f32) return {};
-    const auto numbers = before_reshapes(down->input_value(2));
+    const auto& numbers = downs->numbers;
     const auto top = as<op::v11::TopK>(numbers);
     const auto used = top ? constant_of(top->get_input_node_shared_ptr(1)) : nullptr;
     if (!used || numbers.get_index() != 1 || top->get_mode() != op::TopKMode::MAX) return {};
-    if (before_reshapes(gate->input_value(2)) != numbers || before_reshapes(up->input_value(2)) != numbers) return {};
+    if (gates->numbers != numbers || ups->numbers != numbers) return {};
     const int64_t k = used->cast_vector<int64_t>()[0];
     if (k < 1) return {};
     layer.used = size_t(k);
 
-    const auto probabilities = top->input_value(0);
-    NodePtr gathered;
-    for (const auto& reader : probabilities.get_target_inputs()) {
+    // The best experts have the largest probabilities, which are divided by their sum, or the largest logits.
+    const auto ranked = top->input_value(0), weights = weighted->input_value(1 - side);
+    std::optional<Output> logits;
+    for (const auto& reader : ranked.get_target_inputs()) {
         const auto node = reader.get_node()->shared_from_this();
-        if (ov::is_type<op::v6::GatherElements>(node) && before_reshapes(node->input_value(1)) == numbers &&
-            is_normalized(weighted->input_value(1 - side), node->output(0)))
-            gathered = node;
+        if (!ov::is_type<op::v6::GatherElements>(node) || before_reshapes(node->input_value(1)) != numbers) continue;
+        if (is_normalized(weights, node->output(0))) logits = logits_of(ranked);
+        else if (is_softmax(weights, node->output(0))) logits = ranked;
     }
-    const auto logits = gathered ? logits_of(probabilities) : std::nullopt;
-    const auto router = logits ? as<op::v0::MatMul>(before_reshapes(*logits)) : nullptr;
+    if (!logits) return {};
+    auto products = before_reshapes(*logits);
+    if (const auto sum = as<op::v1::Add>(products)) {
+        layer.router_bias = constant_of(sum->get_input_node_shared_ptr(1));
+        if (!layer.router_bias || !layer.router_bias->get_element_type().is_real()) return {};
+        products = before_reshapes(sum->input_value(0));
+    }
+    const auto router = as<op::v0::MatMul>(products);
     if (!router || router->get_transpose_a() || !router->get_transpose_b() || lora_of(*router)) return {};
     if (before_reshapes(router->input_value(0)) != layer.src) return {};
     layer.router = router;
 
     const auto weight_of_experts = [](const NodePtr& node) { return weight_of(node->get_input_node_shared_ptr(1)); };
-    const auto gates = weight_of_experts(gate), ups = weight_of_experts(up), downs = weight_of_experts(down);
-    if (!gates || !ups || !downs) return {};
-    layer.gate = *gates, layer.up = *ups, layer.down = *downs;
+    const auto gate_weight = weight_of_experts(gate), up_weight = weight_of_experts(up), down_weight = weight_of_experts(down);
+    if (!gate_weight || !up_weight || !down_weight) return {};
+    layer.gate = {*gate_weight, gates->bias}, layer.up = {*up_weight, ups->bias}, layer.down = {*down_weight, downs->bias};
     const auto stack = gate->get_input_shape(1);
     if (stack.size() != 3 || up->get_input_shape(1) != stack) return {};
     if (down->get_input_shape(1) != ov::Shape{stack[0], stack[2], stack[1]}) return {};
+    if (layer.router_bias && ov::shape_size(layer.router_bias->get_shape()) != stack[0]) return {};
     return is_router(router->get_input_node_shared_ptr(1), stack[0], stack[2]) ? std::make_optional(layer) : std::nullopt;
 }
 
 Experts experts_of(const Layer& layer, const Target& target) {
     Experts experts{};
-    experts.count = layer.down.N / layer.gate.K;
+    const auto &gate = layer.gate.weight, &up = layer.up.weight, &down = layer.down.weight;
+    experts.count = down.N / gate.K;
     experts.used = layer.used;
-    describe({&layer.gate, &layer.up}, experts.gate_up);
-    describe({&layer.down}, experts.down);
-    experts.gate_up.N = 2 * layer.down.K;
-    experts.gate_up.epilogue = Epilogue::swiglu;
-    experts.down.N = layer.gate.K;
+    experts.has_biases = layer.router_bias || layer.gate.bias || layer.up.bias || layer.down.bias;
+    describe({&gate, &up}, experts.gate_up);
+    describe({&down}, experts.down);
+    experts.gate_up.N = 2 * down.K;
+    experts.gate_up.epilogue = layer.epilogue;
+    experts.down.N = gate.K;
     experts.gate_up.terms = experts.down.terms = target.terms;
     return experts;
 }
@@ -181,6 +285,29 @@ void write_router(const NodePtr& weight, const Experts& experts, float* to) {
     std::fill(end, to + router_rows(experts) * experts.gate_up.K, 0.0f);
 }
 
+// The numbers of a bias, or as many zeros.
+std::vector<float> numbers_of(const ConstantPtr& bias, size_t count) {
+    return bias ? bias->cast_vector<float>() : std::vector<float>(count);
+}
+
+void write_biases(const Layer& layer, const Experts& experts, uint8_t* memory) {
+    const auto floats_at = [&](size_t at) { return reinterpret_cast<float*>(memory + at); };
+    const size_t inner = experts.down.K, outer = experts.down.N;
+    const auto router = numbers_of(layer.router_bias, experts.count);
+    std::memset(memory + router_bias_at(experts), 0, gate_up_bias_at(experts) - router_bias_at(experts));
+    std::copy(router.begin(), router.end(), floats_at(router_bias_at(experts)));
+    const auto gate = numbers_of(layer.gate.bias, experts.count * inner), up = numbers_of(layer.up.bias, experts.count * inner),
+               down = numbers_of(layer.down.bias, experts.count * outer);
+    std::vector<float> both(2 * inner);
+    for (size_t expert = 0; expert < experts.count; ++expert) {
+        const auto second = std::copy_n(gate.begin() + ptrdiff_t(expert * inner), inner, both.begin());
+        std::copy_n(up.begin() + ptrdiff_t(expert * inner), inner, second);
+        pack_bias(experts.gate_up, both.data(), floats_at(gate_up_bias_at(experts)) + expert * bias_size(experts.gate_up));
+        pack_bias(experts.down, down.data() + expert * outer,
+                  floats_at(down_bias_at(experts)) + expert * bias_size(experts.down));
+    }
+}
+
 void replace(const Layer& layer, const Target& target) {
     const auto experts = experts_of(layer, target);
     const char* fault = unsupported(experts);
@@ -188,7 +315,8 @@ void replace(const Layer& layer, const Target& target) {
     ov::Tensor memory(ov::element::u8, {memory_bytes(experts)});
     auto* data = static_cast<uint8_t*>(memory.data());
     write_router(layer.router->get_input_node_shared_ptr(1), experts, reinterpret_cast<float*>(data));
-    const WeightReader gate(layer.gate), up(layer.up), down(layer.down);
+    if (experts.has_biases) write_biases(layer, experts, data);
+    const WeightReader gate(layer.gate.weight), up(layer.up.weight), down(layer.down.weight);
     const size_t inner = experts.down.K, outer = experts.down.N;
     for (size_t expert = 0; expert < experts.count; ++expert) {
         pack({{&gate, expert * inner, inner}, {&up, expert * inner, inner}}, experts.gate_up,

@@ -107,9 +107,11 @@ void route(const Kernels& kernels, const Experts& experts, const uint8_t* memory
     compute_logits(kernels, experts, memory, M, src, space);
     space.chosen.resize(M * experts.used);
     space.weights.resize(M * experts.used);
+    const auto* bias = reinterpret_cast<const float*>(memory + router_bias_at(experts));
     parallel_for(M, ROUTED_ROWS, [&](size_t row) {
-        choose(experts, space.logits.data() + row * router_rows(experts), space.chosen.data() + row * experts.used,
-               space.weights.data() + row * experts.used);
+        float* logits = space.logits.data() + row * router_rows(experts);
+        for (size_t expert = 0; experts.has_biases && expert < experts.count; ++expert) logits[expert] += bias[expert];
+        choose(experts, logits, space.chosen.data() + row * experts.used, space.weights.data() + row * experts.used);
     });
 }
 
@@ -168,8 +170,14 @@ void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, W
     });
 }
 
-// Multiplies the packed rows of each expert by its matrix. `weights` is the matrix of the first expert.
-void multiply_groups(const Kernels& kernels, const Matmul& matmul, const uint8_t* weights, float* dst, Workspace& space) {
+// The matrices of one kind of all experts, and their biases, which may be null.
+struct Matrices {
+    const uint8_t* weights;
+    const float* biases;
+};
+
+// Multiplies the packed rows of each expert by its matrix.
+void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrices& matrices, float* dst, Workspace& space) {
     const auto& division = kernels.division;
     const size_t n_blocks = num_n_blocks(matmul), columns = dst_columns(matmul);
     const size_t blocks_max = n_blocks * space.groups.size() / (PARTS_PER_THREAD_MIN * num_threads());
@@ -194,7 +202,8 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const uint8_t
             (items[i + 1].group->expert - items[i].group->expert) * n_blocks + items[i + 1].range.block_begin;
     for_each(items, Threading::parallel, [&](const ProductItem& item) {
         Matmul of_expert = matmul;
-        of_expert.weights = weights + item.group->expert * matrix_bytes(matmul);
+        of_expert.weights = matrices.weights + item.group->expert * matrix_bytes(matmul);
+        if (matrices.biases) of_expert.bias = matrices.biases + item.group->expert * bias_size(matmul);
         kernels.multiply(of_expert, item.group->packed, item.range, {}, {dst + item.group->first * columns, false});
     });
 }
@@ -228,13 +237,13 @@ void combine(const Experts& experts, size_t M, const float* results, FloatData d
 }  // namespace
 
 const char* unsupported(const Experts& experts) {
-    const auto& [count, used, gate_up, down] = experts;
+    const auto& [count, used, has_biases, gate_up, down] = experts;
     if (count == 0 || count > COUNT_MAX) return "there must be from 1 to 4096 experts";
     if (used == 0 || used > count || used > USED_MAX) return "a row must have from 1 to 64 of the experts";
     if (const char* fault = projection::unsupported(gate_up)) return fault;
     if (const char* fault = projection::unsupported(down)) return fault;
     if (gate_up.K > COLUMNS_MAX || down.K > COLUMNS_MAX) return "the matrices of experts must have at most 2^20 columns";
-    if (gate_up.epilogue != Epilogue::swiglu || down.epilogue != Epilogue::none) return "the epilogue is not that of an expert";
+    if (!is_gated(gate_up.epilogue) || down.epilogue != Epilogue::none) return "the epilogue is not that of an expert";
     if (dst_columns(gate_up) != down.K || down.N != gate_up.K) return "the matrices of an expert do not fit together";
     return nullptr;
 }
@@ -254,10 +263,14 @@ void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, 
                         row_bytes);
     });
     auto* intermediate = space.intermediate.at_least(assignments * experts.down.K);
-    multiply_groups(kernels, experts.gate_up, memory + gate_up_at(experts), intermediate, space);
+    const auto biases_at = [&](size_t at) {
+        return experts.has_biases ? reinterpret_cast<const float*>(memory + at) : nullptr;
+    };
+    multiply_groups(kernels, experts.gate_up, {memory + gate_up_at(experts), biases_at(gate_up_bias_at(experts))}, intermediate,
+                    space);
     pack_groups(kernels, experts.down, {intermediate, false}, space, [](size_t, size_t) {});
     auto* results = space.results.at_least(assignments * experts.down.N);
-    multiply_groups(kernels, experts.down, memory + down_at(experts), results, space);
+    multiply_groups(kernels, experts.down, {memory + down_at(experts), biases_at(down_bias_at(experts))}, results, space);
     combine(experts, M, results, dst, space);
 }
 

@@ -10,9 +10,11 @@ using projection::Kernels;
 using projection::Matmul;
 
 // The experts of a layer, of which the router chooses `used` for each row. An expert multiplies a row by its first matrix,
-// whose epilogue is SwiGLU, and the result by its second one.
+// whose epilogue is a form of SwiGLU, and the result by its second one.
 struct Experts {
     size_t count, used;
+    // Whether the router and the matrices have biases.
+    bool has_biases;
     // The matrices of one expert, without their weights.
     Matmul gate_up, down;
 };
@@ -30,9 +32,26 @@ inline size_t router_rows(const Experts& experts) {
 }
 inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) * n_block_bytes(matmul); }
 
-// The memory of a layer has the matrix of the router, the first matrix of each expert, and then the second ones. These are the
-// positions of the matrices of the first expert, and the size.
-inline size_t gate_up_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
+// The number of numbers in the bias of a matrix, in the order in which the kernels add them.
+inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
+
+// The memory of a layer has the matrix of the router, then, if there are any, the biases of the router, of the first matrix of
+// each expert and of the second ones, then the first matrix of each expert, and then the second ones. These are the positions
+// of the bias of the router, of the biases and the matrices of the first expert, and the size.
+inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
+inline size_t gate_up_bias_at(const Experts& experts) {
+    const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;
+    // The kernels read biases and matrices in cache lines.
+    return router_bias_at(experts) + (bytes + 63) / 64 * 64;
+}
+inline size_t down_bias_at(const Experts& experts) {
+    const size_t numbers = experts.has_biases ? experts.count * bias_size(experts.gate_up) : 0;
+    return gate_up_bias_at(experts) + numbers * sizeof(float);
+}
+inline size_t gate_up_at(const Experts& experts) {
+    const size_t numbers = experts.has_biases ? experts.count * bias_size(experts.down) : 0;
+    return down_bias_at(experts) + numbers * sizeof(float);
+}
 inline size_t down_at(const Experts& experts) { return gate_up_at(experts) + experts.count * matrix_bytes(experts.gate_up); }
 inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + experts.count * matrix_bytes(experts.down); }
 

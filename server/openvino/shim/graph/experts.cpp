@@ -40,16 +40,25 @@ ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*
     return {};
 }
 
-// Divides the weights of a token's experts by their sum, unless the graph does.
+// Divides the weights of a token's experts by their sum, unless the graph does. If the weights are the softmax of logits,
+// corrects its axis, which is that of the numbers of an expert instead of that of the experts.
 void normalize_weights(const ov::Model& model) {
     const auto ends_with = [](const std::string& name, const std::string& end) {
         return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
     };
     std::vector<std::shared_ptr<ov::Node>> weights;
+    size_t corrected = 0;
     for (const auto& node : model.get_ordered_ops()) {
         if (ends_with(node->get_friendly_name(), ".moe_w_norm")) return;
         if (ends_with(node->get_friendly_name(), ".moe_w")) weights.push_back(node);
+        if (!ends_with(node->get_friendly_name(), ".moe_w_sm")) continue;
+        const auto softmax = ov::as_type_ptr<op::v8::Softmax>(node);
+        OPENVINO_ASSERT(softmax && softmax->get_output_partial_shape(0).rank() == 4,
+                        "the weights of the experts have an unknown form");
+        softmax->set_axis(2);  // [1, tokens, experts, 1]
+        ++corrected;
     }
+    if (corrected > 0) return;
     for (const auto& node : weights) {
         const auto readers = node->output(0).get_target_inputs();
         auto axis = op::v0::Constant::create(ov::element::i64, {1}, {2});  // [1, tokens, experts, 1]
@@ -59,11 +68,24 @@ void normalize_weights(const ov::Model& model) {
     }
 }
 
+// Corrects the shapes of the numbers of the chosen experts that select their biases: the graph reads the number of tokens from
+// the third dimension, which is not that of the tokens in all layers, nor with paged attention.
+void correct_bias_numbers(const ov::Model& model) {
+    for (const auto& node : model.get_ordered_ops()) {
+        if (!ov::is_type<op::v1::Reshape>(node) || !ov::is_type<op::v8::Gather>(node->get_input_node_ptr(1))) continue;
+        const auto* top = ov::as_type<op::v11::TopK>(node->get_input_node_ptr(0));
+        if (!top) continue;
+        const auto used = top->get_output_partial_shape(1).rbegin()->get_length();
+        node->input(1).replace_source_output(op::v0::Constant::create(ov::element::i64, {2}, std::vector<int64_t>{-1, used}));
+    }
+}
+
 }  // namespace
 
 extern "C" int ovfleet_fix_experts(ov_model_t* model, size_t* layers) {
     return ovfleet::guarded([&] {
         normalize_weights(*model->object);
+        correct_bias_numbers(*model->object);
         *layers = 0;
         for (const auto& node : model->object->get_ordered_ops()) {
             if (node->get_friendly_name().find("moe_out") == std::string::npos || !reshapes_to(*node, {1, 1, -1})) continue;

@@ -190,11 +190,10 @@ bool are_permutable(const std::vector<PairRotation>& rotations) {
     return true;
 }
 
-// The frequencies of an angle: the constant in its product with positions and scalars.
+// The frequencies of an angle: the constant in its product with positions and scalars, or in a sum of such products.
 std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle, size_t count) {
-    auto product = as<op::v1::Multiply>(angle);
-    if (!product) return nullptr;
-    for (const auto& side : product->input_values()) {
+    if (!as<op::v1::Multiply>(angle) && !as<op::v1::Add>(angle)) return nullptr;
+    for (const auto& side : angle.get_node()->input_values()) {
         auto constant = as<op::v0::Constant>(side);
         if (constant && count > 1 && ov::shape_size(constant->get_shape()) == count &&
             constant->get_element_type() == ov::element::f32)

@@ -77,7 +77,7 @@ fn zero_points_that_are_integers_stay_exact() {
 #[test]
 fn mxfp4_stays_exact() {
     let blocks: Vec<u8> = (0..4u8)
-        .flat_map(|row| std::iter::once(120 + 3 * row).chain((0..16).map(move |i| i * 17 + row)))
+        .flat_map(|row| std::iter::once(120 + 3 * row).chain((0..16).map(move |i| (i * 17) ^ row)))
         .collect();
     let matrix = Matrix::new(TensorType::Mxfp4, MatrixShape { rows: 2, columns: 64 }, &blocks).unwrap();
     matrix.assert_lengths();

@@ -112,6 +112,42 @@ fn a_token_may_have_a_single_expert() {
 }
 
 #[test]
+fn gpt_oss_with_sinks_biases_and_an_extended_context() {
+    for experts_used in [1, 2, EXPERTS] {
+        let mut model = recipe("gpt-oss", TensorType::Q8_0);
+        model.experts_used = experts_used;
+        let case = Case::new(&model);
+        let difference = case.difference(&EXACT);
+        assert!(difference <= difference_allowed(TensorType::Q8_0), "{experts_used}: {difference:.1e}");
+        let difference = case.difference_in_parts(&EXACT);
+        assert!(
+            difference <= difference_allowed(TensorType::Q8_0),
+            "{experts_used}, parts: {difference:.1e}"
+        );
+        for kv_cache in [Some(EXACT[1]), None] {
+            let properties: Vec<_> = std::iter::once(EXACT[0]).chain(kv_cache).collect();
+            let (mut runner, report) = load_file(case.path(), &properties).unwrap();
+            if report.kernels.starts_with("projections: plugin") {
+                // This processor has no native projections.
+                continue;
+            }
+            assert!(
+                report.kernels.contains("experts: native") && report.native_kernels,
+                "{}",
+                report.kernels
+            );
+            assert!(is_independent_of_the_batch(&mut runner, &case.tokens), "{experts_used}");
+            // The error of bf16 or of the default cache can change the selection.
+            if report.kernels.contains("int16 products") && (kv_cache.is_some() || experts_used == EXPERTS) {
+                let difference = worst_difference(&mut runner, &case.tokens, &case.logits);
+                let allowed = if kv_cache.is_some() { NATIVE_DIFFERENCE_MAX } else { 0.15 };
+                assert!(difference <= allowed, "{experts_used} {kv_cache:?}: {difference:.1e}");
+            }
+        }
+    }
+}
+
+#[test]
 fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
     check("phi3");
 }
@@ -131,7 +167,7 @@ fn phi3_extended_to_a_long_context() {
 
 #[test]
 fn cached_models_compute_the_same() {
-    for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"] {
+    for architecture in ["llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "phi3", "gemma3"] {
         let mut model = recipe(architecture, TensorType::Q8_0);
         if architecture == "phi3" {
             model.original_context = Some(256);
@@ -139,7 +175,7 @@ fn cached_models_compute_the_same() {
         let allowed = difference_allowed(TensorType::Q8_0);
         let case = Case::new(&model);
         // The runtime cannot read back the plugin's operation for experts, which a graph contains in any case.
-        let has_experts = architecture == "qwen3moe";
+        let has_experts = model.experts_used > 0;
         let cached = if has_experts { CacheContent::Nothing } else { CacheContent::GraphAndCompiledModel };
         let [cold, compiled, graph] = case.differences_cold_and_warm(&EXACT, cached);
         assert!(cold <= allowed && graph <= allowed, "{architecture}: {cold:.1e}, {graph:.1e}");

@@ -17,8 +17,8 @@ fn check(kind: TensorType) {
 
 #[test]
 fn types_without_minima_are_served_exactly() {
-    use TensorType::{Bf16, F16, Q4_0, Q5_0, Q6K, Q8_0};
-    for kind in [Q4_0, Q5_0, Q8_0, Q6K, F16, Bf16] {
+    use TensorType::{Bf16, F16, Mxfp4, Q4_0, Q5_0, Q6K, Q8_0};
+    for kind in [Q4_0, Q5_0, Q8_0, Q6K, Mxfp4, F16, Bf16] {
         check(kind);
     }
 }

@@ -163,11 +163,11 @@ pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
         architecture,
         kind,
         values_kind: kind,
-        experts_used: if architecture == "qwen3moe" { 2 } else { 0 },
+        experts_used: if matches!(architecture, "qwen3moe" | "gpt-oss") { 2 } else { 0 },
         rope_factors: false,
         original_context: None,
         tied: matches!(architecture, "qwen2" | "gemma3"),
-        biased: architecture == "qwen2",
+        biased: matches!(architecture, "qwen2" | "gpt-oss"),
     }
 }
 

@@ -18,6 +18,9 @@ pub(crate) const CONTEXT: u32 = 512;
 pub(crate) const EXPERTS: u64 = 4;
 /// The sliding window in tokens; less than half of a test's sequence.
 const WINDOW: u64 = 24;
+/// The original context length of gpt-oss, whose context was extended with YaRN, and the factor of the extension.
+const YARN_CONTEXT: u64 = 64;
+const YARN_FACTOR: f32 = 32.0;
 
 /// The description of a file. The same recipe gives the same file.
 pub(crate) struct Recipe {
@@ -81,8 +84,11 @@ impl Recipe {
         set("attention.value_length", self.head_size());
         set("rope.dimension_count", self.head_size());
         set("vocab_size", VOCABULARY);
-        if self.is("gemma3") || self.is("phi3") {
+        if self.is("gemma3") || self.is("phi3") || self.is("gpt-oss") {
             set("attention.sliding_window", WINDOW);
+        }
+        if self.is("gpt-oss") {
+            set("rope.scaling.original_context_length", YARN_CONTEXT);
         }
         if self.experts_used > 0 {
             set("expert_count", EXPERTS);
@@ -92,6 +98,10 @@ impl Recipe {
         if let Some(context) = self.original_context {
             set("rope.scaling.original_context_length", u64::from(context));
             file.metadata(&format!("{}.rope.scaling.attn_factor", self.architecture), 1.19f32);
+        }
+        if self.is("gpt-oss") {
+            file.metadata(&format!("{}.rope.scaling.type", self.architecture), "yarn")
+                .metadata(&format!("{}.rope.scaling.factor", self.architecture), YARN_FACTOR);
         }
         let base = if self.is("gemma3") { 1e6f32 } else { 2e4 };
         file.metadata(&format!("{}.rope.freq_base", self.architecture), base);
@@ -142,9 +152,9 @@ impl Recipe {
         }
         if self.experts_used > 0 {
             to.put(&name("ffn_gate_inp.weight"), &[HIDDEN, EXPERTS], TensorType::F32);
-            to.put(&name("ffn_gate_exps.weight"), &[HIDDEN, FEED_FORWARD, EXPERTS], self.kind);
-            to.put(&name("ffn_up_exps.weight"), &[HIDDEN, FEED_FORWARD, EXPERTS], self.kind);
-            to.put(&name("ffn_down_exps.weight"), &[FEED_FORWARD, HIDDEN, EXPERTS], self.values_kind);
+            to.experts(&name("ffn_gate_exps"), HIDDEN, FEED_FORWARD, self.kind);
+            to.experts(&name("ffn_up_exps"), HIDDEN, FEED_FORWARD, self.kind);
+            to.experts(&name("ffn_down_exps"), FEED_FORWARD, HIDDEN, self.values_kind);
         } else {
             if !self.is("phi3") {
                 to.matrix(&name("ffn_gate.weight"), HIDDEN, FEED_FORWARD);
@@ -153,7 +163,14 @@ impl Recipe {
             to.matrix(&name("ffn_down.weight"), FEED_FORWARD, HIDDEN);
         }
         to.matrix(&name("attn_output.weight"), q, HIDDEN);
-        to.norm(&name("ffn_norm.weight"), HIDDEN);
+        if self.is("gpt-oss") {
+            to.norm(&name("post_attention_norm.weight"), HIDDEN);
+            to.bias(&name("attn_sinks.weight"), HEADS);
+            to.bias(&name("attn_output.bias"), HIDDEN);
+            to.bias(&name("ffn_gate_inp.bias"), EXPERTS);
+        } else {
+            to.norm(&name("ffn_norm.weight"), HIDDEN);
+        }
         if self.biased {
             to.bias(&name("attn_q.bias"), q);
             to.bias(&name("attn_k.bias"), kv);
@@ -183,6 +200,20 @@ impl Tensors<'_> {
     fn put(&mut self, name: &str, shape: &[u64], kind: TensorType) {
         let values = normals(&mut self.random, shape.iter().product(), 1.0 / (shape[0] as f32).sqrt());
         self.file.tensor_of(name, shape, kind, &values);
+    }
+
+    /// Writes a matrix for each expert. Those of gpt-oss have biases, and some of the products are beyond the limits of the
+    /// activation.
+    fn experts(&mut self, name: &str, columns: u64, rows: u64, kind: TensorType) {
+        let is_gpt_oss = self.recipe.is("gpt-oss");
+        let kind = if is_gpt_oss { TensorType::Mxfp4 } else { kind };
+        let size = if is_gpt_oss && rows == FEED_FORWARD { 3.0 } else { 1.0 };
+        let values = normals(&mut self.random, columns * rows * EXPERTS, size / (columns as f32).sqrt());
+        self.file.tensor_of(&format!("{name}.weight"), &[columns, rows, EXPERTS], kind, &values);
+        if is_gpt_oss {
+            let values = normals(&mut self.random, rows * EXPERTS, 0.5);
+            self.file.tensor_of(&format!("{name}.bias"), &[rows, EXPERTS], TensorType::F32, &values);
+        }
     }
 
     fn matrix(&mut self, name: &str, columns: u64, rows: u64) {

@@ -22,11 +22,27 @@ pub(crate) struct Reference {
     experts_used: usize,
     /// The factor for cosines and sines.
     rope_scale: f64,
+    yarn: Option<Yarn>,
     /// The name of the tensor with the divisors of the rotary frequencies.
     rope_factors: &'static str,
     /// The sliding window in tokens, including the current one.
     window: Option<usize>,
     architecture: String,
+}
+
+/// The extension of a context with YaRN: the pairs between the first and the last have mixed frequencies.
+struct Yarn {
+    factor: f64,
+    first: f64,
+    last: f64,
+}
+
+impl Yarn {
+    /// The factor of the frequency of a pair.
+    fn scale(&self, pair: usize) -> f64 {
+        let slow = ((pair as f64 - self.first) / (self.last - self.first)).clamp(0.0, 1.0);
+        slow / self.factor + 1.0 - slow
+    }
 }
 
 struct Tensor {
@@ -56,12 +72,28 @@ impl Reference {
         let number =
             |key: &str| file.get_of_architecture(key).and_then(|value| value.u64()).map(|n| n as usize);
         let real = |key: &str| f64::from(file.get_of_architecture(key).unwrap().f32().unwrap());
-        let original = number("rope.scaling.original_context_length");
+        let is_gpt_oss = file.architecture() == Some("gpt-oss");
+        let original = number("rope.scaling.original_context_length").filter(|_| !is_gpt_oss);
+        let yarn = is_gpt_oss.then(|| {
+            let context = number("rope.scaling.original_context_length").unwrap() as f64;
+            let dimensions = number("rope.dimension_count").unwrap() as f64;
+            // The pair that rotates this often within the original context.
+            let pair = |rotations: f64| {
+                let wave = context / (rotations * std::f64::consts::TAU);
+                dimensions * wave.ln() / (2.0 * real("rope.freq_base").ln())
+            };
+            let (first, last) = (pair(32.0).max(0.0), pair(1.0).min(dimensions - 1.0));
+            Yarn { factor: real("rope.scaling.factor"), first, last }
+        });
         Self {
             tensors,
             experts: number("expert_count").unwrap_or(0),
             experts_used: number("expert_used_count").unwrap_or(0),
-            rope_scale: original.map_or(1.0, |_| real("rope.scaling.attn_factor")),
+            rope_scale: match &yarn {
+                Some(yarn) => 1.0 + 0.1 * yarn.factor.ln(),
+                None => original.map_or(1.0, |_| real("rope.scaling.attn_factor")),
+            },
+            yarn,
             rope_factors: match original {
                 None => "rope_freqs.weight",
                 Some(original) if context as usize <= original => "rope_factors_short.weight",
@@ -132,8 +164,13 @@ impl Reference {
         for (layer, past) in past.iter_mut().enumerate() {
             let name = |name: &str| format!("blk.{layer}.{name}.weight");
             let attended = self.attention(layer, &self.norm(&name("attn_norm"), &x), position, past);
-            add(&mut x, &self.norm(&name("post_attention_norm"), &attended));
-            let fed = self.feed_forward(layer, &self.norm(&name("ffn_norm"), &x));
+            // In gpt-oss, this is the name of the norm before the experts.
+            let (after, before) = match self.architecture.as_str() {
+                "gpt-oss" => ("", "post_attention_norm"),
+                _ => ("post_attention_norm", "ffn_norm"),
+            };
+            add(&mut x, &self.norm(&name(after), &attended));
+            let fed = self.feed_forward(layer, &self.norm(&name(before), &x));
             add(&mut x, &self.norm(&name("post_ffw_norm"), &fed));
         }
         let x = self.norm("output_norm.weight", &x);
@@ -153,7 +190,12 @@ impl Reference {
             let project = |one| self.project(&name(one), x);
             (project("attn_q"), project("attn_k"), project("attn_v"))
         };
-        let sliding = self.architecture == "phi3" || self.architecture == "gemma3" && layer % 6 != 5;
+        let sliding = match self.architecture.as_str() {
+            "phi3" => true,
+            "gemma3" => layer % 6 != 5,
+            "gpt-oss" => layer.is_multiple_of(2),
+            _ => false,
+        };
         for (vector, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
             for head in vector.chunks_exact_mut(self.head_size) {
                 head.copy_from_slice(&self.norm(&name(norm), head));
@@ -172,7 +214,8 @@ impl Reference {
             let part = |vector: &Vec<f64>| vector[at..at + self.head_size].to_vec();
             let keys: Vec<_> = past.keys[first..].iter().map(part).collect();
             let values: Vec<_> = past.values[first..].iter().map(part).collect();
-            out.extend(attend(q, &keys, &values));
+            let sinks = self.tensors.get(&name("attn_sinks.weight"));
+            out.extend(attend(q, &keys, &values, sinks.map(|sinks| f64::from(sinks.values[head]))));
         }
         self.project(&name("attn_output"), &out)
     }
@@ -207,7 +250,10 @@ impl Reference {
         for (logit, expert) in &ranked {
             let mut up = self.project_of(&name("ffn_up_exps"), *expert, x);
             let gate = self.project_of(&name("ffn_gate_exps"), *expert, x);
-            up.iter_mut().zip(gate).for_each(|(up, gate)| *up *= silu(gate));
+            for (up, gate) in up.iter_mut().zip(gate) {
+                *up =
+                    if self.architecture == "gpt-oss" { clamped_swiglu(gate, *up) } else { *up * silu(gate) };
+            }
             let weight = (logit - ranked[0].0).exp() / total;
             let fed = self.project_of(&name("ffn_down_exps"), *expert, &up);
             out.iter_mut().zip(fed).for_each(|(out, fed)| *out += weight * fed);
@@ -218,7 +264,12 @@ impl Reference {
     fn project_of(&self, name: &str, expert: usize, x: &[f64]) -> Vec<f64> {
         let weight = &self.tensors[&format!("{name}.weight")];
         let size = weight.values.len() / self.experts;
-        product(&weight.values[expert * size..(expert + 1) * size], x)
+        let mut y = product(&weight.values[expert * size..(expert + 1) * size], x);
+        if let Some(bias) = self.tensors.get(&format!("{name}.bias")) {
+            let of_expert = &bias.values[expert * y.len()..][..y.len()];
+            y.iter_mut().zip(of_expert).for_each(|(y, bias)| *y += f64::from(*bias));
+        }
+        y
     }
 
     fn has(&self, name: &str) -> bool {
@@ -251,7 +302,8 @@ impl Reference {
         let factors = self.tensors.get(self.rope_factors);
         for i in 0..half {
             let factor = factors.map_or(1.0, |factors| f64::from(factors.values[i]));
-            let angle = position as f64 * base.powf(-(i as f64) / half as f64) / factor;
+            let scale = self.yarn.as_ref().map_or(1.0, |yarn| yarn.scale(i));
+            let angle = position as f64 * base.powf(-(i as f64) / half as f64) * scale / factor;
             let (one, two) = if self.architecture == "llama" { (2 * i, 2 * i + 1) } else { (i, i + half) };
             let (a, b) = (head[one], head[two]);
             let (cos, sin) = (angle.cos() * self.rope_scale, angle.sin() * self.rope_scale);
@@ -267,13 +319,14 @@ fn product(matrix: &[f32], x: &[f64]) -> Vec<f64> {
     matrix.chunks_exact(x.len()).map(dot).collect()
 }
 
-fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
+/// The attention of a query. A sink joins the softmax like the score of another key, whose value is zero.
+fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], sink: Option<f64>) -> Vec<f64> {
     let scale = 1.0 / (q.len() as f64).sqrt();
     let scores: Vec<f64> =
         keys.iter().map(|k| k.iter().zip(q).map(|(k, q)| k * q).sum::<f64>() * scale).collect();
-    let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let highest = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
-    let total: f64 = weights.iter().sum();
+    let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - highest).exp());
     let mut out = vec![0.0; q.len()];
     for (weight, value) in weights.iter().zip(values) {
         out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * value);
@@ -287,6 +340,12 @@ fn add(x: &mut [f64], y: &[f64]) {
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
+}
+
+/// The activation of gpt-oss.
+fn clamped_swiglu(gate: f64, up: f64) -> f64 {
+    let gate = gate.min(7.0);
+    gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
 }
 
 /// GELU with the tanh approximation, as the architecture requires.
