@@ -27,7 +27,7 @@ use crate::guide::TokenSet;
 use crate::hash::mix;
 use crate::logprobs::{ScoredToken, TokenLogprob, TokenLogprobs};
 use crate::request::{Failure, Sampling};
-use scan::Peak;
+use scan::{Blocks, Peak};
 use select::{Candidate, Cutoff};
 
 /// The inputs that determine the sampled token besides the logits.
@@ -72,6 +72,8 @@ pub struct Sampler {
     adjusted: Vec<f32>,
     allowed: Vec<TokenId>,
     kept: Vec<f32>,
+    /// The greatest logit of each block of the logits that were read last.
+    maxima: Vec<f32>,
     candidates: Vec<Candidate>,
     order: Vec<Candidate>,
     sums: Vec<f64>,
@@ -91,17 +93,13 @@ impl Sampler {
         if !adjusts(context) {
             return self.sample_adjusted(logits, context);
         }
-        // Check the logits first, because the adjustment could turn a NaN into a number.
-        if context.allowed.is_none() {
-            scan::peak(logits).ok_or(SampleError::NotFinite)?;
-        }
         let mut adjusted = std::mem::take(&mut self.adjusted);
         adjusted.clear();
         adjusted.extend_from_slice(logits);
-        adjust(&mut adjusted, context);
+        let are_valid = adjust(&mut adjusted, context);
         let chosen = self.sample_adjusted(&adjusted, context);
         self.adjusted = adjusted;
-        chosen
+        if are_valid || context.allowed.is_some() { chosen } else { Err(SampleError::NotFinite) }
     }
 
     /// Samples one of the allowed tokens.
@@ -111,7 +109,7 @@ impl Sampler {
         context: &SamplingContext<'_>,
     ) -> Result<TokenId, SampleError> {
         let Some(set) = context.allowed else {
-            let peak = scan::peak(logits).ok_or(SampleError::NotFinite)?;
+            let peak = scan::peak(logits, &mut self.maxima).ok_or(SampleError::NotFinite)?;
             return self.choose(logits, &peak, context);
         };
         if is_greedy(context.sampling) {
@@ -123,11 +121,9 @@ impl Sampler {
         if sparse {
             allowed::gather(logits, set, &mut tokens, &mut kept);
         } else {
-            kept.clear();
-            kept.extend_from_slice(logits);
-            allowed::ban_others(&mut kept, set);
+            allowed::mask(logits, set, &mut kept);
         }
-        let chosen = match scan::peak(&kept) {
+        let chosen = match scan::peak(&kept, &mut self.maxima) {
             Some(peak) => self.choose(&kept, &peak, context),
             None => Err(SampleError::NotFinite),
         };
@@ -143,10 +139,12 @@ impl Sampler {
     /// # Panics
     /// If `chosen` is not in the vocabulary.
     pub fn logprobs(&mut self, logits: &[f32], chosen: TokenId, count: u32) -> TokenLogprobs {
+        scan::peak(logits, &mut self.maxima);
         let log_sum = self.log_sum(logits);
         let logprob =
             |token: TokenId, logit: f32| TokenLogprob { token, logprob: (f64::from(logit) - log_sum) as f32 };
-        select::top(logits, count as usize, &mut self.candidates);
+        let blocks = Blocks { logits, maxima: &self.maxima };
+        select::top(blocks, count as usize, &mut self.candidates);
         self.candidates.sort_unstable_by(select::more_probable);
         TokenLogprobs {
             chosen: logprob(chosen, logits[chosen as usize]),
@@ -154,11 +152,11 @@ impl Sampler {
         }
     }
 
-    /// The logarithm of the sum of the exponentials.
+    /// The logarithm of the sum of the exponentials of `logits`, whose maxima are known.
     fn log_sum(&mut self, logits: &[f32]) -> f64 {
-        let max = scan::peak(logits).map_or(0.0, |peak| peak.value);
-        self.sums.clear();
-        f64::from(max) + scan::sum_exp(logits, max, 1.0, &mut self.sums).ln()
+        let max = self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let blocks = Blocks { logits, maxima: &self.maxima };
+        f64::from(max) + scan::sum_exp(blocks, max, 1.0, &mut self.sums).ln()
     }
 
     /// Returns the log probabilities of [`Self::logprobs`] and the rank of the token.
@@ -188,18 +186,23 @@ impl Sampler {
         // The smallest normal number keeps the reciprocal finite.
         let scale = sampling.temperature.max(f32::MIN_POSITIVE).recip();
         let u = uniform(sampling.seed, context.index, context.history.generated());
-        if self.filter(logits, peak.value, scale, sampling) {
-            Ok(draw(&self.candidates, u))
+        let maxima = std::mem::take(&mut self.maxima);
+        let blocks = Blocks { logits, maxima: &maxima };
+        let chosen = if self.filter(blocks, peak.value, scale, sampling) {
+            draw(&self.candidates, u)
         } else {
-            Ok(self.draw_all(logits, peak.value, scale, u))
-        }
+            self.draw_all(blocks, peak.value, scale, u)
+        };
+        self.maxima = maxima;
+        Ok(chosen)
     }
 
     /// Fills `candidates` with the tokens that `top_k`, `top_p` and `min_p` keep, in the order of their ids. Returns
     /// false if none of the filters is active.
-    fn filter(&mut self, logits: &[f32], max: f32, scale: f32, sampling: &Sampling) -> bool {
+    fn filter(&mut self, blocks: Blocks<'_>, max: f32, scale: f32, sampling: &Sampling) -> bool {
+        let vocabulary = blocks.logits.len();
         let top_k = sampling.top_k as usize;
-        let top_k = (top_k > 0 && top_k < logits.len()).then_some(top_k);
+        let top_k = (top_k > 0 && top_k < vocabulary).then_some(top_k);
         let top_p = (sampling.top_p < 1.0).then_some(f64::from(sampling.top_p.max(0.0)));
         let floor = (sampling.min_p > 0.0).then(|| {
             let log = f64::from(sampling.min_p.min(1.0)).ln();
@@ -208,23 +211,22 @@ impl Sampler {
 
         let mut total = 0.0;
         if let Some(top_k) = top_k {
-            let cut = select::top(logits, top_k, &mut self.candidates);
-            select::gather(logits, cut, &mut self.candidates);
+            let cut = select::top(blocks, top_k, &mut self.candidates);
+            select::gather(blocks, cut, &mut self.candidates);
         } else if let Some(top_p) = top_p {
-            self.sums.clear();
-            total = scan::sum_exp(logits, max, scale, &mut self.sums);
+            total = scan::sum_exp(blocks, max, scale, &mut self.sums);
             // All tokens below this logit together have a probability of less than `1 - top_p`, so none of them is in
             // the nucleus.
-            let tail = ((1.0 - top_p) * total / logits.len() as f64).ln() - NUCLEUS_MARGIN;
+            let tail = ((1.0 - top_p) * total / vocabulary as f64).ln() - NUCLEUS_MARGIN;
             let cut = Cutoff::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
-            select::gather(logits, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);
+            select::gather(blocks, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);
         } else if let Some(floor) = floor {
-            select::gather(logits, floor, &mut self.candidates);
+            select::gather(blocks, floor, &mut self.candidates);
         } else {
             return false;
         }
 
-        scan::weigh(&mut self.candidates, max, scale);
+        select::weigh(&mut self.candidates, max, scale);
         if let Some(top_p) = top_p {
             if top_k.is_some() {
                 total = self.candidates.iter().map(|kept| f64::from(kept.weight)).sum();
@@ -241,9 +243,8 @@ impl Sampler {
     }
 
     /// Draws from the whole vocabulary: finds the block by the sums of the blocks, and then the token in that block.
-    fn draw_all(&mut self, logits: &[f32], max: f32, scale: f32, u: f64) -> TokenId {
-        self.sums.clear();
-        let mut rest = u * scan::sum_exp(logits, max, scale, &mut self.sums);
+    fn draw_all(&mut self, blocks: Blocks<'_>, max: f32, scale: f32, u: f64) -> TokenId {
+        let mut rest = u * scan::sum_exp(blocks, max, scale, &mut self.sums);
         let mut block = 0;
         for (index, &sum) in self.sums.iter().enumerate() {
             if sum > 0.0 {
@@ -254,11 +255,11 @@ impl Sampler {
                 rest -= sum;
             }
         }
-        let start = block * scan::BLOCK;
-        let end = logits.len().min(start + scan::BLOCK);
+        let logits = (block * scan::BLOCK..).zip(blocks.logits.iter().skip(block * scan::BLOCK));
         self.candidates.clear();
-        self.candidates.extend((start..end).map(|token| Candidate::new(token as TokenId, logits[token])));
-        scan::weigh(&mut self.candidates, max, scale);
+        self.candidates
+            .extend(logits.take(scan::BLOCK).map(|(token, &logit)| Candidate::new(token as TokenId, logit)));
+        select::weigh(&mut self.candidates, max, scale);
         walk(&self.candidates, rest)
     }
 }
@@ -286,10 +287,12 @@ fn bans_stop_tokens(context: &SamplingContext<'_>) -> bool {
 }
 
 /// Applies bias, penalties and bans. Tokens outside the vocabulary are ignored. No logit becomes NaN or positive
-/// infinity.
-fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) {
+/// infinity. Returns whether all logits that it replaced were valid.
+fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) -> bool {
+    let mut are_valid = true;
     let mut change = |token: TokenId, change: &dyn Fn(f32) -> f32| {
         if let Some(logit) = logits.get_mut(token as usize) {
+            are_valid &= *logit <= f32::MAX;
             let changed = change(*logit);
             *logit = if changed.is_nan() { f32::NEG_INFINITY } else { changed.min(f32::MAX) };
         }
@@ -319,8 +322,10 @@ fn adjust(logits: &mut [f32], context: &SamplingContext<'_>) {
         change(token, &|_| f32::NEG_INFINITY);
     }
     if let Some(allowed) = &sampling.allowed_token_ids {
+        are_valid &= logits.iter().fold(true, |all, &logit| all & (logit <= f32::MAX));
         lists::ban_others(logits, allowed);
     }
+    are_valid
 }
 
 fn draw(candidates: &[Candidate], u: f64) -> TokenId {

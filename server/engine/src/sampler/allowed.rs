@@ -10,6 +10,9 @@ const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;
 
+/// The number of allowed tokens in a word up to which their logits are read one by one.
+const BITS_MAX: u32 = 4;
+
 /// Whether few enough tokens are allowed to gather their logits.
 pub(super) fn is_sparse(allowed: &TokenSet, logits: &[f32]) -> bool {
     (allowed.len() as usize) < logits.len() / SPARSE
@@ -38,19 +41,34 @@ pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
 fn greatest(logits: &[f32], word: u32) -> (f32, bool) {
     let mut greatest = f32::NEG_INFINITY;
     let mut numbers = true;
-    if let (u32::MAX, Ok(logits)) = (word, <&[f32; WORD]>::try_from(logits)) {
-        // This loop has no branches, so that the compiler vectorizes it.
-        for &logit in logits {
-            greatest = if logit > greatest { logit } else { greatest };
-            numbers &= logit <= f32::MAX;
+    match <&[f32; WORD]>::try_from(logits) {
+        Ok(logits) if word.count_ones() > BITS_MAX => {
+            // These loops have no branches, so that the compiler vectorizes them.
+            let mut finite = [true; WORD];
+            let values = masked(logits, word);
+            for bit in 0..WORD {
+                finite[bit] = values[bit] <= f32::MAX;
+            }
+            numbers = finite.iter().fold(true, |all, &finite| all & finite);
+            greatest = values.into_iter().fold(greatest, |a, b| if b > a { b } else { a });
         }
-    } else {
-        for &logit in SetBits(word).filter_map(|bit| logits.get(bit as usize)) {
-            greatest = if logit > greatest { logit } else { greatest };
-            numbers &= logit <= f32::MAX;
+        _ => {
+            for &logit in SetBits(word).filter_map(|bit| logits.get(bit as usize)) {
+                greatest = if logit > greatest { logit } else { greatest };
+                numbers &= logit <= f32::MAX;
+            }
         }
     }
     (greatest, numbers)
+}
+
+/// The logits whose bits in `word` are set, and negative infinity for the others.
+fn masked(logits: &[f32; WORD], word: u32) -> [f32; WORD] {
+    let mut values = [f32::NEG_INFINITY; WORD];
+    for bit in 0..WORD {
+        values[bit] = if word & (1 << bit) == 0 { f32::NEG_INFINITY } else { logits[bit] };
+    }
+    values
 }
 
 /// Fills `tokens` and `kept` with the allowed tokens and their logits, in the order of their ids.
@@ -65,20 +83,19 @@ pub(super) fn gather(logits: &[f32], allowed: &TokenSet, tokens: &mut Vec<TokenI
     }
 }
 
-/// Sets the logits of all other tokens to negative infinity.
-pub(super) fn ban_others(logits: &mut [f32], allowed: &TokenSet) {
-    let words = allowed.words().iter().copied().chain(std::iter::repeat(0));
-    for (logits, word) in logits.chunks_mut(WORD).zip(words) {
-        match word {
-            0 => logits.fill(f32::NEG_INFINITY),
-            u32::MAX => {}
-            word => SetBits(!word).for_each(|bit| {
-                if let Some(logit) = logits.get_mut(bit as usize) {
-                    *logit = f32::NEG_INFINITY;
-                }
-            }),
-        }
+/// Fills `kept` with the logits of the allowed tokens, and negative infinity for all other tokens.
+pub(super) fn mask(logits: &[f32], allowed: &TokenSet, kept: &mut Vec<f32>) {
+    kept.clear();
+    let (whole, rest) = logits.as_chunks::<WORD>();
+    let mut words = allowed.words().iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in whole.iter().zip(&mut words) {
+        kept.extend_from_slice(&masked(logits, word));
     }
+    let word = words.next().unwrap_or(0);
+    let is_allowed = |bit: usize| word & (1 << bit) != 0;
+    kept.extend(
+        rest.iter().enumerate().map(|(bit, &logit)| if is_allowed(bit) { logit } else { f32::NEG_INFINITY }),
+    );
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The candidates for the next token of a beam: the most probable tokens after bias, penalties and bans.
 
-use super::{SampleError, Sampler, SamplingContext, adjust, adjusts, allowed, scan, select};
+use super::scan::{self, Blocks};
+use super::{SampleError, Sampler, SamplingContext, adjust, adjusts, allowed, select};
 use crate::search::{Candidate, Candidates};
 
 impl Sampler {
@@ -17,29 +18,31 @@ impl Sampler {
         count: u32,
     ) -> Result<Candidates, SampleError> {
         let top = context.sampling.logprobs.map(|count| self.logprobs(logits, 0, count).top);
-        if context.allowed.is_none() {
-            scan::peak(logits).ok_or(SampleError::NotFinite)?;
+        let is_finite = scan::peak(logits, &mut self.maxima).is_some();
+        if !is_finite && context.allowed.is_none() {
+            return Err(SampleError::NotFinite);
         }
         let model_sum = self.log_sum(logits);
-        let mut adjusted = std::mem::take(&mut self.adjusted);
-        adjusted.clear();
-        let adjusted_logits = if context.allowed.is_some() || adjusts(context) {
+        let (mut adjusted, mut masked) = (std::mem::take(&mut self.adjusted), std::mem::take(&mut self.kept));
+        let mut remaining = logits;
+        if adjusts(context) {
+            adjusted.clear();
             adjusted.extend_from_slice(logits);
             adjust(&mut adjusted, context);
-            if let Some(set) = context.allowed {
-                allowed::ban_others(&mut adjusted, set);
-            }
-            &adjusted
-        } else {
-            logits
-        };
-        let sum = match scan::peak(adjusted_logits) {
+            remaining = &adjusted;
+        }
+        if let Some(set) = context.allowed {
+            allowed::mask(remaining, set, &mut masked);
+            remaining = &masked;
+        }
+        let sum = match scan::peak(remaining, &mut self.maxima) {
             None => Err(SampleError::NotFinite),
             Some(peak) if peak.value == f32::NEG_INFINITY => Err(SampleError::NoTokenLeft),
-            Some(_) => Ok(self.log_sum(adjusted_logits)),
+            Some(_) => Ok(self.log_sum(remaining)),
         };
-        select::top(adjusted_logits, count as usize, &mut self.candidates);
-        self.adjusted = adjusted;
+        let blocks = Blocks { logits: remaining, maxima: &self.maxima };
+        select::top(blocks, count as usize, &mut self.candidates);
+        (self.adjusted, self.kept) = (adjusted, masked);
         let sum = sum?;
         self.candidates.sort_unstable_by(select::more_probable);
         let candidates = self.candidates.iter().map(|kept| Candidate {

@@ -3,11 +3,10 @@
 
 use server_scheduler::TokenId;
 
-use super::select::Candidate;
-
 /// Number of logits that are summed or searched at a time. It is a multiple of [`LANES`].
 pub(super) const BLOCK: usize = 256;
-const LANES: usize = 16;
+/// Number of logits that are compared or summed at once.
+pub(super) const LANES: usize = 16;
 
 /// The greatest logit, and the lowest token id with this logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,13 +15,27 @@ pub(super) struct Peak {
     pub(super) token: TokenId,
 }
 
-/// The peak of `logits`. `None` if one of them is NaN or positive infinity. Only the last block that raised the maximum
-/// is searched for the token.
-pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
-    let mut best = f32::NEG_INFINITY;
-    let mut best_block = 0;
+/// Logits, and the greatest logit of each block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks<'a> {
+    pub(super) logits: &'a [f32],
+    /// The maxima that [`peak`] found.
+    pub(super) maxima: &'a [f32],
+}
+
+impl<'a> Blocks<'a> {
+    /// The blocks in their order, each with its greatest logit.
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a [f32], f32)> {
+        self.logits.chunks(BLOCK).zip(self.maxima.iter().copied())
+    }
+}
+
+/// The peak of `logits`. `None` if one of them is NaN or positive infinity. Fills `maxima` with the greatest logit of each
+/// block. Only the first block with the greatest logit is searched for the token.
+pub(super) fn peak(logits: &[f32], maxima: &mut Vec<f32>) -> Option<Peak> {
+    maxima.clear();
     let mut finite = [1u32; LANES];
-    for (index, block) in logits.chunks(BLOCK).enumerate() {
+    for block in logits.chunks(BLOCK) {
         let mut lanes = [f32::NEG_INFINITY; LANES];
         let (whole, rest) = block.as_chunks::<LANES>();
         for values in whole {
@@ -36,24 +49,41 @@ pub(super) fn peak(logits: &[f32]) -> Option<Peak> {
             lanes[lane] = if value > lanes[lane] { value } else { lanes[lane] };
             finite[lane] &= u32::from(value <= f32::MAX);
         }
-        let greatest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        if greatest > best {
-            best = greatest;
-            best_block = index;
-        }
+        maxima.push(greatest(&lanes));
     }
     if finite.contains(&0) {
         return None;
     }
-    let start = best_block * BLOCK;
-    let token = logits.iter().skip(start).position(|&value| value == best).map_or(0, |index| start + index);
-    Some(Peak { value: best, token: token as TokenId })
+    let value = maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let start = maxima.iter().position(|&greatest| greatest == value).unwrap_or(0) * BLOCK;
+    let token = logits.iter().skip(start).position(|&logit| logit == value).map_or(0, |index| start + index);
+    Some(Peak { value, token: token as TokenId })
 }
 
-/// The sum of `exp((logit - max) * scale)`. The sums of the blocks are appended to `sums`.
-pub(super) fn sum_exp(logits: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>) -> f64 {
+/// The greatest of the lanes, none of which is NaN. Each step halves their number, so that the compiler vectorizes it.
+pub(super) fn greatest(lanes: &[f32; LANES]) -> f32 {
+    let mut lanes = *lanes;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            let (a, b) = (lanes[lane], lanes[lane + half]);
+            lanes[lane] = if b > a { b } else { a };
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The sum of `exp((logit - max) * scale)`. `sums` receives the sum of each block. Blocks whose exponentials are
+/// all zero are not read.
+pub(super) fn sum_exp(blocks: Blocks<'_>, max: f32, scale: f32, sums: &mut Vec<f64>) -> f64 {
+    sums.clear();
     let mut total = 0.0;
-    for block in logits.chunks(BLOCK) {
+    for (block, greatest) in blocks.iter() {
+        if (greatest - max) * scale < X_MIN {
+            sums.push(0.0);
+            continue;
+        }
         let mut lanes = [0f32; LANES];
         let (whole, rest) = block.as_chunks::<LANES>();
         for values in whole {
@@ -71,19 +101,13 @@ pub(super) fn sum_exp(logits: &[f32], max: f32, scale: f32, sums: &mut Vec<f64>)
     total
 }
 
-/// Sets the weights of `candidates` to `exp((logit - max) * scale)`.
-pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
-    for candidate in candidates {
-        candidate.weight = exp((candidate.logit - max) * scale);
-    }
-}
+/// Below this limit, [`exp`] is zero, because it would be less than the smallest normal number.
+const X_MIN: f32 = -87.3;
 
 /// Returns `e` to the power of `x`, for `x <= 0`, with a relative error below 2e-7. The result is zero where it would
 /// not be a normal number, and for NaN. `f32::exp` is a call to the C library, which prevents vectorization.
 #[inline]
-fn exp(x: f32) -> f32 {
-    /// Below this limit, the result is less than the smallest normal number.
-    const X_MIN: f32 = -87.3;
+pub(super) fn exp(x: f32) -> f32 {
     /// Adding this number leaves the rounded integer in the low bits of the mantissa, with the bias of an exponent.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
@@ -130,10 +154,19 @@ mod tests {
                 let mut logits = vec![-1.0; length];
                 logits[position] = 2.5;
                 logits[length - 1] = 2.5;
-                assert_eq!(peak(&logits), Some(Peak { value: 2.5, token: position as TokenId }));
+                let mut maxima = Vec::new();
+                assert_eq!(peak(&logits, &mut maxima), Some(Peak { value: 2.5, token: position as TokenId }));
+                let expected: Vec<f32> = logits
+                    .chunks(BLOCK)
+                    .map(|block| block.iter().copied().fold(f32::NEG_INFINITY, f32::max))
+                    .collect();
+                assert_eq!(maxima, expected);
             }
         }
-        assert_eq!(peak(&[f32::NEG_INFINITY; 20]).map(|peak| peak.value), Some(f32::NEG_INFINITY));
+        assert_eq!(
+            peak(&[f32::NEG_INFINITY; 20], &mut Vec::new()).map(|peak| peak.value),
+            Some(f32::NEG_INFINITY)
+        );
     }
 
     #[test]
@@ -142,8 +175,23 @@ mod tests {
             for position in 0..300 {
                 let mut logits = vec![0.5; 300];
                 logits[position] = bad;
-                assert_eq!(peak(&logits), None, "{bad} at {position}");
+                assert_eq!(peak(&logits, &mut Vec::new()), None, "{bad} at {position}");
             }
+        }
+    }
+    #[test]
+    fn blocks_without_weight_are_not_read_and_change_no_sum() {
+        let mut logits = vec![-1e3; 10 * BLOCK + 7];
+        (logits[3 * BLOCK], logits[9 * BLOCK - 1], logits[10 * BLOCK + 6]) = (0.0, -5.0, -80.0);
+        let (mut maxima, mut sums, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+        peak(&logits, &mut maxima).expect("all logits are finite");
+        for scale in [0.01, 1.0, 2.0] {
+            let total = sum_exp(Blocks { logits: &logits, maxima: &maxima }, 0.0, scale, &mut sums);
+            // With these maxima, every block is read.
+            let all = Blocks { logits: &logits, maxima: &[0.0; 11] };
+            let read_all = sum_exp(all, 0.0, scale, &mut expected);
+            assert_eq!((total, &sums), (read_all, &expected), "scale {scale}");
+            assert_eq!(sums.len(), 11);
         }
     }
 }

@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 
 use server_scheduler::TokenId;
 
+use super::scan::{self, BLOCK, Blocks, LANES};
+
 /// A token that can be drawn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
@@ -52,39 +54,54 @@ impl Cutoff {
     }
 }
 
-/// Number of logits that are compared together. A block without a large enough logit is skipped.
-const BLOCK: usize = 64;
 /// The smallest capacity for candidates, so that a small `count` does not cause a selection every few tokens.
 const ROOM_MIN: usize = 128;
 
 /// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
 /// Returns the cut that keeps exactly these tokens.
 ///
-/// When `top` has twice as many tokens as requested, its worse half is removed. After that, only tokens better than the
-/// worst remaining one are added. So the cost is proportional to the size of the vocabulary, whatever the order of the
-/// logits.
-pub(super) fn top(logits: &[f32], count: usize, top: &mut Vec<Candidate>) -> Cutoff {
+/// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest. So only a few blocks
+/// are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only tokens better
+/// than the worst remaining one are added. So the cost is at most proportional to the size of the vocabulary, whatever the
+/// order of the logits.
+pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {
         return Cutoff { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    let mut cut = Cutoff::at_least(f32::NEG_INFINITY);
-    for (index, block) in logits.chunks(BLOCK).enumerate() {
-        if !exceeds(block, cut.logit) {
+    // An equal logit is not kept after a selection, because the id of its token is higher.
+    let mut exceeded = nth_greatest(blocks.maxima, count, top).next_down();
+    for (start, (block, greatest)) in (0..).step_by(BLOCK).zip(blocks.iter()) {
+        if greatest <= exceeded {
             continue;
         }
-        for (offset, &logit) in block.iter().enumerate() {
-            // An equal logit would not be kept, because the id of its token is higher.
-            if logit > cut.logit {
-                top.push(Candidate::new((index * BLOCK + offset) as TokenId, logit));
-                if top.len() == room {
-                    cut = keep_best(top, count);
+        for (start, values) in (start..).step_by(LANES).zip(block.chunks(LANES)) {
+            if !exceeds(values, exceeded) {
+                continue;
+            }
+            for (offset, &logit) in values.iter().enumerate() {
+                if logit > exceeded {
+                    top.push(Candidate::new(start + offset as TokenId, logit));
+                    if top.len() == room {
+                        exceeded = keep_best(top, count).logit;
+                    }
                 }
             }
         }
     }
-    if top.len() > count { keep_best(top, count) } else { cut }
+    if top.len() >= count { keep_best(top, count) } else { Cutoff::at_least(f32::NEG_INFINITY) }
+}
+
+/// The `count`-th greatest of `maxima`, or negative infinity if there are fewer. `buffer` is empty before and after.
+fn nth_greatest(maxima: &[f32], count: usize, buffer: &mut Vec<Candidate>) -> f32 {
+    if count > maxima.len() {
+        return f32::NEG_INFINITY;
+    }
+    buffer.extend(maxima.iter().map(|&greatest| Candidate::new(0, greatest)));
+    let nth = keep_best(buffer, count).logit;
+    buffer.clear();
+    nth
 }
 
 fn keep_best(top: &mut Vec<Candidate>, count: usize) -> Cutoff {
@@ -95,18 +112,30 @@ fn keep_best(top: &mut Vec<Candidate>, count: usize) -> Cutoff {
 }
 
 /// Fills `kept` with the tokens that `cut` keeps, in the order of their ids.
-pub(super) fn gather(logits: &[f32], cut: Cutoff, kept: &mut Vec<Candidate>) {
+pub(super) fn gather(blocks: Blocks<'_>, cut: Cutoff, kept: &mut Vec<Candidate>) {
     kept.clear();
-    for (index, block) in logits.chunks(BLOCK).enumerate() {
-        if !reaches(block, cut.logit) {
+    for (start, (block, greatest)) in (0..).step_by(BLOCK).zip(blocks.iter()) {
+        if greatest < cut.logit {
             continue;
         }
-        for (offset, &logit) in block.iter().enumerate() {
-            let token = (index * BLOCK + offset) as TokenId;
-            if cut.keeps(logit, token) {
-                kept.push(Candidate::new(token, logit));
+        for (start, values) in (start..).step_by(LANES).zip(block.chunks(LANES)) {
+            if !reaches(values, cut.logit) {
+                continue;
+            }
+            for (offset, &logit) in values.iter().enumerate() {
+                let token = start + offset as TokenId;
+                if cut.keeps(logit, token) {
+                    kept.push(Candidate::new(token, logit));
+                }
             }
         }
+    }
+}
+
+/// Sets the weights of `candidates` to `exp((logit - max) * scale)`.
+pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
+    for candidate in candidates {
+        candidate.weight = scan::exp((candidate.logit - max) * scale);
     }
 }
 
@@ -176,4 +205,45 @@ fn exceeds(block: &[f32], threshold: f32) -> bool {
 
 fn reaches(block: &[f32], threshold: f32) -> bool {
     block.iter().fold(false, |any, &logit| any | (logit >= threshold))
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    #[test]
+    fn the_top_tokens_are_those_of_a_sort_with_ties_in_the_order_of_ids() {
+        let mut rng = StdRng::seed_from_u64(4);
+        let (mut maxima, mut kept) = (Vec::new(), Vec::new());
+        for round in 0..600 {
+            let length = [1, 15, 300, 5000][round % 4];
+            let spread = [1f32, 3.0, 1000.0][rng.random_range(0..3)];
+            let mut logits: Vec<f32> =
+                (0..length).map(|_| rng.random_range(-spread..spread).round()).collect();
+            match rng.random_range(0..3) {
+                0 => logits.sort_unstable_by(f32::total_cmp),
+                1 => logits.iter_mut().step_by(2).for_each(|logit| *logit = f32::NEG_INFINITY),
+                _ => {}
+            }
+            let count = [1, 2, 5, 19, 20, 21, 100, length - 1, length, length + 3][rng.random_range(0..10)];
+            let mut expected: Vec<TokenId> = (0..length as TokenId).collect();
+            expected.retain(|&token| logits[token as usize] > f32::NEG_INFINITY);
+            expected.sort_by(|&a, &b| {
+                logits[b as usize].partial_cmp(&logits[a as usize]).unwrap().then(a.cmp(&b))
+            });
+            expected.truncate(count);
+
+            scan::peak(&logits, &mut maxima);
+            let blocks = Blocks { logits: &logits, maxima: &maxima };
+            let cut = top(blocks, count, &mut kept);
+            kept.sort_unstable_by(more_probable);
+            assert!(kept.iter().map(|kept| kept.token).eq(expected.iter().copied()), "round {round}");
+            gather(blocks, cut, &mut kept);
+            expected.sort_unstable();
+            assert!(kept.iter().map(|kept| kept.token).eq(expected), "round {round}");
+        }
+    }
 }

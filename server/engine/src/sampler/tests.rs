@@ -1,5 +1,7 @@
 //! Compares the sampler with a slow reference in double precision, and tests edge cases.
 
+use std::sync::Arc;
+
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -311,6 +313,26 @@ fn invalid_logits_are_rejected() {
         }
     }
     assert_eq!(choose(&[f32::NEG_INFINITY; 9], &sampling(1.0)), Err(SampleError::NoTokenLeft));
+}
+
+#[test]
+fn invalid_logits_are_rejected_even_where_they_are_replaced() {
+    let ban = |token| vec![(token, f32::NEG_INFINITY)];
+    let everything = [
+        Sampling { logit_bias: ban(3), ..sampling(0.0) },
+        Sampling { allowed_token_ids: Some([5].into()), ..sampling(0.0) },
+        Sampling { bad_words: Arc::new([vec![3]]), ..sampling(0.0) },
+        // Only another token is replaced.
+        Sampling { logit_bias: ban(4), ..sampling(0.0) },
+    ];
+    for sampling in everything {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut logits = vec![0.0; 700];
+            assert!(choose(&logits, &sampling).is_ok());
+            logits[3] = bad;
+            assert_eq!(choose(&logits, &sampling), Err(SampleError::NotFinite), "{sampling:?}");
+        }
+    }
 }
 
 #[test]
