@@ -205,6 +205,11 @@ bench-spill: fetch build ## Compare restoring prompts from the disk cache with c
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_spill.py $(ARGS)
 
+.PHONY: bench-sampling
+bench-sampling: ## Measure the time of the engine's thread between two runs of the model. ARGS are passed to the program.
+	@scripts/need cargo
+	@$(CARGO) run --release --locked --quiet --package server-engine --example bench-sampling -- $(ARGS)
+
 .PHONY: bench-policies
 bench-policies: ## Compare routing policies in a simulation. ARGS=--update updates the tables in docs/performance/results.md.
 	@scripts/need cargo

@@ -15,13 +15,15 @@ use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
 use crate::requests::Requests;
 use crate::runner::{Logits, ModelRunner, RunError, Runners};
-use crate::sampler::Sampler;
 use crate::sleep::{SleepError, SleepLevel};
 use crate::speculator::{RequestDrafter, Speculator};
 use crate::spill::Spill;
 use crate::waker::Waker;
-use outputs::{GeneratedToken, LockWait, StepOutput, StepOutputs};
+use crate::workers::Workers;
+use jobs::GeneratedToken;
+use outputs::{LockWait, StepOutput, StepOutputs};
 
+mod jobs;
 mod outputs;
 
 /// The state of the engine's thread.
@@ -34,7 +36,7 @@ pub(crate) struct Core {
     runner: Box<dyn ModelRunner>,
     /// `None` if evicted blocks are not stored.
     spill: Option<Spill>,
-    sampler: Sampler,
+    workers: Workers,
     guides: GuideDispatcher,
     speculator: Speculator,
     observer: Observer,
@@ -62,12 +64,13 @@ pub(crate) struct Links {
     pub(crate) waker: Waker,
     pub(crate) clock: Clock,
     pub(crate) spill: Option<(Spill, BlockKeyScheme)>,
+    pub(crate) workers: Workers,
 }
 
 impl Core {
     pub(crate) fn new(config: SchedulerConfig, runners: Runners, observer: Observer, links: Links) -> Self {
         let Runners { target: runner, draft } = runners;
-        let Links { commands, waker, clock, spill } = links;
+        let Links { commands, waker, clock, spill, workers } = links;
         let layout = runner.layout();
         let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
@@ -84,7 +87,7 @@ impl Core {
             scheduler,
             runner,
             spill,
-            sampler: Sampler::new(),
+            workers,
             guides,
             speculator,
             observer,
@@ -194,9 +197,9 @@ impl Core {
         match result {
             Ok(logits) => {
                 check_logits(&logits, &self.batch)?;
-                let Self { batch, requests, sampler, speculator, outputs, .. } = self;
+                let Self { batch, requests, workers, speculator, outputs, .. } = self;
                 outputs.clear();
-                outputs.sample_batch(batch, logits, requests, sampler, speculator);
+                outputs.sample_batch(batch, logits, requests, workers, speculator);
                 self.commit(began);
             }
             Err(error) if error.fatal => return Err(error),
@@ -225,9 +228,9 @@ impl Core {
         // A thread with a pending guide wakes the engine, which then tries again. Without such a thread, no event would
         // wake the engine.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
-        let Self { requests, sampler, speculator, outputs, .. } = self;
+        let Self { requests, workers, speculator, outputs, .. } = self;
         outputs.clear();
-        outputs.sample_suspended(requests, wait, sampler, speculator);
+        outputs.sample_suspended(requests, wait, workers, speculator);
         self.fail_unsampled();
         let Self { scheduler, outputs, sampled, events, .. } = self;
         sampled.clear();

@@ -17,6 +17,7 @@ use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
 use crate::spill::{self, Spill, SpillConfig, SpillStats};
 use crate::waker::Waker;
+use crate::workers::Workers;
 
 /// The settings of an engine. The runner determines the sizes of the cache and of the vocabulary.
 #[derive(Clone, Debug)]
@@ -79,6 +80,9 @@ pub struct EngineOptions {
     pub draft: Option<DraftRunner>,
     /// The directory in which evicted blocks are stored.
     pub spill: Option<SpillConfig>,
+    /// The number of threads that sample tokens between two steps, including the engine's thread. `None` uses all
+    /// processors, up to 16. Answers do not depend on it.
+    pub sampling_threads: Option<usize>,
 }
 
 impl EngineOptions {
@@ -134,7 +138,7 @@ impl Engine {
         observer: Observer,
     ) -> Result<Self, StartError> {
         options.check(&config, &*runner)?;
-        let EngineOptions { draft, spill } = options;
+        let EngineOptions { draft, spill, sampling_threads } = options;
         let runners = Runners { target: runner, draft };
         let layout = runners.target.layout();
         let EngineConfig { scheduler: config, clock } = config;
@@ -164,8 +168,13 @@ impl Engine {
             failure: OnceLock::new(),
         });
         let handle = EngineHandle { shared: Arc::clone(&shared) };
-        let links =
-            Links { commands: receiver, waker: waker.clone(), clock: shared.clock.clone(), spill: started };
+        let links = Links {
+            commands: receiver,
+            waker: waker.clone(),
+            clock: shared.clock.clone(),
+            spill: started,
+            workers: Workers::new(sampling_threads),
+        };
         // The handle checks max_queue. Preempted sequences return to the queue, and must not cause rejections.
         let max_queue = config.max_queue.saturating_add(config.max_num_seqs);
         let core = Core::new(SchedulerConfig { max_queue, ..config }, runners, observer, links);

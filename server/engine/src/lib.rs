@@ -30,6 +30,7 @@ mod speculator;
 mod spill;
 mod stream;
 mod waker;
+mod workers;
 
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, EngineOptions, MAX_QUEUE_LIMIT, StartError};

@@ -30,8 +30,8 @@ pub(crate) struct Requests {
 
 /// A request that was submitted to the scheduler.
 pub(crate) struct ActiveRequest {
-    pub(crate) sampling: Sampling,
-    pub(crate) stop: StopCriteria,
+    pub(crate) sampling: Arc<Sampling>,
+    pub(crate) stop: Arc<StopCriteria>,
     /// The history of each sequence.
     pub(crate) histories: Vec<History>,
     /// The scores of the prompt, until they are sent.
@@ -106,8 +106,8 @@ impl Requests {
             (0..num_sequences).map(slot).collect()
         };
         let active = ActiveRequest {
-            sampling,
-            stop,
+            sampling: Arc::new(sampling),
+            stop: Arc::new(stop),
             scores,
             guides: submission.guide.map_or(Vec::new(), slots),
             guide_time: GuideTime::default(),

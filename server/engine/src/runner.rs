@@ -119,6 +119,21 @@ impl<'a> Logits<'a> {
         Self { values, vocabulary }
     }
 
+    /// Removes the first `count` rows and returns them.
+    ///
+    /// # Panics
+    /// If there are fewer rows.
+    pub(crate) fn split_off_first(&mut self, count: usize) -> Self {
+        let (first, rest) = self.values.split_at(count * self.vocabulary);
+        self.values = rest;
+        Self { values: first, ..*self }
+    }
+
+    /// Number of logits in all rows.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
     /// The rows in their order.
     pub fn rows(&self) -> std::slice::ChunksExact<'a, f32> {
         self.values.chunks_exact(self.vocabulary)

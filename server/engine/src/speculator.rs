@@ -196,16 +196,16 @@ impl Speculator {
         draft_time
     }
 
-    /// Records that `token` was sampled for a sequence after `accepted` of its drafts.
+    /// Records that `token` was sampled for a sequence after `accepted` of its `num_draft_tokens` drafts.
     pub(crate) fn record_sampled(
         &mut self,
-        scheduled: &ScheduledSequence,
         sequence: SequenceId,
+        num_draft_tokens: u32,
         accepted: u32,
         token: TokenId,
     ) {
         if let Some(drafter) = sequence_drafter(&mut self.requests, sequence) {
-            drafter.record_sampled(scheduled.num_draft_tokens, accepted, token, &mut self.rates);
+            drafter.record_sampled(num_draft_tokens, accepted, token, &mut self.rates);
         }
     }
 

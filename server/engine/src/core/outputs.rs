@@ -2,22 +2,18 @@
 
 use std::sync::Arc;
 
-use server_scheduler::{Batch, SampledToken, ScheduledSequence, SequenceId, TokenId};
+use server_scheduler::{Batch, SampledToken, SequenceId, TokenId};
 
-use crate::guides::slot::{GuideDecision, GuideSlot};
-use crate::logprobs::TokenLogprobs;
+use super::jobs::{GeneratedToken, Job, Outcome, SequenceState, Work};
+use crate::guide::CommitLock;
+use crate::guides::slot::GuideSlot;
+use crate::logprobs::ScoredToken;
 use crate::request::Failure;
 use crate::requests::{ActiveRequest, Requests};
 use crate::runner::Logits;
-use crate::sampler::{Sampler, SamplingContext};
-use crate::search::{Candidates, Move};
+use crate::search::Move;
 use crate::speculator::Speculator;
-
-/// A generated token with its log probabilities, if they were requested.
-pub(super) struct GeneratedToken {
-    pub(super) token: TokenId,
-    pub(super) logprobs: Option<Box<TokenLogprobs>>,
-}
+use crate::workers::Workers;
 
 /// How a sequence continues.
 pub(super) enum StepOutput {
@@ -87,6 +83,23 @@ pub(super) enum LockWait {
     Never,
 }
 
+/// Which sequences are sampled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SamplePhase {
+    /// Those of the batch that was computed.
+    Batch,
+    /// Those that were suspended in earlier steps.
+    Resumed,
+}
+
+/// The jobs of a step.
+#[derive(Default)]
+struct PlannedJobs<'a> {
+    jobs: Vec<Job<'a>>,
+    /// The locks of the guides to which tokens are committed when all jobs are done.
+    locks: Vec<CommitLock>,
+}
+
 impl StepOutputs {
     pub(super) fn clear(&mut self) {
         let Self { outputs, failures, finished_searches, searching } = self;
@@ -100,44 +113,40 @@ impl StepOutputs {
     pub(super) fn sample_batch(
         &mut self,
         batch: &Batch,
-        logits: Logits<'_>,
+        mut logits: Logits<'_>,
         requests: &mut Requests,
-        sampler: &mut Sampler,
+        workers: &mut Workers,
         speculator: &mut Speculator,
     ) {
-        let mut logits = logits.rows();
+        let mut planned = PlannedJobs::default();
         for scheduled in &batch.sequences {
-            for (index, logits) in scheduled.scored_tokens.clone().zip(&mut logits) {
+            for index in scheduled.scored_tokens.clone() {
                 let position = scheduled.computed_tokens + index - scheduled.tokens.start;
-                score(scheduled.id, position as usize, logits, requests, sampler);
+                let work = score(scheduled.id, position as usize, requests);
+                planned.jobs.push(Job::new(scheduled.id, logits.split_off_first(1), work));
             }
             if scheduled.samples.is_empty() {
                 continue;
             }
-            if scheduled.num_draft_tokens > 0 {
-                let logits = logits.by_ref().take(1 + scheduled.num_draft_tokens as usize);
-                self.verify_drafts(batch, scheduled, logits, requests, sampler, speculator);
-                continue;
-            }
-            let logits = logits.next().expect("invariant: each sampled token has logits");
+            let logits = logits.split_off_first(1 + scheduled.num_draft_tokens as usize);
+            let drafts = &batch.tokens[batch.drafts_of(scheduled)];
             // All suspended siblings share one copy of the logits.
             let mut copy: Option<Arc<[f32]>> = None;
             for &sequence in batch.samples_of(scheduled) {
-                let active = requests.active.get_mut(&sequence.request);
-                let active = active.expect("invariant: a scheduled request is active");
+                let active = active_of(sequence, requests);
                 if active.search.is_some() {
-                    self.add_candidates(sequence, logits, active, sampler);
-                    continue;
-                }
-                let Some(_lock) = active.try_lock_commit(sequence.index) else {
-                    let copy = copy.get_or_insert_with(|| logits.into());
+                    self.plan_beam(sequence, logits, active, &mut planned.jobs);
+                } else if let Some(lock) = active.try_lock_commit(sequence.index) {
+                    planned.locks.push(lock);
+                    self.plan_sample(sequence, logits, drafts, active, &mut planned.jobs);
+                } else {
+                    speculator.record_unused(scheduled);
+                    let copy = copy.get_or_insert_with(|| first_row(logits).into());
                     self.suspend(sequence, Arc::clone(copy), requests);
-                    continue;
-                };
-                let token = self.sample(sequence, logits, active, sampler, speculator);
-                speculator.record_sampled(scheduled, sequence, 0, token);
+                }
             }
         }
+        self.run(planned, requests, workers, speculator, SamplePhase::Batch);
         for index in 0..self.searching.len() {
             self.advance_search(self.searching[index], requests, LockWait::Never);
         }
@@ -148,153 +157,56 @@ impl StepOutputs {
         &mut self,
         requests: &mut Requests,
         wait: LockWait,
-        sampler: &mut Sampler,
+        workers: &mut Workers,
         speculator: &mut Speculator,
     ) {
-        for number in std::mem::take(&mut requests.suspended) {
-            let Some(active) = requests.active.get_mut(&number) else { continue };
+        let mut planned = PlannedJobs::default();
+        let ready = take_ready(requests, wait, &mut planned.locks);
+        for ReadySequences { request, logits } in &ready {
+            let active = requests.active.get_mut(request).expect("invariant: a suspended request is active");
+            for (index, logits) in logits {
+                let sequence = SequenceId::new(*request, *index);
+                let logits = Logits::new(logits, logits.len() as u32);
+                if active.search.is_some() {
+                    plan_candidates(sequence, logits, active, &mut planned.jobs);
+                } else {
+                    self.plan_sample(sequence, logits, &[], active, &mut planned.jobs);
+                }
+            }
             if active.search.is_some() {
-                self.resume_search(number, requests, wait, sampler);
-                continue;
+                self.searching.push(*request);
+                (0..active.histories.len() as u32)
+                    .for_each(|index| self.end(SequenceId::new(*request, index)));
             }
-            let indexes: Vec<u32> = active.suspended_logits.keys().copied().collect();
-            for index in indexes {
-                let lock = active.try_lock_commit(index);
-                let can_wait = wait == LockWait::Allowed && !active.guides[index as usize].is_pending();
-                // The client may have aborted the sequence.
-                let has_ended = active.ended[index as usize];
-                if !has_ended && lock.is_none() && !can_wait {
-                    continue;
-                }
-                let logits = active.suspended_logits.remove(&index);
-                if let Some(logits) = logits.filter(|_| !has_ended) {
-                    self.sample(SequenceId::new(number, index), &logits, active, sampler, speculator);
-                }
-            }
-            if !active.suspended_logits.is_empty() {
-                requests.suspended.insert(number);
-            }
+        }
+        self.run(planned, requests, workers, speculator, SamplePhase::Resumed);
+        for index in 0..self.searching.len() {
+            self.advance_search(self.searching[index], requests, wait);
         }
     }
 
-    /// Continues a suspended search if the guides of all its beams are ready.
-    fn resume_search(&mut self, number: u64, requests: &mut Requests, wait: LockWait, sampler: &mut Sampler) {
-        let Some(active) = requests.active.get_mut(&number) else { return };
-        if active.suspended_logits.keys().any(|&index| active.guides[index as usize].is_pending()) {
-            requests.suspended.insert(number);
-            return;
-        }
-        let failure = std::mem::take(&mut active.suspended_logits)
-            .into_iter()
-            .find_map(|(index, logits)| find_candidates(index, &logits, active, sampler).err());
-        for index in 0..active.histories.len() as u32 {
-            self.end(SequenceId::new(number, index));
-        }
-        self.failures.extend(failure.map(|failure| (number, failure)));
-        self.advance_search(number, requests, wait);
-    }
-
-    /// Suspends a sequence. Its next token is sampled from `logits` when its guide is ready.
-    fn suspend(&mut self, sequence: SequenceId, logits: Arc<[f32]>, requests: &mut Requests) {
-        let active = requests.active.get_mut(&sequence.request);
-        let active = active.expect("invariant: a scheduled request is active");
-        active.suspended_logits.insert(sequence.index, logits);
-        requests.suspended.insert(sequence.request);
-        self.outputs.push(StepOutput::Suspended { sequence });
-    }
-
-    fn end(&mut self, sequence: SequenceId) {
-        self.outputs.push(StepOutput::End { sequence, accepted_drafts: Vec::new() });
-    }
-
-    /// Samples a token for a sequence whose guide is ready. Returns the token for the scheduler.
-    fn sample(
+    /// Plans to sample a sequence whose guide is ready.
+    fn plan_sample<'a>(
         &mut self,
         sequence: SequenceId,
-        logits: &[f32],
+        logits: Logits<'a>,
+        drafts: &'a [TokenId],
         active: &mut ActiveRequest,
-        sampler: &mut Sampler,
-        speculator: &mut Speculator,
-    ) -> TokenId {
-        let output = match sample(sequence, logits, active, sampler, speculator) {
-            Ok(Some(Sample { token, is_last })) => {
-                StepOutput::Tokens { sequence, accepted_drafts: Vec::new(), token, is_last }
-            }
-            Ok(None) => StepOutput::End { sequence, accepted_drafts: Vec::new() },
-            Err(failure) => {
-                self.failures.push((sequence.request, failure));
-                StepOutput::End { sequence, accepted_drafts: Vec::new() }
-            }
-        };
-        let token = output.sampled_token().token.unwrap_or(0);
-        self.outputs.push(output);
-        token
-    }
-
-    /// Samples a token after the last known token of a sequence, and after each draft token that equals the token
-    /// sampled for its position.
-    fn verify_drafts<'a>(
-        &mut self,
-        batch: &Batch,
-        scheduled: &ScheduledSequence,
-        mut logits: impl Iterator<Item = &'a [f32]>,
-        requests: &mut Requests,
-        sampler: &mut Sampler,
-        speculator: &mut Speculator,
+        jobs: &mut Vec<Job<'a>>,
     ) {
-        let sequence = scheduled.id;
-        let active = requests.active.get_mut(&sequence.request);
-        let active = active.expect("invariant: a scheduled request is active");
-        let Some(_lock) = active.try_lock_commit(sequence.index) else {
-            speculator.record_unused(scheduled);
-            let first = logits.next().expect("invariant: each sampled token has logits");
-            self.suspend(sequence, first.into(), requests);
-            // The logits of the drafts are skipped.
-            logits.for_each(drop);
-            return;
-        };
-        let drafts = &batch.tokens[batch.drafts_of(scheduled)];
-        let mut accepted_drafts = Vec::new();
-        let mut last = None;
-        for (index, logits) in logits.enumerate() {
-            // The logits after the first rejected draft are skipped.
-            if last.is_some() {
-                continue;
-            }
-            match sample(sequence, logits, active, sampler, speculator) {
-                Ok(Some(Sample { token, is_last: false }))
-                    if drafts.get(index) == Some(&token.token)
-                        && !active.stop.stop_token_ids.contains(&token.token)
-                        && active.guides.get(sequence.index as usize).is_none_or(GuideSlot::is_ready) =>
-                {
-                    accepted_drafts.push(token);
-                }
-                Ok(sample) => last = Some(sample),
-                Err(failure) => {
-                    self.failures.push((sequence.request, failure));
-                    last = Some(None);
-                }
-            }
-        }
-        let num_accepted = accepted_drafts.len() as u32;
-        let output = match last.expect("invariant: no draft follows the last logits") {
-            Some(Sample { token, is_last }) => {
-                StepOutput::Tokens { sequence, accepted_drafts, token, is_last }
-            }
-            None => StepOutput::End { sequence, accepted_drafts },
-        };
-        let token = output.sampled_token().token.unwrap_or(0);
-        speculator.record_sampled(scheduled, sequence, num_accepted, token);
-        self.outputs.push(output);
+        let state = SequenceState::take(sequence.index, active);
+        let output = self.outputs.len();
+        jobs.push(Job::new(sequence, logits, Work::Sample { state, drafts, output }));
+        self.end(sequence);
     }
 
-    /// Passes the candidates of a beam to its search. The search advances when it has the candidates of all beams.
-    fn add_candidates(
+    /// Plans to find the candidates of a beam. The search advances when it has the candidates of all beams.
+    fn plan_beam<'a>(
         &mut self,
         sequence: SequenceId,
-        logits: &[f32],
+        logits: Logits<'a>,
         active: &mut ActiveRequest,
-        sampler: &mut Sampler,
+        jobs: &mut Vec<Job<'a>>,
     ) {
         let SequenceId { request, index } = sequence;
         if self.searching.last() != Some(&request) {
@@ -302,10 +214,120 @@ impl StepOutputs {
         }
         self.end(sequence);
         if active.guides.get(index as usize).is_some_and(GuideSlot::is_pending) {
-            active.suspended_logits.insert(index, logits.into());
-        } else if let Err(failure) = find_candidates(index, logits, active, sampler) {
-            self.failures.push((request, failure));
+            active.suspended_logits.insert(index, first_row(logits).into());
+        } else {
+            plan_candidates(sequence, logits, active, jobs);
         }
+    }
+
+    /// Runs the jobs on all threads, and applies their results in the order in which they were planned.
+    fn run(
+        &mut self,
+        planned: PlannedJobs<'_>,
+        requests: &mut Requests,
+        workers: &mut Workers,
+        speculator: &mut Speculator,
+        phase: SamplePhase,
+    ) {
+        let PlannedJobs { mut jobs, locks } = planned;
+        let num_logits = jobs.iter().map(|job| job.logits.len()).sum();
+        workers.for_each(&mut jobs, num_logits, Job::run);
+        for Job { sequence, work, outcome, .. } in jobs {
+            let active = active_of(sequence, requests);
+            match work {
+                Work::Score { position, .. } => match outcome {
+                    // After a failure, the scores of the request are not complete.
+                    _ if self.has_failed(sequence) => {}
+                    Ok(Outcome::Score(score)) => add_score(position, score, active),
+                    outcome => self.fail(sequence, outcome),
+                },
+                Work::FindCandidates { state, .. } => {
+                    state.restore(active);
+                    match (outcome, &mut active.search) {
+                        (Ok(Outcome::Candidates(candidates)), Some(search)) => {
+                            search.add_candidates(sequence.index, candidates);
+                        }
+                        (outcome, _) => self.fail(sequence, outcome),
+                    }
+                }
+                Work::Sample { state, drafts, output } => {
+                    state.restore(active);
+                    self.outputs[output] = self.commit(sequence, outcome, active, speculator);
+                    if phase == SamplePhase::Batch {
+                        let sampled = self.outputs[output].sampled_token();
+                        let token = sampled.token.unwrap_or(0);
+                        speculator.record_sampled(
+                            sequence,
+                            drafts.len() as u32,
+                            sampled.accepted_drafts,
+                            token,
+                        );
+                    }
+                }
+            }
+        }
+        drop(locks);
+    }
+
+    /// Commits the sampled tokens of a sequence to its guide. Returns the output of the sequence.
+    fn commit(
+        &mut self,
+        sequence: SequenceId,
+        outcome: Result<Outcome, Failure>,
+        active: &mut ActiveRequest,
+        speculator: &mut Speculator,
+    ) -> StepOutput {
+        let end = |accepted_drafts| StepOutput::End { sequence, accepted_drafts };
+        let mut record = |tokens: &[GeneratedToken]| {
+            tokens.iter().for_each(|token| speculator.push(sequence, active.histories.len(), token.token));
+        };
+        let mut tokens = match outcome {
+            Ok(Outcome::Tokens(tokens)) => tokens,
+            Ok(Outcome::End(accepted_drafts)) => {
+                record(&accepted_drafts);
+                return end(accepted_drafts);
+            }
+            outcome => {
+                self.fail(sequence, outcome);
+                return end(Vec::new());
+            }
+        };
+        let is_last = match active.guides.get_mut(sequence.index as usize) {
+            Some(guide) => guide.commit(tokens.iter().map(|token| token.token), &active.stop),
+            None => Ok(false),
+        };
+        match is_last {
+            Ok(is_last) => {
+                record(&tokens);
+                let token = tokens.pop().expect("invariant: a sampled sequence has a token");
+                StepOutput::Tokens { sequence, accepted_drafts: tokens, token, is_last }
+            }
+            Err(error) => {
+                self.failures.push((sequence.request, error.into()));
+                end(Vec::new())
+            }
+        }
+    }
+
+    /// Records the failure of a job.
+    fn fail(&mut self, sequence: SequenceId, outcome: Result<Outcome, Failure>) {
+        let unexpected = || Failure::Step("a job has the outcome of another".to_owned());
+        self.failures.push((sequence.request, outcome.err().unwrap_or_else(unexpected)));
+    }
+
+    fn has_failed(&self, sequence: SequenceId) -> bool {
+        self.failures.iter().any(|(request, _)| *request == sequence.request)
+    }
+
+    /// Suspends a sequence. Its next token is sampled from `logits` when its guide is ready.
+    fn suspend(&mut self, sequence: SequenceId, logits: Arc<[f32]>, requests: &mut Requests) {
+        active_of(sequence, requests).suspended_logits.insert(sequence.index, logits);
+        requests.suspended.insert(sequence.request);
+        self.outputs.push(StepOutput::Suspended { sequence });
+    }
+
+    fn end(&mut self, sequence: SequenceId) {
+        self.outputs.push(StepOutput::End { sequence, accepted_drafts: Vec::new() });
     }
 
     /// Advances the beams of a request, or suspends them if guides are not ready.
@@ -344,64 +366,63 @@ impl StepOutputs {
     }
 }
 
-struct Sample {
-    token: GeneratedToken,
-    /// Whether the guide allows no token after this one.
-    is_last: bool,
+/// The sequences of a request that are sampled after they were suspended.
+struct ReadySequences {
+    request: u64,
+    /// The logits of each sequence, by its index.
+    logits: Vec<(u32, Arc<[f32]>)>,
 }
 
-/// Samples a token and appends it to the history. `None` if the guide allows no further token.
-fn sample(
-    sequence: SequenceId,
-    logits: &[f32],
-    active: &mut ActiveRequest,
-    sampler: &mut Sampler,
-    speculator: &mut Speculator,
-) -> Result<Option<Sample>, Failure> {
-    let ActiveRequest { sampling, stop, histories, guides, .. } = active;
-    let history = &histories[sequence.index as usize];
-    let mut context = SamplingContext { sampling, stop, history, index: sequence.index, allowed: None };
-    let mut guide = guides.get_mut(sequence.index as usize);
-    if let Some(guide) = &mut guide {
-        match guide.decide(stop, history.generated())? {
-            GuideDecision::End => return Ok(None),
-            GuideDecision::Sample(allowed) => context.allowed = Some(allowed),
-        }
-    }
-    let token = sampler.sample(logits, &context)?;
-    let logprobs = sampling.logprobs.map(|count| Box::new(sampler.logprobs(logits, token, count)));
-    let is_last = match guide {
-        Some(guide) => guide.commit(token, stop)?,
-        None => false,
-    };
-    histories[sequence.index as usize].push(token);
-    speculator.push(sequence, histories.len(), token);
-    Ok(Some(Sample { token: GeneratedToken { token, logprobs }, is_last }))
-}
-
-/// Passes the candidates for the next token of a beam to its search. Does nothing if the sequence has no beam.
-fn find_candidates(
-    index: u32,
-    logits: &[f32],
-    active: &mut ActiveRequest,
-    sampler: &mut Sampler,
-) -> Result<(), Failure> {
-    let ActiveRequest { sampling, stop, histories, guides, search, .. } = active;
-    let Some(search) = search.as_mut().filter(|search| search.has_beam(index)) else { return Ok(()) };
-    let history = &histories[index as usize];
-    let mut context = SamplingContext { sampling, stop, history, index, allowed: None };
-    if let Some(guide) = guides.get_mut(index as usize) {
-        match guide.decide(stop, history.generated())? {
-            GuideDecision::Sample(allowed) => context.allowed = Some(allowed),
-            GuideDecision::End => {
-                search.add_candidates(index, Candidates { is_complete: true, ..Candidates::default() });
-                return Ok(());
+/// Takes the logits of suspended sequences whose guides are ready, and locks the guides.
+fn take_ready(requests: &mut Requests, wait: LockWait, locks: &mut Vec<CommitLock>) -> Vec<ReadySequences> {
+    let mut ready = Vec::new();
+    for request in std::mem::take(&mut requests.suspended) {
+        let Some(active) = requests.active.get_mut(&request) else { continue };
+        let ActiveRequest { suspended_logits, guides, search, ended, .. } = active;
+        let is_pending = |index: u32| guides[index as usize].is_pending();
+        let mut logits = Vec::new();
+        if search.is_some() {
+            // A search continues when the guides of all its beams are ready.
+            if suspended_logits.keys().any(|&index| is_pending(index)) {
+                requests.suspended.insert(request);
+                continue;
+            }
+            logits.extend(std::mem::take(suspended_logits));
+        } else {
+            suspended_logits.retain(|&index, row| {
+                // The client may have aborted the sequence.
+                if ended[index as usize] {
+                    return false;
+                }
+                let lock = guides[index as usize].try_lock_commit();
+                let can_wait = wait == LockWait::Allowed && !is_pending(index);
+                if lock.is_none() && !can_wait {
+                    return true;
+                }
+                locks.extend(lock);
+                logits.push((index, Arc::clone(row)));
+                false
+            });
+            if !suspended_logits.is_empty() {
+                requests.suspended.insert(request);
             }
         }
+        ready.push(ReadySequences { request, logits });
     }
-    let candidates = sampler.candidates(logits, &context, search.num_candidates())?;
-    search.add_candidates(index, candidates);
-    Ok(())
+    ready
+}
+
+/// Plans to find the candidates for the next token of a beam. Does nothing if the sequence has no beam.
+fn plan_candidates<'a>(
+    sequence: SequenceId,
+    logits: Logits<'a>,
+    active: &mut ActiveRequest,
+    jobs: &mut Vec<Job<'a>>,
+) {
+    let search = active.search.as_ref().filter(|search| search.has_beam(sequence.index));
+    let Some(count) = search.map(|search| search.num_candidates()) else { return };
+    let state = SequenceState::take(sequence.index, active);
+    jobs.push(Job::new(sequence, logits, Work::FindCandidates { state, count }));
 }
 
 /// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences that no token
@@ -420,7 +441,7 @@ fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u3
     for &Move { slot, token, .. } in moves.iter().filter(|to| to.is_beam) {
         active.histories[slot as usize].push(token);
         if let Some(guide) = active.guides.get_mut(slot as usize)
-            && guide.commit(token, &active.stop)?
+            && guide.commit([token], &active.stop)?
         {
             *guide = GuideSlot::Complete;
             complete.push(slot);
@@ -429,18 +450,24 @@ fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u3
     Ok(())
 }
 
-/// Records the log probability of the prompt token after the one at `position`.
-fn score(
-    sequence: SequenceId,
-    position: usize,
-    logits: &[f32],
-    requests: &mut Requests,
-    sampler: &mut Sampler,
-) {
-    let active = requests.active.get_mut(&sequence.request);
-    let active = active.expect("invariant: a scheduled request is active");
-    let scores = active.scores.as_mut().zip(active.sampling.prompt_logprobs);
+/// The work of scoring the prompt token after the one at `position`.
+fn score<'a>(sequence: SequenceId, position: usize, requests: &mut Requests) -> Work<'a> {
+    let active = active_of(sequence, requests);
+    let scores = active.scores.as_ref().zip(active.sampling.prompt_logprobs);
     let (scores, count) = scores.expect("invariant: a scored prompt has requested scores");
+    Work::Score { position, token: scores.prompt[position + 1], count }
+}
+
+fn add_score(position: usize, score: ScoredToken, active: &mut ActiveRequest) {
+    let scores = active.scores.as_mut().expect("invariant: a scored prompt has requested scores");
     assert_eq!(scores.tokens.len(), position, "invariant: a prompt is scored in order");
-    scores.tokens.push(sampler.score(logits, scores.prompt[position + 1], count));
+    scores.tokens.push(score);
+}
+
+fn active_of(sequence: SequenceId, requests: &mut Requests) -> &mut ActiveRequest {
+    requests.active.get_mut(&sequence.request).expect("invariant: a scheduled request is active")
+}
+
+fn first_row(logits: Logits<'_>) -> &[f32] {
+    logits.rows().next().expect("invariant: each sampled token has logits")
 }

@@ -1,5 +1,6 @@
 //! The guide of a sequence and its state between steps.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -102,9 +103,17 @@ impl GuideSlot {
         Ok(GuideDecision::Sample(allowed))
     }
 
-    /// Whether the allowed next tokens are known.
-    pub(crate) fn is_ready(&self) -> bool {
-        matches!(self, Self::Ready(_))
+    /// Continues with the allowed tokens after a sampled token that equals the next draft. Returns false if these are not
+    /// known. The token is not committed yet.
+    pub(crate) fn follow_draft(&mut self, token: TokenId) -> bool {
+        let Self::Ready(ReadyGuide { run, progress, lookahead }) = self else { return false };
+        match lookahead.pop() {
+            Some(step) if step.draft == token => {
+                (run.allowed, *progress) = (step.allowed, step.progress);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Whether a thread computes the allowed next tokens.
@@ -136,26 +145,28 @@ impl GuideSlot {
         }
     }
 
-    /// Commits the sampled token. Returns true if no token can follow it.
-    pub(crate) fn commit(&mut self, token: TokenId, stop: &StopCriteria) -> Result<bool, GuideError> {
-        let Self::Ready(ReadyGuide { mut run, mut lookahead, .. }) = std::mem::replace(self, Self::Released)
-        else {
+    /// Commits the sampled tokens. Returns true if no token can follow them.
+    pub(crate) fn commit(
+        &mut self,
+        tokens: impl IntoIterator<Item = TokenId>,
+        stop: &StopCriteria,
+    ) -> Result<bool, GuideError> {
+        let Self::Ready(ReadyGuide { mut run, .. }) = std::mem::replace(self, Self::Released) else {
             return Err(GuideError::Failed(
                 "a token was sampled before the allowed ones were known".to_owned(),
             ));
         };
-        // A stop token ends the sequence, and is not part of the form.
-        if stop.stop_token_ids.contains(&token) {
-            return Ok(true);
-        }
-        let progress = run.state.commit(token)?;
-        *self = match lookahead.pop() {
-            Some(LookaheadStep { draft, allowed, progress }) if draft == token => {
-                run.allowed = allowed;
-                Self::Ready(ReadyGuide { run, progress, lookahead })
+        let mut progress = Progress::Open;
+        for token in tokens {
+            // A stop token ends the sequence, and is not part of the form.
+            if stop.stop_token_ids.contains(&token) {
+                return Ok(true);
             }
-            _ => Self::Idle(run),
-        };
+            // Unwind safety: a state that panicked is dropped.
+            let result = catch_unwind(AssertUnwindSafe(|| run.state.commit(token)));
+            progress = result.unwrap_or_else(|_| Err(GuideError::Failed("the guide panicked".to_owned())))?;
+        }
+        *self = Self::Idle(run);
         Ok(progress == Progress::Ended)
     }
 }

@@ -7,7 +7,7 @@ use server_scheduler::TokenId;
 use crate::request::Sampling;
 
 /// The tokens of one sequence that its sampling parameters need.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct History {
     /// The distinct tokens of the prompt in ascending order. Empty if no penalty needs them.
     prompt: Arc<[TokenId]>,

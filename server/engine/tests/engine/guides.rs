@@ -30,6 +30,7 @@ enum Fault {
     Start,
     Allow,
     Commit,
+    CommitPanic,
     Panic,
     /// No token is allowed.
     DeadEnd,
@@ -136,8 +137,10 @@ impl GuideState for At {
 
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError> {
         assert!(self.form.allows(&self.tokens, token), "{token} was not allowed after {:?}", self.tokens);
-        if self.fault() == Some(Fault::Commit) {
-            return Err(GuideError::Failed("it takes no such token".to_owned()));
+        match self.fault() {
+            Some(Fault::Commit) => return Err(GuideError::Failed("it takes no such token".to_owned())),
+            Some(Fault::CommitPanic) => panic!("a simulated panic"),
+            _ => {}
         }
         self.tokens.push(token);
         Ok(self.progress())
@@ -289,7 +292,9 @@ async fn a_failing_guide_fails_only_its_request() {
     let engine = Setup::new(200).start();
     let handle = engine.handle();
     let other = handle.submit(request(&prompt(8, 30), 60)).unwrap();
-    for fault in [Fault::Start, Fault::Allow, Fault::Commit, Fault::Panic, Fault::DeadEnd] {
+    let faults =
+        [Fault::Start, Fault::Allow, Fault::Commit, Fault::CommitPanic, Fault::Panic, Fault::DeadEnd];
+    for fault in faults {
         let form = Form::failing(4, fault);
         let guided = Request { guide: form.guide(), num_sequences: 2, ..request(&prompt(1, 10), 50) };
         let fine = Request { guide: Form::new(3, 12).guide(), ..request(&prompt(1, 10), 50) };

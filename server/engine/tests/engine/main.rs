@@ -32,4 +32,6 @@ mod streams;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod threads;
+#[cfg(test)]
 mod timing;

@@ -452,7 +452,11 @@ async fn a_draft_model_proposes_after_restored_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup::new(32);
     let draft = DraftRunner { runner: Box::new(setup.runner()), max_model_len: u32::MAX };
-    let extras = EngineOptions { draft: Some(draft), spill: Some(config(folder.path(), "a")) };
+    let extras = EngineOptions {
+        draft: Some(draft),
+        spill: Some(config(folder.path(), "a")),
+        ..EngineOptions::default()
+    };
     let observer = Box::new(|_: &_| {});
     let engine =
         Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();

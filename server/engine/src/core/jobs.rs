@@ -1,0 +1,180 @@
+//! The part of sampling that any thread can do: a job computes the tokens of one sequence from its logits.
+//!
+//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does not
+//! commit tokens to guides, because their states can share data.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use server_scheduler::{SequenceId, StopCriteria, TokenId};
+
+use crate::guides::slot::{GuideDecision, GuideSlot};
+use crate::logprobs::{ScoredToken, TokenLogprobs};
+use crate::request::{Failure, Sampling};
+use crate::requests::ActiveRequest;
+use crate::runner::Logits;
+use crate::sampler::{History, Sampler, SamplingContext};
+use crate::search::Candidates;
+
+/// A generated token with its log probabilities, if they were requested.
+pub(super) struct GeneratedToken {
+    pub(super) token: TokenId,
+    pub(super) logprobs: Option<Box<TokenLogprobs>>,
+}
+
+/// The computation of one sequence, or of one scored token of a prompt.
+pub(super) struct Job<'a> {
+    pub(super) sequence: SequenceId,
+    /// The logits of the last known token, and those of the draft tokens after it.
+    pub(super) logits: Logits<'a>,
+    pub(super) work: Work<'a>,
+    pub(super) outcome: Result<Outcome, Failure>,
+}
+
+/// What a job computes.
+pub(super) enum Work<'a> {
+    /// The score of the token after the one at `position` of a prompt.
+    Score { position: usize, token: TokenId, count: u32 },
+    /// The next token, and one after each draft token that equals the token sampled for its position. `output` is the
+    /// index of the sequence in the outputs of the step.
+    Sample { state: SequenceState, drafts: &'a [TokenId], output: usize },
+    /// The candidates for the next token of a beam.
+    FindCandidates { state: SequenceState, count: u32 },
+}
+
+/// The result of a job.
+pub(super) enum Outcome {
+    Score(ScoredToken),
+    /// The sampled tokens. All but the last equal the drafts.
+    Tokens(Vec<GeneratedToken>),
+    /// The guide allows no token after these drafts.
+    End(Vec<GeneratedToken>),
+    Candidates(Candidates),
+}
+
+/// The state of a sequence that sampling reads and changes.
+pub(super) struct SequenceState {
+    sampling: Arc<Sampling>,
+    stop: Arc<StopCriteria>,
+    index: u32,
+    history: History,
+    guide: Option<GuideSlot>,
+}
+
+impl<'a> Job<'a> {
+    pub(super) fn new(sequence: SequenceId, logits: Logits<'a>, work: Work<'a>) -> Self {
+        let outcome = Err(Failure::Step("the sequence was not sampled".to_owned()));
+        Self { sequence, logits, work, outcome }
+    }
+
+    /// Computes the outcome. A panic fails only the request of this job.
+    pub(super) fn run(&mut self, sampler: &mut Sampler) {
+        // Unwind safety: a sampler has no state between two calls, and the sequence is not used after a failure.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.compute(sampler)));
+        self.outcome = outcome.unwrap_or_else(|_| Err(Failure::Step("sampling panicked".to_owned())));
+    }
+
+    fn compute(&mut self, sampler: &mut Sampler) -> Result<Outcome, Failure> {
+        let mut rows = self.logits.rows();
+        let mut next = || rows.next().expect("invariant: a job has logits");
+        match &mut self.work {
+            Work::Score { token, count, .. } => Ok(Outcome::Score(sampler.score(next(), *token, *count))),
+            Work::Sample { state, drafts, .. } => {
+                let mut tokens = Vec::with_capacity(1);
+                // The logits after the first rejected draft are not used.
+                for draft in drafts.iter().map(Some).chain([None]) {
+                    let Some(token) = state.sample(next(), sampler)? else { return Ok(Outcome::End(tokens)) };
+                    let is_accepted = draft == Some(&token.token) && state.accept_draft(token.token);
+                    tokens.push(token);
+                    if !is_accepted {
+                        break;
+                    }
+                }
+                Ok(Outcome::Tokens(tokens))
+            }
+            Work::FindCandidates { state, count } => state.candidates(next(), *count, sampler),
+        }
+    }
+}
+
+impl SequenceState {
+    /// Moves the state of a sequence into a job. The request gets it back with [`Self::restore`].
+    pub(super) fn take(index: u32, active: &mut ActiveRequest) -> Self {
+        let guide = active.guides.get_mut(index as usize);
+        Self {
+            sampling: Arc::clone(&active.sampling),
+            stop: Arc::clone(&active.stop),
+            index,
+            history: std::mem::take(&mut active.histories[index as usize]),
+            guide: guide.map(|guide| std::mem::replace(guide, GuideSlot::Released)),
+        }
+    }
+
+    pub(super) fn restore(self, active: &mut ActiveRequest) {
+        active.histories[self.index as usize] = self.history;
+        if let Some(guide) = self.guide {
+            active.guides[self.index as usize] = guide;
+        }
+    }
+
+    /// Samples a token and appends it to the history. `None` if the guide allows no further token.
+    fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<Option<GeneratedToken>, Failure> {
+        let Some(context) = self.context()? else { return Ok(None) };
+        let token = sampler.sample(logits, &context)?;
+        let logprobs = context.sampling.logprobs;
+        let logprobs = logprobs.map(|count| Box::new(sampler.logprobs(logits, token, count)));
+        self.history.push(token);
+        Ok(Some(GeneratedToken { token, logprobs }))
+    }
+
+    /// Whether a token can be sampled after this draft in the same step.
+    fn accept_draft(&mut self, draft: TokenId) -> bool {
+        let is_stop = self.stop.stop_token_ids.contains(&draft);
+        !is_stop && self.guide.as_mut().is_none_or(|guide| guide.follow_draft(draft))
+    }
+
+    fn candidates(&mut self, logits: &[f32], count: u32, sampler: &mut Sampler) -> Result<Outcome, Failure> {
+        let candidates = match self.context()? {
+            Some(context) => sampler.candidates(logits, &context, count)?,
+            None => Candidates { is_complete: true, ..Candidates::default() },
+        };
+        Ok(Outcome::Candidates(candidates))
+    }
+
+    /// The context of the next token. `None` if the guide allows no further token.
+    fn context(&mut self) -> Result<Option<SamplingContext<'_>>, Failure> {
+        let Self { sampling, stop, index, history, guide } = self;
+        let allowed = match guide {
+            Some(guide) => match guide.decide(stop, history.generated())? {
+                GuideDecision::End => return Ok(None),
+                GuideDecision::Sample(allowed) => Some(allowed),
+            },
+            None => None,
+        };
+        Ok(Some(SamplingContext { sampling, stop, history, index: *index, allowed }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_fails_only_its_own_job() {
+        let logits = [0.0, 1.0, 2.0];
+        // A token outside of the vocabulary causes a panic. The engine accepts no such token.
+        let job = |token| {
+            let work = Work::Score { position: 0, token, count: 1 };
+            Job::new(SequenceId::new(0, 0), Logits::new(&logits, 3), work)
+        };
+        let mut sampler = Sampler::new();
+        let mut jobs = [job(1), job(7), job(2)];
+        jobs.iter_mut().for_each(|job| job.run(&mut sampler));
+        let rank = |job: &Job<'_>| match &job.outcome {
+            Ok(Outcome::Score(score)) => Some(score.rank),
+            _ => None,
+        };
+        assert_eq!(jobs.each_ref().map(rank), [Some(2), None, Some(1)]);
+        assert_eq!(jobs[1].outcome.as_ref().err(), Some(&Failure::Step("sampling panicked".to_owned())));
+    }
+}
