@@ -157,7 +157,7 @@ bench-engine: engine-bench ## Compare the speed of the engine with openvino_gena
 .PHONY: bench-engine-1b
 bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion random weights. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py --section bench-engine-1b --forms gguf --cases c1 c8 \
-		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_1b.py)" $(ARGS)
+		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_model.py 1b)" $(ARGS)
 
 .PHONY: bench-http
 bench-http: engine-bench build ## Compare the server over HTTP with the engine in process. ARGS are passed to the program.
