@@ -16,6 +16,7 @@ const SOURCES: &[&str] = &[
     "experts/run.cpp",
     "graph/adapters.cpp",
     "graph/compiled.cpp",
+    "graph/deferred.cpp",
     "graph/experts.cpp",
     "graph/gguf.cpp",
     "graph/kernel_plan.cpp",

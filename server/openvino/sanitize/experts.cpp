@@ -77,8 +77,10 @@ void check_case(const TestedKernels& tested, size_t i) {
         return RandomWeight(random, count * rows, columns, columns % group == 0 ? group : 32, bits, random.below(2) == 0);
     };
     const RandomWeight gate = weight(inner, K), up = weight(inner, K), second = weight(K, inner);
-    describe({&gate.weight, &up.weight}, gate_up);
-    describe({&second.weight}, down);
+    describe_form({&gate.weight, &up.weight}, gate_up);
+    set_scale_factor({&gate.weight, &up.weight}, gate_up);
+    describe_form({&second.weight}, down);
+    set_scale_factor({&second.weight}, down);
     gate_up.N = 2 * inner, down.N = K;
     gate_up.epilogue = i % 5 < 3 ? Epilogue::swiglu : Epilogue::clamped_swiglu;
     has_biases = i % 2 == 0;

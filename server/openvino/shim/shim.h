@@ -39,25 +39,45 @@ enum ovfleet_element {
 // logits. The caller frees the model with ov_model_free.
 int ovfleet_read_gguf(const char* path, ov_model_t** model);
 
+// Rows of a tensor in the model's files, and the memory for them in the form of ovfleet_weight: `quants` has `count * columns`
+// elements (two u4 per byte, the first in the low half), and `scales` and `zeros` have one element for each group. A null
+// pointer stands for elements that are not needed. `message` has space for the reason of a failure with its NUL.
+typedef struct {
+    size_t tensor, first, count;
+    void* quants;
+    float* scales;
+    void* zeros;
+    char* message;
+    size_t message_size;
+} ovfleet_tensor_rows;
+
+// The tensors of the model's files, by number. `read` returns 0 if it has read the rows. Several threads call it at the same
+// time. `free` is called once, when no constant needs the source any more.
+typedef struct {
+    void* context;
+    int (*read)(const void* context, const ovfleet_tensor_rows* rows);
+    void (*free)(void* context);
+} ovfleet_tensor_source;
+
 // A weight matrix with groups along its rows: w[r][c] = (q[r][c] - zero[r][c / group]) * scale[r][c / group].
 typedef struct {
     const char* tensor;   // its name in the GGUF file
-    uint32_t type;        // the ovfleet_element of quants
-    uint32_t zeros_type;  // the ovfleet_element of zeros; ignored if zeros is null
-    size_t rows, columns, group;
-    const void* quants;   // rows * columns elements; two u4 per byte, the first in the low half
-    const float* scales;  // rows * columns / group; null if quants are the weights themselves
-    const void* zeros;    // rows * columns / group elements; null if all are zero
+    size_t number;        // the number of the tensor that has its rows, in the source
+    uint32_t type;        // the ovfleet_element of the quants
+    uint32_t zeros_type;  // the ovfleet_element of the zeros
+    int has_zeros;        // whether there are zeros; otherwise all are zero
+    size_t rows, columns;
+    size_t group;  // 0 if the quants are the weights themselves, without scales
 } ovfleet_weight;
 
 // An index of the weights of a model from ovfleet_read_gguf. The caller frees it with ovfleet_free_weights before it calls
-// other functions that change the graph.
+// other functions that change the graph. The index takes ownership of `source`, even if the call fails.
 typedef struct ovfleet_weights ovfleet_weights_t;
-int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights);
+int ovfleet_find_weights(const ov_model_t* model, const ovfleet_tensor_source* source, ovfleet_weights_t** weights);
 void ovfleet_free_weights(ovfleet_weights_t* weights);
 
-// Replaces a weight. `found` returns whether the graph has this weight. The rows of a stack of matrices, one for each expert,
-// follow each other.
+// Replaces a weight with one that is read from the source when it is needed. `found` returns whether the graph has this weight.
+// The rows of a stack of matrices, one for each expert, follow each other.
 int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings with this base (0: with any base) by `factors`, one for each pair of a head.
@@ -182,9 +202,6 @@ int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
 // ---- Files ----
-
-// A copy of the graph that shares the weights. The caller frees it with ov_model_free.
-int ovfleet_clone(const ov_model_t* model, ov_model_t** copy);
 
 // Writes a model whose attention is not paged yet as an IR.
 int ovfleet_save(ov_model_t* model, const char* xml, const char* bin);

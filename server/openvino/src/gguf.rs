@@ -1,19 +1,21 @@
-//! Reads a GGUF file as a graph with exactly the weights that the file contains.
+//! Reads a GGUF file as a graph with exactly the weights that the file contains. The weights are read from the file when they
+//! are needed.
 
-use std::num::NonZero;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::Arc;
 
 use server_gguf::{GgufFile, TensorEntry, TensorType};
 
 use crate::Error;
 use crate::runtime::Model;
-use crate::shim::{self, GraphWeights, PermutedProjection};
-use crate::weights::{Matrix, MatrixShape, permute_rows};
-use graph_file::GraphFile;
+use crate::shim::{self, GraphWeights, PermutedProjection, WeightForm};
+use crate::weights::Matrix;
+use graph_file::{FUSED, GraphFile};
+use tensor_source::SourceTensor;
+pub(crate) use tensor_source::TensorSource;
 
 mod graph_file;
 mod hyperparameters;
+mod tensor_source;
 mod yarn;
 
 /// The tensor with the divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
@@ -30,10 +32,55 @@ const EXPERTS: &str = "_exps.";
 
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights with exact ones.
 /// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
-pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model, Error> {
+pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<Model, Error> {
     hyperparameters::check(file)?;
     reject_unproven_experts(file)?;
-    let mut model = read_graph(file)?;
+    match read_with(file, max_model_len, GraphInput::Vectors) {
+        // The graph may use a weight under another name, so the front end has to read all of them.
+        Err(ReadError::NoNode(_)) if !is_split(file) => read_with(file, max_model_len, GraphInput::Whole),
+        Err(ReadError::NoGraphFile(error)) if !is_split(file) => {
+            tracing::warn!(%error, "loading takes more memory, because the front end reads all weights");
+            read_with(file, max_model_len, GraphInput::Whole)
+        }
+        read => read,
+    }
+    .map_err(|error| match error {
+        ReadError::NoNode(entry) => {
+            let TensorEntry { name, kind, .. } = entry;
+            Error::Unsupported(format!("the graph has no node for its weight {name} ({kind})"))
+        }
+        ReadError::NoGraphFile(error) | ReadError::Other(error) => error,
+    })
+}
+
+/// The reason why a graph cannot be read from an input.
+enum ReadError<'a> {
+    /// The graph has no node for a weight.
+    NoNode(&'a TensorEntry),
+    /// The temporary file for the front end cannot be written.
+    NoGraphFile(Error),
+    Other(Error),
+}
+
+impl From<Error> for ReadError<'_> {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<server_gguf::Error> for ReadError<'_> {
+    fn from(error: server_gguf::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// Reads the graph, whose weights are read from the file when they are needed.
+fn read_with(
+    file: &Arc<GgufFile>,
+    max_model_len: Option<u32>,
+    input: GraphInput,
+) -> Result<Model, ReadError<'_>> {
+    let mut model = read_graph(file, input)?;
     fix_experts(file, &mut model)?;
     restore_window(file, &mut model)?;
     divide_frequencies(file, &mut model, max_model_len)?;
@@ -41,121 +88,92 @@ pub(crate) fn read(file: &GgufFile, max_model_len: Option<u32>) -> Result<Model,
     unscale_local_frequencies(file, &mut model)?;
     let permuted = shim::rewrite_rotary(&mut model)?;
     tracing::debug!(projections = permuted.len(), "rewrote rotary embeddings");
-    write_weights(file, &mut model, &permuted)?;
+    replace_weights(file, &mut model, &permuted, input)?;
     check_permuted(file, &permuted)?;
     Ok(model)
 }
 
-/// Maximum number of threads that decode matrices. More threads would only wait for the thread that writes the
-/// matrices.
-const DECODERS_MAX: usize = 4;
-
-/// A decoded tensor that is to be written to the graph.
-struct DecodedTensor<'a> {
-    entry: &'a TensorEntry,
-    /// The head size, if the rows were permuted.
-    head_size: Option<usize>,
-    bytes: Vec<u8>,
-    matrix: Matrix,
+/// The file from which the front end builds the graph.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GraphInput {
+    /// A file with only the vectors of the model, so that the front end reads no matrices.
+    Vectors,
+    /// The file of the model.
+    Whole,
 }
 
-/// Replaces all matrices that the front end may have rounded. Several threads decode the matrices and the calling
-/// thread writes them, so that only a few matrices are in memory at a time.
-fn write_weights(file: &GgufFile, model: &mut Model, permuted: &[PermutedProjection]) -> Result<(), Error> {
-    let mut weights = GraphWeights::find(model)?;
+/// A weight of the graph that its tensor in the file replaces.
+struct Replacement<'a> {
+    entry: &'a TensorEntry,
+    /// The name of the weight in the graph.
+    name: String,
+    tensor: SourceTensor,
+}
+
+/// Replaces all matrices with weights that are read from the file when they are needed.
+fn replace_weights<'a>(
+    file: &'a Arc<GgufFile>,
+    model: &mut Model,
+    permuted: &[PermutedProjection],
+    input: GraphInput,
+) -> Result<(), ReadError<'a>> {
     let head_size =
         |entry: &TensorEntry| permuted.iter().find(|one| one.tensor == entry.name).map(|one| one.head_size);
     let tensors = file.tensors().iter().map(|entry| (entry, head_size(entry)));
-    let tensors: Vec<_> =
-        tensors.filter(|(entry, head_size)| head_size.is_some() || is_rewritten(file, entry)).collect();
-    let next = AtomicUsize::new(0);
-    let next_tensor = || tensors.get(next.fetch_add(1, Ordering::Relaxed)).copied();
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(DECODERS_MAX);
-    std::thread::scope(|scope| {
-        let (sender, decoded) = sync_channel(1);
-        let next_tensor = &next_tensor;
-        for _ in 0..threads {
-            let sender = sender.clone();
-            scope.spawn(move || {
-                while let Some((entry, head_size)) = next_tensor() {
-                    // The receiver is dropped once a tensor has failed.
-                    if sender.send(decode(file, entry, head_size)).is_err() {
-                        return;
-                    }
-                }
-            });
+    let mut replacements = Vec::new();
+    for (entry, head_size) in
+        tensors.filter(|(entry, head_size)| head_size.is_some() || is_replaced(entry, input))
+    {
+        if entry.name.contains(FUSED) {
+            replacements.extend(fused_parts(file, entry));
+        } else {
+            let tensor = SourceTensor::whole(entry, head_size);
+            replacements.push(Replacement { entry, name: entry.name.clone(), tensor });
         }
-        drop(sender);
-        decoded.into_iter().try_for_each(|decoded| write(&mut weights, file, decoded?))
-    })
-}
-
-fn decode<'a>(
-    file: &GgufFile,
-    entry: &'a TensorEntry,
-    head_size: Option<usize>,
-) -> Result<DecodedTensor<'a>, Error> {
-    let mut bytes = Vec::new();
-    file.read_tensor(&entry.name, &mut bytes)?;
-    if let Some(head_size) = head_size {
-        permute_rows(&mut bytes, row_bytes(entry), head_size);
     }
-    let shape = MatrixShape { rows: entry.rows() as usize, columns: entry.shape[0] as usize };
-    let matrix = Matrix::new(entry.kind, shape, &bytes)?;
-    Ok(DecodedTensor { entry, head_size, bytes, matrix })
-}
-
-fn write(weights: &mut GraphWeights<'_>, file: &GgufFile, decoded: DecodedTensor<'_>) -> Result<(), Error> {
-    let DecodedTensor { entry, head_size, bytes, matrix } = decoded;
-    if weights.set(&entry.name, &matrix)? {
-        return Ok(());
-    }
-    if head_size.is_some() {
-        return Err(Error::runtime("write a weight", "the graph lacks a projection whose rows are permuted"));
-    }
-    if entry.name.contains(FUSED) {
-        return set_fused(weights, file, FusedTensor { entry, bytes: &bytes });
-    }
-    // The graph may use the weight under another name. But the front end may have rounded experts, and it has none of
-    // the weights of a split model.
-    let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
-    if is_rounded || is_split(file) {
-        let TensorEntry { name, kind, .. } = entry;
-        return Err(Error::Unsupported(format!("the graph has no node for its weight {name} ({kind})")));
+    let tensors: Vec<_> = replacements.iter().map(|one| one.tensor.clone()).collect();
+    let mut weights = GraphWeights::find(model, TensorSource::new(Arc::clone(file), tensors))?;
+    for (number, Replacement { entry, name, tensor }) in replacements.iter().enumerate() {
+        let form = Matrix::form(tensor.kind)?;
+        if weights.set(name, WeightForm { number, shape: tensor.shape, form: &form })? {
+            continue;
+        }
+        if tensor.head_size.is_some() {
+            let lacks = "the graph lacks a projection whose rows are permuted";
+            return Err(Error::runtime("write a weight", lacks).into());
+        }
+        if entry.name.contains(FUSED) {
+            let lacks = "the graph lacks a part of a fused projection";
+            return Err(Error::runtime("write a weight", lacks).into());
+        }
+        // If the front end has read the weight, the graph may use it under another name. But the front end may have rounded
+        // experts.
+        let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
+        if is_rounded || input == GraphInput::Vectors {
+            return Err(ReadError::NoNode(entry));
+        }
     }
     Ok(())
 }
 
-/// The part of a tensor's name that marks the fused weights of q, k and v. The front end splits them.
-const FUSED: &str = ".attn_qkv.";
-
-/// The fused weights of q, k and v.
-#[derive(Clone, Copy)]
-struct FusedTensor<'a> {
-    entry: &'a TensorEntry,
-    bytes: &'a [u8],
-}
-
-/// Writes the parts of fused weights, each under the name that the front end gives it.
-fn set_fused(weights: &mut GraphWeights<'_>, file: &GgufFile, fused: FusedTensor<'_>) -> Result<(), Error> {
-    let FusedTensor { entry, bytes } = fused;
+/// The parts of fused weights, each under the name that the front end gives it.
+fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'a>> {
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);
     let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
     // The shim rejects parts whose size differs from their size in the graph.
-    let head_rows = entry.rows().checked_div(heads + 2 * kv_heads).unwrap_or(0);
-    let mut rest = bytes;
-    for (part, heads) in [(".attn_q.", heads), (".attn_k.", kv_heads), (".attn_v.", kv_heads)] {
-        let rows = (heads * head_rows) as usize;
-        let (bytes, others) = rest.split_at((rows * row_bytes(entry)).min(rest.len()));
-        rest = others;
-        let shape = MatrixShape { rows, columns: entry.shape[0] as usize };
-        let matrix = Matrix::new(entry.kind, shape, bytes)?;
-        if !weights.set(&entry.name.replace(FUSED, part), &matrix)? {
-            return Err(Error::runtime("write a weight", "the graph lacks a part of a fused projection"));
-        }
-    }
-    Ok(())
+    let head_rows = entry.rows().checked_div(heads.saturating_add(kv_heads.saturating_mul(2))).unwrap_or(0);
+    let mut next = 0;
+    [(".attn_q.", heads), (".attn_k.", kv_heads), (".attn_v.", kv_heads)]
+        .map(|(part, heads)| {
+            let first = next;
+            next = (first + heads * head_rows).min(entry.rows());
+            let mut tensor = SourceTensor::whole(entry, None);
+            tensor.first_row = first as usize;
+            tensor.shape.rows = (next - first) as usize;
+            Replacement { entry, name: entry.name.replace(FUSED, part), tensor }
+        })
+        .into()
 }
 
 /// The architectures with experts whose fixed graphs are known to be right. Mixtral's files name the architecture llama.
@@ -205,18 +223,28 @@ fn restore_window(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     }
 }
 
-fn read_graph(file: &GgufFile) -> Result<Model, Error> {
-    let graph_file =
-        if is_split(file) { Some(GraphFile::write(file, |entry| is_rewritten(file, entry))?) } else { None };
-    shim::read_gguf(graph_file.as_ref().map_or(file.path(), GraphFile::path)).map_err(|error| {
-        let architecture = file.architecture().unwrap_or("(none)");
-        match error {
-            Error::Runtime { message, .. } => Error::Unsupported(format!(
-                "the front end rejects its architecture {architecture:?}: {message}"
-            )),
-            other => other,
+fn read_graph(file: &GgufFile, input: GraphInput) -> Result<Model, ReadError<'_>> {
+    let graph_file = match input {
+        GraphInput::Vectors => {
+            let written = GraphFile::write(file, |entry| is_replaced(entry, input));
+            Some(written.map_err(|error| match error {
+                Error::Runtime { .. } => ReadError::NoGraphFile(error),
+                other => ReadError::Other(other),
+            })?)
         }
-    })
+        GraphInput::Whole => None,
+    };
+    let model =
+        shim::read_gguf(graph_file.as_ref().map_or(file.path(), GraphFile::path)).map_err(|error| {
+            let architecture = file.architecture().unwrap_or("(none)");
+            match error {
+                Error::Runtime { message, .. } => Error::Unsupported(format!(
+                    "the front end rejects its architecture {architecture:?}: {message}"
+                )),
+                other => other,
+            }
+        })?;
+    Ok(model)
 }
 
 /// Divides the frequencies of the rotary embeddings by the factors in the file, which the front end ignores.
@@ -299,24 +327,20 @@ fn unscale_local_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), E
     }
 }
 
-fn row_bytes(entry: &TensorEntry) -> usize {
-    entry.row_bytes() as usize
-}
-
 /// Whether the model consists of several files.
 fn is_split(file: &GgufFile) -> bool {
     file.paths().len() > 1
 }
 
-/// Whether a tensor is replaced: it contains the quantized or half-precision weights of a matrix or of experts, which
-/// the front end may round. All matrices of a split model are replaced, because the front end does not read them.
-fn is_rewritten(file: &GgufFile, entry: &TensorEntry) -> bool {
+/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did not
+/// read.
+fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
     // The biases of experts have two dimensions, but the front end reads them like those of projections.
     !entry.name.ends_with(".bias")
         && (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (entry.kind.is_quantized()
             || matches!(entry.kind, TensorType::F16 | TensorType::Bf16)
-            || entry.kind == TensorType::F32 && is_split(file))
+            || entry.kind == TensorType::F32 && input == GraphInput::Vectors)
 }
 
 fn check_permuted(file: &GgufFile, permuted: &[PermutedProjection]) -> Result<(), Error> {

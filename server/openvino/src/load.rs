@@ -14,7 +14,7 @@ use crate::kernels::{
     GraphProperties, KernelOptions, KernelPlan, ProjectionKernels, plan_kernels, projection_kernels,
 };
 use crate::kv_cache::CachePorts;
-use crate::model_cache::{self, CacheUpdate, CacheableModel, CompiledCacheEntry, GraphCacheEntry};
+use crate::model_cache::{self, CacheUpdate, CacheableModel, CompiledCacheEntry};
 use crate::model_source::ModelSource;
 use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core, Model};
@@ -132,11 +132,10 @@ struct ModelLoader {
     projections: ProjectionKernels,
 }
 
-/// A graph that was read, together with the copy of it that is to be cached.
+/// A graph that was read.
 struct SourceGraph {
     model: Model,
     from_cache: bool,
-    cache_update: Option<(GraphCacheEntry, Model)>,
 }
 
 /// A paged graph with the kernels of its plan.
@@ -145,7 +144,6 @@ struct PreparedGraph {
     plan: KernelPlan,
     properties: GraphProperties,
     from_cache: bool,
-    cache_update: Option<(GraphCacheEntry, Model)>,
     adapter_digests: Vec<u64>,
 }
 
@@ -222,8 +220,10 @@ impl ModelLoader {
         entry: Option<CompiledCacheEntry>,
         stages: &mut Stages<'_>,
     ) -> Result<CompiledSource, Error> {
-        let PreparedGraph { model, plan, properties: graph, from_cache, cache_update, adapter_digests } =
-            self.prepare(stages)?;
+        // The graph is cached only if the compiled model is not: a copy of the weights in the cache is enough.
+        let caches_graph = entry.is_none();
+        let PreparedGraph { model, plan, properties: graph, from_cache, adapter_digests } =
+            self.prepare(caches_graph, stages)?;
         let properties = plan.plugin_properties(&self.config.plugin_config);
         let compiled = Arc::new(self.core.compile(&model, &self.config.device, &properties)?);
         stages.done("compile");
@@ -233,17 +233,14 @@ impl ModelLoader {
             compiled_by: Arc::clone(&self.core),
             plan,
             from_cache,
-            cache_update: CacheUpdate {
-                graph: cache_update,
-                compiled: entry.map(|entry| (entry, cacheable)),
-            },
+            cache_update: CacheUpdate { compiled: entry.map(|entry| (entry, cacheable)) },
             adapter_digests,
         })
     }
 
     /// Reads a model with its adapters, makes its attention paged, and replaces operations with native kernels.
-    fn prepare(&self, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
-        let SourceGraph { mut model, from_cache, cache_update } = self.read()?;
+    fn prepare(&self, caches_graph: bool, stages: &mut Stages<'_>) -> Result<PreparedGraph, Error> {
+        let SourceGraph { mut model, from_cache } = self.read(caches_graph)?;
         stages.done("read the model");
         let ProjectionSupport { supports_all: native_projections, experts } =
             shim::projection_support(&mut model)?;
@@ -261,11 +258,11 @@ impl ModelLoader {
         let replaced = shim::apply_kernel_plan(&mut model, &plan)?;
         tracing::debug!(projections = replaced, %plan, "replaced operations by native kernels");
         stages.done("prepare the native kernels");
-        Ok(PreparedGraph { model, plan, properties, from_cache, cache_update, adapter_digests })
+        Ok(PreparedGraph { model, plan, properties, from_cache, adapter_digests })
     }
 
-    /// Reads a model. Its projections are merged, unless adapters must be added first.
-    fn read(&self) -> Result<SourceGraph, Error> {
+    /// Reads a model, and caches its graph. Its projections are merged, unless adapters must be added first.
+    fn read(&self, caches_graph: bool) -> Result<SourceGraph, Error> {
         let is_merged = self.config.adapters.is_empty();
         let file = match &self.source {
             ModelSource::Gguf(file) => file,
@@ -274,22 +271,20 @@ impl ModelLoader {
                 if is_merged {
                     shim::merge_projections(&mut model)?;
                 }
-                return Ok(SourceGraph { model, from_cache: false, cache_update: None });
+                return Ok(SourceGraph { model, from_cache: false });
             }
         };
-        let entry = self.source.cache_entry(&self.config);
+        let entry = if caches_graph { self.source.cache_entry(&self.config) } else { None };
         if let Some(model) = entry.as_ref().and_then(|entry| entry.read(&self.core)) {
-            return Ok(SourceGraph { model, from_cache: true, cache_update: None });
+            return Ok(SourceGraph { model, from_cache: true });
         }
         let mut model = gguf::read(file, self.config.max_model_len)?;
         if is_merged {
             shim::merge_projections(&mut model)?;
         }
-        let cache_update = match entry {
-            Some(entry) => Some((entry, shim::clone_model(&mut model)?)),
-            None => None,
-        };
-        Ok(SourceGraph { model, from_cache: false, cache_update })
+        // The weights of the graph that is read back are mapped from its file, so they need no memory of their own.
+        let cached = entry.and_then(|entry| entry.write(&self.core, &mut model));
+        Ok(SourceGraph { model: cached.unwrap_or(model), from_cache: false })
     }
 
     /// Adds the adapters to a model whose projections are not merged, and merges the projections. Returns a digest of each
@@ -353,8 +348,8 @@ impl LoadedModel {
             adapter_digests: source.adapter_digests,
             cache_identity: loader.cache_identity(&ports),
         };
-        let ModelLoader { config, core, .. } = loader;
-        let cache_writer = source.cache_update.write(core);
+        let ModelLoader { config, .. } = loader;
+        let cache_writer = source.cache_update.write();
         let runner = OpenVinoRunner::new(RunnerParts {
             graph,
             cache_writer,

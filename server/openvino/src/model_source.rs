@@ -1,6 +1,7 @@
 //! The files from which a model is loaded.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use server_gguf::GgufFile;
 
@@ -10,7 +11,7 @@ use crate::model_cache::{GraphCacheEntry, GraphOptions};
 
 /// The files of a model.
 pub(crate) enum ModelSource {
-    Gguf(GgufFile),
+    Gguf(Arc<GgufFile>),
     Ir(PathBuf),
 }
 
@@ -32,7 +33,7 @@ impl ModelSource {
         if !path.is_file() {
             return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
         }
-        Ok(Self::Gguf(GgufFile::open(path)?))
+        Ok(Self::Gguf(Arc::new(GgufFile::open(path)?)))
     }
 
     /// The files that contain the model.

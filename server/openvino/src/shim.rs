@@ -8,24 +8,45 @@ use std::path::Path;
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
+use crate::gguf::TensorSource;
 use crate::kernels::{
     ExpertKernels, ExpertSupport, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
 };
 use crate::runtime::{CompiledModel, Core, Model};
-use crate::weights::{Matrix, Quants, Zeros};
+use crate::weights::{Matrix, MatrixShape, Quants, Zeros};
+
+/// The same as `ovfleet_tensor_rows` in `shim/shim.h`.
+#[repr(C)]
+struct RawTensorRows {
+    tensor: usize,
+    first: usize,
+    count: usize,
+    quants: *mut c_void,
+    scales: *mut f32,
+    zeros: *mut c_void,
+    message: *mut c_char,
+    message_size: usize,
+}
+
+/// The same as `ovfleet_tensor_source` in `shim/shim.h`.
+#[repr(C)]
+struct RawTensorSource {
+    context: *mut c_void,
+    read: unsafe extern "C" fn(*const c_void, *const RawTensorRows) -> c_int,
+    free: unsafe extern "C" fn(*mut c_void),
+}
 
 /// The same as `ovfleet_weight` in `shim/shim.h`.
 #[repr(C)]
 struct RawWeight {
     tensor: *const c_char,
+    number: usize,
     kind: u32,
     zeros_kind: u32,
+    has_zeros: c_int,
     rows: usize,
     columns: usize,
     group: usize,
-    quants: *const c_void,
-    scales: *const f32,
-    zeros: *const c_void,
 }
 
 /// The same as `ovfleet_weights_t` in `shim/shim.h`, whose content is opaque.
@@ -112,7 +133,11 @@ impl From<&KernelPlan> for RawKernelPlan {
 unsafe extern "C" {
     fn ovfleet_last_error() -> *const c_char;
     fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
-    fn ovfleet_find_weights(model: *const ov_model_t, weights: *mut *mut RawWeights) -> c_int;
+    fn ovfleet_find_weights(
+        model: *const ov_model_t,
+        source: *const RawTensorSource,
+        weights: *mut *mut RawWeights,
+    ) -> c_int;
     fn ovfleet_free_weights(weights: *mut RawWeights);
     fn ovfleet_set_weight(weights: *mut RawWeights, weight: *const RawWeight, found: *mut c_int) -> c_int;
     fn ovfleet_divide_frequencies(
@@ -156,7 +181,6 @@ unsafe extern "C" {
         plan: *const RawKernelPlan,
         projections: *mut usize,
     ) -> c_int;
-    fn ovfleet_clone(model: *const ov_model_t, copy: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_save(model: *mut ov_model_t, xml: *const c_char, bin: *const c_char) -> c_int;
     fn ovfleet_enable_import(core: *mut ov_core_t) -> c_int;
     fn ovfleet_export(compiled: *const ov_compiled_model_t, path: *const c_char) -> c_int;
@@ -230,6 +254,86 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
+/// Reads rows for the shim.
+///
+/// # Safety
+/// `context` is a [`TensorSource`], and the pointers of the rows are null or have the space that `ovfleet_tensor_rows`
+/// describes.
+unsafe extern "C" fn read_tensor(context: *const c_void, rows: *const RawTensorRows) -> c_int {
+    // SAFETY: as above; the source is shared, and `TensorSource` is `Sync`.
+    let (source, rows) = unsafe { (&*context.cast::<TensorSource>(), &*rows) };
+    let RawTensorRows { tensor, first, count, quants, scales, zeros, message, message_size } = *rows;
+    let read = || {
+        let matrix = source.read(tensor, first..first + count).map_err(|error| error.chain())?;
+        matrix.assert_lengths();
+        Ok(matrix)
+    };
+    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+    let matrix = match read.unwrap_or_else(|_| Err("the reader has panicked".to_owned())) {
+        Ok(matrix) => matrix,
+        Err(error) => {
+            let bytes = &error.as_bytes()[..error.len().min(message_size.saturating_sub(1))];
+            if message_size > 0 {
+                // SAFETY: the bytes and their NUL fit into the space.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), message, bytes.len());
+                    message.add(bytes.len()).write(0);
+                }
+            }
+            return 1;
+        }
+    };
+    let quant_bytes = match &matrix.quants {
+        Quants::U4(bytes)
+        | Quants::U8(bytes)
+        | Quants::I8(bytes)
+        | Quants::F16(bytes)
+        | Quants::Bf16(bytes)
+        | Quants::F32(bytes)
+        | Quants::F4E2M1(bytes) => bytes,
+    };
+    let (zero_bytes, zeros_from): (usize, *const c_void) = match &matrix.zeros {
+        Zeros::None => (0, std::ptr::null()),
+        Zeros::U4(bytes) => (bytes.len(), bytes.as_ptr().cast()),
+        Zeros::F16(values) => (size_of_val(values.as_slice()), values.as_ptr().cast()),
+    };
+    let copy = |from: *const c_void, to: *mut c_void, bytes: usize| {
+        if !to.is_null() && bytes > 0 {
+            // SAFETY: the shim has allocated `to` for the matrix's rows, columns and form.
+            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), bytes) }
+        }
+    };
+    copy(quant_bytes.as_ptr().cast(), quants, quant_bytes.len());
+    copy(matrix.scales.as_ptr().cast(), scales.cast(), size_of_val(matrix.scales.as_slice()));
+    copy(zeros_from, zeros, zero_bytes);
+    0
+}
+
+// The shim reads on several threads, and frees the source on any of them.
+const _: () = {
+    const fn check<T: Send + Sync>() {}
+    check::<TensorSource>();
+};
+
+/// Frees a source.
+///
+/// # Safety
+/// `context` comes from `Box::into_raw` of a [`TensorSource`], and is freed once.
+unsafe extern "C" fn free_tensors(context: *mut c_void) {
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(context.cast::<TensorSource>()) });
+}
+
+/// A weight of the graph.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightForm<'a> {
+    /// The number of the weight in the source.
+    pub(crate) number: usize,
+    pub(crate) shape: MatrixShape,
+    /// A matrix with the same form.
+    pub(crate) form: &'a Matrix,
+}
+
 /// An index of the weights of a model from [`read_gguf`]. The exclusive borrow ensures that no other code changes the
 /// model.
 pub(crate) struct GraphWeights<'a> {
@@ -238,48 +342,49 @@ pub(crate) struct GraphWeights<'a> {
 }
 
 impl<'a> GraphWeights<'a> {
-    /// Finds the weights in the graph.
-    pub(crate) fn find(model: &'a mut Model) -> Result<Self, Error> {
+    /// Finds the weights in the graph. `source` reads the weights that replace them.
+    pub(crate) fn find(model: &'a mut Model, source: TensorSource) -> Result<Self, Error> {
+        let context = Box::into_raw(Box::new(source)).cast();
+        let source = RawTensorSource { context, read: read_tensor, free: free_tensors };
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the model lives while it is borrowed; on success `raw` is ours to free, which `drop` does.
-        check(unsafe { ovfleet_find_weights(model.as_mut_ptr(), &raw mut raw) }, "find the weights")?;
+        // SAFETY: the model lives while it is borrowed; the shim frees the source; on success `raw` is ours to free, which
+        // `drop` does.
+        let code = unsafe { ovfleet_find_weights(model.as_mut_ptr(), &raw const source, &raw mut raw) };
+        check(code, "find the weights")?;
         Ok(Self { raw, model: PhantomData })
     }
 
     /// Replaces a matrix, or a stack of matrices. Returns false if the graph has no such tensor.
-    pub(crate) fn set(&mut self, tensor: &str, matrix: &Matrix) -> Result<bool, Error> {
+    pub(crate) fn set(&mut self, tensor: &str, weight: WeightForm<'_>) -> Result<bool, Error> {
         let name = c_string(tensor, "write a weight")?;
-        let (kind, quants): (u32, *const c_void) = match &matrix.quants {
-            Quants::U4(bytes) => (0, bytes.as_ptr().cast()),
-            Quants::U8(bytes) => (1, bytes.as_ptr().cast()),
-            Quants::I8(bytes) => (2, bytes.as_ptr().cast()),
-            Quants::F16(bytes) => (3, bytes.as_ptr().cast()),
-            Quants::Bf16(bytes) => (4, bytes.as_ptr().cast()),
-            Quants::F32(bytes) => (5, bytes.as_ptr().cast()),
-            Quants::F4E2M1(bytes) => (6, bytes.as_ptr().cast()),
+        let WeightForm { number, shape, form } = weight;
+        let kind = match &form.quants {
+            Quants::U4(_) => 0,
+            Quants::U8(_) => 1,
+            Quants::I8(_) => 2,
+            Quants::F16(_) => 3,
+            Quants::Bf16(_) => 4,
+            Quants::F32(_) => 5,
+            Quants::F4E2M1(_) => 6,
         };
-        let (zeros_kind, zeros): (u32, *const c_void) = match &matrix.zeros {
-            Zeros::None => (0, std::ptr::null()),
-            Zeros::U4(bytes) => (0, bytes.as_ptr().cast()),
-            Zeros::F16(values) => (3, values.as_ptr().cast()),
+        let (zeros_kind, has_zeros) = match &form.zeros {
+            Zeros::None => (0, 0),
+            Zeros::U4(_) => (0, 1),
+            Zeros::F16(_) => (3, 1),
         };
-        let scales = if matrix.scales.is_empty() { std::ptr::null() } else { matrix.scales.as_ptr() };
-        matrix.assert_lengths();
-        let (rows, columns, group) = (matrix.rows, matrix.columns, matrix.group);
         let raw = RawWeight {
             tensor: name.as_ptr(),
+            number,
             kind,
             zeros_kind,
-            rows,
-            columns,
-            group,
-            quants,
-            scales,
-            zeros,
+            has_zeros,
+            rows: shape.rows,
+            columns: shape.columns,
+            group: form.group,
         };
         let mut found = 0;
-        // SAFETY: the pointers in `raw` belong to vectors whose lengths `assert_lengths` has just checked against the rows,
-        // columns and group size; the shim copies them before it returns. `self.raw` is valid until it is dropped.
+        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes matrices of
+        // this form.
         let code = unsafe { ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
         check(code, "write a weight")?;
         Ok(found != 0)
@@ -496,14 +601,6 @@ pub(crate) fn apply_kernel_plan(model: &mut Model, plan: &KernelPlan) -> Result<
     let code = unsafe { ovfleet_apply_kernel_plan(model.as_mut_ptr(), &raw const raw, &raw mut projections) };
     check(code, "prepare the native kernels")?;
     Ok(projections)
-}
-
-/// A copy of the graph that shares the weights.
-pub(crate) fn clone_model(model: &mut Model) -> Result<Model, Error> {
-    let mut copy = std::ptr::null_mut();
-    // SAFETY: the pointers are valid for the call; on success `copy` is ours to free, which `Model` does.
-    check(unsafe { ovfleet_clone(model.as_mut_ptr(), &raw mut copy) }, "copy the graph")?;
-    Ok(Model::from_raw(copy))
 }
 
 /// Writes a model whose attention is not paged yet as an IR.

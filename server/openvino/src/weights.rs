@@ -85,6 +85,15 @@ impl Matrix {
         Ok(Self { rows, columns, group, quants, scales, zeros })
     }
 
+    /// A matrix of one block, which has the form of all matrices of a type.
+    ///
+    /// # Errors
+    /// The type is not supported.
+    pub(crate) fn form(kind: TensorType) -> Result<Self, server_gguf::Error> {
+        let shape = MatrixShape { rows: 1, columns: kind.block_values() };
+        Self::new(kind, shape, &vec![0; kind.block_bytes()])
+    }
+
     /// # Panics
     /// If a vector does not have the length that follows from the sizes. The shim relies on these lengths.
     pub(crate) fn assert_lengths(&self) {
@@ -126,7 +135,11 @@ pub(crate) fn permute_rows(bytes: &mut [u8], row_bytes: usize, head_size: usize)
 }
 
 fn packed_u4(quants: &[u8]) -> Vec<u8> {
-    quants.chunks(2).map(|pair| pair[0] | pair.get(1).copied().unwrap_or(0) << 4).collect()
+    let (pairs, last) = quants.as_chunks::<2>();
+    // The compiler vectorizes the pairs.
+    let mut packed: Vec<u8> = pairs.iter().map(|[low, high]| low | high << 4).collect();
+    packed.extend(last);
+    packed
 }
 
 /// Converts the quants of MXFP4, which are twice the numbers plus 12, to numbers of E2M1.

@@ -9,6 +9,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../graph/deferred.hpp"
 #include "../graph/lora.hpp"
 #include "../graph/weights.hpp"
 #include "../projection/pack.hpp"
@@ -263,14 +264,15 @@ std::optional<Layer> layer_of(const NodePtr& sum) {
     return is_router(router->get_input_node_shared_ptr(1), stack[0], stack[2]) ? std::make_optional(layer) : std::nullopt;
 }
 
-Experts experts_of(const Layer& layer, const Target& target) {
+// The attributes of the operation, except for the factors of the scales, which depend on the content of the weights.
+Experts form_of(const Layer& layer, const Target& target) {
     Experts experts{};
     const auto &gate = layer.gate.weight, &up = layer.up.weight, &down = layer.down.weight;
     experts.count = down.N / gate.K;
     experts.used = layer.used;
     experts.has_biases = layer.router_bias || layer.gate.bias || layer.up.bias || layer.down.bias;
-    describe({&gate, &up}, experts.gate_up);
-    describe({&down}, experts.down);
+    describe_form({&gate, &up}, experts.gate_up);
+    describe_form({&down}, experts.down);
     experts.gate_up.N = 2 * down.K;
     experts.gate_up.epilogue = layer.epilogue;
     experts.down.N = gate.K;
@@ -280,24 +282,32 @@ Experts experts_of(const Layer& layer, const Target& target) {
 
 // Writes a row of f32 for each expert, and the padding.
 void write_router(const NodePtr& weight, const Experts& experts, float* to) {
-    const auto values = constant_of(weight)->cast_vector<float>();
+    const auto constant = constant_of(weight);
+    fill(*constant);
+    const auto values = constant->cast_vector<float>();
     const auto end = std::copy(values.begin(), values.end(), to);
     std::fill(end, to + router_rows(experts) * experts.gate_up.K, 0.0f);
 }
 
 // The numbers of a bias, or as many zeros.
 std::vector<float> numbers_of(const ConstantPtr& bias, size_t count) {
+    if (bias) fill(*bias);
     return bias ? bias->cast_vector<float>() : std::vector<float>(count);
 }
 
-void write_biases(const Layer& layer, const Experts& experts, uint8_t* memory) {
+// The biases of a layer, each of which may be null.
+struct Biases {
+    ConstantPtr router, gate, up, down;
+};
+
+void write_biases(const Biases& biases, const Experts& experts, uint8_t* memory) {
     const auto floats_at = [&](size_t at) { return reinterpret_cast<float*>(memory + at); };
     const size_t inner = experts.down.K, outer = experts.down.N;
-    const auto router = numbers_of(layer.router_bias, experts.count);
+    const auto router = numbers_of(biases.router, experts.count);
     std::memset(memory + router_bias_at(experts), 0, gate_up_bias_at(experts) - router_bias_at(experts));
     std::copy(router.begin(), router.end(), floats_at(router_bias_at(experts)));
-    const auto gate = numbers_of(layer.gate.bias, experts.count * inner), up = numbers_of(layer.up.bias, experts.count * inner),
-               down = numbers_of(layer.down.bias, experts.count * outer);
+    const auto gate = numbers_of(biases.gate, experts.count * inner), up = numbers_of(biases.up, experts.count * inner),
+               down = numbers_of(biases.down, experts.count * outer);
     std::vector<float> both(2 * inner);
     for (size_t expert = 0; expert < experts.count; ++expert) {
         const auto second = std::copy_n(gate.begin() + ptrdiff_t(expert * inner), inner, both.begin());
@@ -309,25 +319,31 @@ void write_biases(const Layer& layer, const Experts& experts, uint8_t* memory) {
 }
 
 void replace(const Layer& layer, const Target& target) {
-    const auto experts = experts_of(layer, target);
+    auto experts = form_of(layer, target);
+    set_scale_factor({&layer.gate.weight, &layer.up.weight}, experts.gate_up);
+    set_scale_factor({&layer.down.weight}, experts.down);
     const char* fault = unsupported(experts);
     OPENVINO_ASSERT(!fault, "the experts of a layer are not supported: ", fault);
-    ov::Tensor memory(ov::element::u8, {memory_bytes(experts)});
-    auto* data = static_cast<uint8_t*>(memory.data());
-    write_router(layer.router->get_input_node_shared_ptr(1), experts, reinterpret_cast<float*>(data));
-    if (experts.has_biases) write_biases(layer, experts, data);
-    const WeightReader gate(layer.gate.weight), up(layer.up.weight), down(layer.down.weight);
-    const size_t inner = experts.down.K, outer = experts.down.N;
-    for (size_t expert = 0; expert < experts.count; ++expert) {
-        pack({{&gate, expert * inner, inner}, {&up, expert * inner, inner}}, experts.gate_up,
-             data + gate_up_at(experts) + expert * matrix_bytes(experts.gate_up));
-        pack({{&down, expert * outer, outer}}, experts.down, data + down_at(experts) + expert * matrix_bytes(experts.down));
-    }
+    // What the closure captures, it keeps alive, so it must not capture nodes that read the source.
+    const auto router = layer.router->get_input_node_shared_ptr(1);
+    const auto fill = [experts, router, router_bias = layer.router_bias, gates = layer.gate, ups = layer.up,
+                       downs = layer.down](uint8_t* to) {
+        write_router(router, experts, reinterpret_cast<float*>(to));
+        if (experts.has_biases) write_biases({router_bias, gates.bias, ups.bias, downs.bias}, experts, to);
+        const WeightReader gate(gates.weight), up(ups.weight), down(downs.weight);
+        const size_t inner = experts.down.K, outer = experts.down.N;
+        for (size_t expert = 0; expert < experts.count; ++expert) {
+            pack({{&gate, expert * inner, inner}, {&up, expert * inner, inner}}, experts.gate_up,
+                 to + gate_up_at(experts) + expert * matrix_bytes(experts.gate_up));
+            pack({{&down, expert * outer, outer}}, experts.down, to + down_at(experts) + expert * matrix_bytes(experts.down));
+        }
+    };
+    const size_t bytes = memory_bytes(experts);
+    const auto memory = deferred_constant(ov::element::u8, {bytes}, {{bytes, fill, {}}});
     const bool is_bf16 = target.activations == Activations::bf16;
     Output src = layer.src;
     if (is_bf16) src = std::make_shared<op::v0::Convert>(src, ov::element::bf16);
-    NodePtr native = std::make_shared<ExpertsOp>(ov::OutputVector{src, std::make_shared<op::v0::Constant>(memory)}, target.isa,
-                                                 experts, is_bf16);
+    NodePtr native = std::make_shared<ExpertsOp>(ov::OutputVector{src, memory}, target.isa, experts, is_bf16);
     native->set_friendly_name(layer.end.get_node()->get_friendly_name());
     if (is_bf16) native = std::make_shared<op::v0::Convert>(native, ov::element::f32);
     Output end = layer.end;
@@ -352,7 +368,7 @@ Support support(const ov::Model& model) {
     size_t supported = 0;
     for (const auto& sum : sums(model)) {
         const auto layer = layer_of(sum);
-        if (!layer || unsupported(experts_of(*layer, {Isa::portable, Activations::f32, TERMS_MAX}))) continue;
+        if (!layer || unsupported(form_of(*layer, {Isa::portable, Activations::f32, TERMS_MAX}))) continue;
         found.routers.insert(layer->router.get());
         ++supported;
     }
@@ -366,11 +382,9 @@ size_t replace_experts(ov::Model& model, const Target& target) {
     OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not have native experts for the instruction set ",
                     int64_t(target.isa));
     size_t replaced = 0;
-    for (auto& sum : sums(model)) {
-        auto layer = layer_of(sum);
+    for (const auto& sum : sums(model)) {
+        const auto layer = layer_of(sum);
         if (!layer) continue;
-        // The memory of the weights of a layer is freed before those of the next one are packed.
-        sum = nullptr;
         replace(*layer, target);
         ++replaced;
     }

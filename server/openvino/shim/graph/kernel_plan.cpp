@@ -4,6 +4,7 @@
 #include "../attention/op.hpp"
 #include "../experts/rewrite.hpp"
 #include "../projection/rewrite.hpp"
+#include "deferred.hpp"
 #include "model.hpp"
 
 namespace {
@@ -69,11 +70,13 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
         ovfleet::select_logits(graph);
         if (attention_isa == ovfleet::Isa::plugin) ovfleet::name_heads(graph);
         *projections = 0;
-        if (projection_isa == ovfleet::Isa::plugin) return;
-        const auto activations = is_bf16(plan->projection_activations) ? ovfleet::projection::Activations::bf16
-                                                                       : ovfleet::projection::Activations::f32;
-        const ovfleet::projection::Target target{projection_isa, activations, plan->projection_terms};
-        if (plan->native_experts) ovfleet::experts::replace_experts(graph, target);
-        *projections = ovfleet::projection::replace_projections(graph, target);
+        if (projection_isa != ovfleet::Isa::plugin) {
+            const auto activations = is_bf16(plan->projection_activations) ? ovfleet::projection::Activations::bf16
+                                                                           : ovfleet::projection::Activations::f32;
+            const ovfleet::projection::Target target{projection_isa, activations, plan->projection_terms};
+            if (plan->native_experts) ovfleet::experts::replace_experts(graph, target);
+            *projections = ovfleet::projection::replace_projections(graph, target);
+        }
+        ovfleet::fill_constants(graph);
     });
 }

@@ -1,11 +1,11 @@
 // Merges projections that read the same input and have weights of the same form, which results in fewer, larger
 // multiplications.
-#include <cstring>
 #include <map>
 #include <vector>
 
 #include <openvino/op/ops.hpp>
 
+#include "deferred.hpp"
 #include "lora.hpp"
 #include "model.hpp"
 #include "weights.hpp"
@@ -32,20 +32,15 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
     return true;
 }
 
-NodePtr concatenated(const std::vector<NodePtr>& constants) {
-    auto shape = constants[0]->get_output_shape(0);
-    const auto type = constants[0]->get_output_element_type(0);
-    size_t rows = 0;
-    for (const auto& one : constants) rows += one->get_output_shape(0)[0];
-    shape[0] = rows;
-    ov::Tensor tensor(type, shape);
-    auto* to = static_cast<uint8_t*>(tensor.data());
-    for (const auto& one : constants) {
-        auto from = ov::as_type_ptr<op::v0::Constant>(one);
-        std::memcpy(to, from->get_data_ptr(), from->get_byte_size());
-        to += from->get_byte_size();
+NodePtr concatenated(const std::vector<NodePtr>& nodes) {
+    auto shape = nodes[0]->get_output_shape(0);
+    shape[0] = 0;
+    std::vector<std::shared_ptr<op::v0::Constant>> constants;
+    for (const auto& one : nodes) {
+        shape[0] += one->get_output_shape(0)[0];
+        constants.push_back(ov::as_type_ptr<op::v0::Constant>(one));
     }
-    return std::make_shared<op::v0::Constant>(tensor);
+    return ovfleet::concatenated(nodes[0]->get_output_element_type(0), shape, constants);
 }
 
 // Rebuilds the operations of the weights on constants that are concatenated by rows.

@@ -1,5 +1,5 @@
 // Finds and replaces the weights of a GGUF file in the graph.
-#include <cstring>
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -7,11 +7,14 @@
 #include <openvino/core/graph_util.hpp>
 #include <openvino/op/ops.hpp>
 
+#include "../threads.hpp"
+#include "deferred.hpp"
 #include "model.hpp"
 #include "weights.hpp"
 
 // The last node of each weight, after its decompression, by the name of the weight's tensor in the file.
 struct ovfleet_weights {
+    std::shared_ptr<const ovfleet::TensorSource> source;
     std::unordered_map<std::string, std::shared_ptr<ov::Node>> nodes;
 };
 
@@ -32,41 +35,60 @@ ov::element::Type element(uint32_t type) {
     OPENVINO_THROW("unknown element type ", type);
 }
 
-std::shared_ptr<ov::Node> constant(ov::element::Type type, const ov::Shape& shape, const void* data) {
-    ov::Tensor tensor(type, shape);
-    std::memcpy(tensor.data(), data, tensor.get_byte_size());
-    return std::make_shared<ov::op::v0::Constant>(tensor);
+// The constants of a weight.
+enum class Content { quants, scales, zeros };
+
+// The rows of a tensor that are read at once. The number is even, so that they begin at a whole byte.
+constexpr size_t ROWS_AT_ONCE = 64;
+
+// A constant of a weight, which is read from the file when it is needed.
+std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content content, ov::element::Type type,
+                                   const ov::Shape& shape) {
+    const size_t bits = ov::shape_size(shape) * type.bitwidth(), row_bits = rows.count ? bits / rows.count : 0;
+    const auto fill = [rows, content, row_bits](uint8_t* to) {
+        ovfleet::parallel_for(ovfleet::div_up(rows.count, ROWS_AT_ONCE), 1, [&](size_t part) {
+            const size_t first = part * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, rows.count - first);
+            void* at = to + first * row_bits / 8;
+            rows.source->read(rows.tensor, rows.first + first, count, content == Content::quants ? at : nullptr,
+                              content == Content::scales ? static_cast<float*>(at) : nullptr,
+                              content == Content::zeros ? at : nullptr);
+        });
+    };
+    return ovfleet::deferred_constant(type, shape, {{(bits + 7) / 8, fill, rows}});
 }
 
 // Builds the operations Constant, Convert, Subtract, Multiply and Reshape: in this form, plugins keep weights compressed.
 // `flat` is the shape of the weight in the graph: a matrix, or a stack of matrices.
-std::shared_ptr<ov::Node> decompressed(const ovfleet_weight& weight, const ov::Shape& flat) {
+std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::TensorSource>& source, const ovfleet_weight& weight,
+                                       const ov::Shape& flat) {
     namespace op = ov::op;
-    if (!weight.scales)
-        return std::make_shared<op::v0::Convert>(constant(element(weight.type), flat, weight.quants), ov::element::f32);
-    OPENVINO_ASSERT(weight.group && weight.columns % weight.group == 0, "the group size does not divide the number of columns");
+    const ovfleet::TensorRows rows{source, weight.number, 0, weight.rows};
+    const auto quants = [&](const ov::Shape& shape) { return constant(rows, Content::quants, element(weight.type), shape); };
+    if (weight.group == 0) return std::make_shared<op::v0::Convert>(quants(flat), ov::element::f32);
+    OPENVINO_ASSERT(weight.columns % weight.group == 0, "the group size does not divide the number of columns");
     ov::Shape grouped(flat.begin(), flat.end() - 1), each;
     grouped.push_back(weight.columns / weight.group);
     each = grouped;
     grouped.push_back(weight.group);
     each.push_back(1);
-    std::shared_ptr<ov::Node> value =
-        std::make_shared<op::v0::Convert>(constant(element(weight.type), grouped, weight.quants), ov::element::f32);
-    if (weight.zeros) {
-        auto zeros =
-            std::make_shared<op::v0::Convert>(constant(element(weight.zeros_type), each, weight.zeros), ov::element::f32);
+    std::shared_ptr<ov::Node> value = std::make_shared<op::v0::Convert>(quants(grouped), ov::element::f32);
+    if (weight.has_zeros) {
+        auto zeros = std::make_shared<op::v0::Convert>(constant(rows, Content::zeros, element(weight.zeros_type), each),
+                                                       ov::element::f32);
         value = std::make_shared<op::v1::Subtract>(value, zeros);
     }
-    value = std::make_shared<op::v1::Multiply>(value, constant(ov::element::f32, each, weight.scales));
+    value = std::make_shared<op::v1::Multiply>(value, constant(rows, Content::scales, ov::element::f32, each));
     const std::vector<int64_t> shape(flat.begin(), flat.end());
-    return std::make_shared<op::v1::Reshape>(value, constant(ov::element::i64, {shape.size()}, shape.data()), false);
+    return std::make_shared<op::v1::Reshape>(value, op::v0::Constant::create(ov::element::i64, {shape.size()}, shape), false);
 }
 
 }  // namespace
 
-extern "C" int ovfleet_find_weights(const ov_model_t* model, ovfleet_weights_t** weights) {
+extern "C" int ovfleet_find_weights(const ov_model_t* model, const ovfleet_tensor_source* source, ovfleet_weights_t** weights) {
     return ovfleet::guarded([&] {
+        auto owned = std::make_shared<const ovfleet::TensorSource>(*source);
         auto found = std::make_unique<ovfleet_weights>();
+        found->source = std::move(owned);
         for (const auto& node : model->object->get_ops()) {
             const auto& name = node->get_friendly_name();
             if (name.rfind(WEIGHT_PREFIX, 0) == 0) found->nodes[name.substr(WEIGHT_PREFIX.size())] = node;
@@ -90,10 +112,9 @@ extern "C" int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weig
                         "tensor ", weight->tensor, " is ", shape, " in the graph");
         OPENVINO_ASSERT(old->get_output_element_type(0) == ov::element::f32, "tensor ", weight->tensor,
                         " is not f32 in the graph");
-        auto replacement = decompressed(*weight, shape.to_shape());
+        auto replacement = decompressed(weights->source, *weight, shape.to_shape());
         replacement->set_friendly_name(old->get_friendly_name());
         ov::replace_node(old, replacement);
-        // The assignment frees the memory of the old weight.
         entry->second = replacement;
     });
 }

@@ -1,11 +1,11 @@
 #include "fuse_stages.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include <openvino/op/constant.hpp>
 
+#include "../graph/deferred.hpp"
 #include "op.hpp"
 
 namespace ovfleet::projection {
@@ -64,14 +64,10 @@ void fuse(const Chain& chain) {
         if (one->has_adapters()) adapters = one->input_value(one->get_input_size() - 1);
     }
     if (adapters.get_node()) inputs.push_back(adapters);
-    ov::Tensor memory(ov::element::u8, {bytes});
-    auto* to = static_cast<uint8_t*>(memory.data());
-    for (const auto& one : chain) {
-        auto part = ov::as_type_ptr<ov::op::v0::Constant>(one->get_input_node_shared_ptr(MEMORY));
-        std::memcpy(to, part->get_data_ptr(), part->get_byte_size());
-        to += part->get_byte_size();
-    }
-    inputs[MEMORY] = std::make_shared<ov::op::v0::Constant>(memory);
+    std::vector<std::shared_ptr<ov::op::v0::Constant>> parts;
+    for (const auto& one : chain)
+        parts.push_back(ov::as_type_ptr<ov::op::v0::Constant>(one->get_input_node_shared_ptr(MEMORY)));
+    inputs[MEMORY] = concatenated(ov::element::u8, {bytes}, parts);
     Output last = chain.back()->output(0), residual = residual_of(chain);
     const bool gives_residual = residual.get_node() && residual != last && !is_internal(residual, chain);
     const Outputs outputs{chain.back()->to_bf16(), gives_residual};

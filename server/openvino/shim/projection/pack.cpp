@@ -1,5 +1,6 @@
 #include "pack.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -23,6 +24,46 @@ bool is_integers(const Constant& constant) {
 }
 
 bool is_e2m1(const Constant& constant) { return constant.get_element_type() == ov::element::f4e2m1; }
+
+// The rows of the model's files that a constant contains; empty if it contains anything else, or is in memory.
+std::vector<TensorRows> rows_in_files(const Constant& constant) {
+    std::vector<TensorRows> rows;
+    const auto* parts = deferred_parts(constant);
+    for (size_t i = 0; parts && i < parts->size(); ++i) {
+        if (!(*parts)[i].rows.source) return {};
+        rows.push_back((*parts)[i].rows);
+    }
+    return rows;
+}
+
+// The number of rows whose scales are read at once.
+constexpr size_t ROWS_AT_ONCE = 64;
+
+// The largest magnitude of the scales of a weight.
+float largest_scale(const GraphWeight& weight) {
+    std::vector<float> largest{0};
+    const auto add = [](float& most, const std::vector<float>& scales) {
+        for (const float scale : scales) most = std::max(most, std::abs(scale));
+    };
+    const size_t groups = weight.K / weight.group;
+    const auto file_rows = rows_in_files(*weight.scales);
+    for (const auto& rows : file_rows) {
+        const size_t first = largest.size(), parts = div_up(rows.count, ROWS_AT_ONCE);
+        largest.resize(first + parts);
+        parallel_for(parts, 1, [&](size_t part) {
+            thread_local std::vector<float> scales;
+            const size_t at = part * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, rows.count - at);
+            scales.resize(count * groups);
+            rows.source->read(rows.tensor, rows.first + at, count, nullptr, scales.data(), nullptr);
+            add(largest[first + part], scales);
+        });
+    }
+    if (file_rows.empty()) {
+        fill(*weight.scales);
+        add(largest[0], weight.scales->cast_vector<float>());
+    }
+    return *std::max_element(largest.begin(), largest.end());
+}
 
 }  // namespace
 
@@ -64,53 +105,115 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
 }
 
 void describe(const GraphWeight& weight, Matmul& matmul) {
-    describe(std::vector<const GraphWeight*>{&weight}, matmul);
+    describe_form({&weight}, matmul);
+    set_scale_factor({&weight}, matmul);
     matmul.N = weight.N;
 }
 
-void describe(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {
+void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {
     matmul.K = weights.front()->K;
     matmul.bits = 0;
     matmul.group = SRC_GROUP;
-    float most = 0;
+    matmul.scale_factor = 1;
     size_t in_e2m1 = 0;
     for (const auto* weight : weights) {
         matmul.bits = std::max(matmul.bits, weight->quants->get_element_type().bitwidth());
         matmul.group = std::min(matmul.group, weight->group);
         in_e2m1 += is_e2m1(*weight->quants) ? 1 : 0;
-        for (const auto scale : weight->scales->cast_vector<float>()) most = std::max(most, std::abs(scale));
     }
     // Together with integers, the quants of E2M1 have 8 bits.
     if (in_e2m1 > 0) matmul.bits = in_e2m1 == weights.size() ? E2M1_BITS : 8;
+}
+
+void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {
+    float most = 0;
+    for (const auto* weight : weights) most = std::max(most, largest_scale(*weight));
     int exponent = 0;
     std::frexp(most, &exponent);
     // With this factor, the largest scale is below 2^15.
     matmul.scale_factor = std::ldexp(1.0f, most > 0 && std::isfinite(most) ? exponent - 15 : 0);
 }
 
+uint32_t WeightRows::four_quants(size_t row, size_t four, size_t bits) const {
+    const uint8_t* at = quants_ + row * quant_bytes_per_row_;
+    uint32_t quants = 0;
+    if (bits_ == 8) {
+        std::memcpy(&quants, at + four * 4, 4);
+    } else {
+        uint16_t halves;
+        std::memcpy(&halves, at + four * 2, 2);
+        quants = (halves | uint32_t(halves) << 8) & 0x00ff00ff;
+        quants = (quants | quants << 4) & 0x0f0f0f0f;
+    }
+    if (!is_e2m1_) return quants ^ flipped_;
+    if (bits == E2M1_BITS) return quants;
+    uint32_t integers = 0;
+    for (size_t shift = 0; shift < 32; shift += 8) integers |= uint32_t(quant_of_e2m1(quants >> shift & 15)) << shift;
+    return integers;
+}
+
 WeightReader::WeightReader(const GraphWeight& weight)
-    : constant_(weight.quants),
-      quants_(static_cast<const uint8_t*>(constant_->get_data_ptr())),
-      bits_(constant_->get_element_type().bitwidth()),
-      is_e2m1_(is_e2m1(*constant_)),
-      N_(weight.N),
-      K_(weight.K),
-      group_(weight.group),
-      offset_(!is_e2m1_ && constant_->get_element_type().is_signed() ? 1u << (bits_ - 1) : 0),
-      scales_(weight.scales->cast_vector<float>()) {
+    : weight_(weight), groups_(weight.K / weight.group), bits_(weight.quants->get_element_type().bitwidth()) {
+    file_rows_ = rows_in_files(*weight.quants);
+    if (!file_rows_.empty()) return;
+    for (const auto& constant : {weight.quants, weight.scales, weight.zeros})
+        if (constant) fill(*constant);
+    scales_ = weight.scales->cast_vector<float>();
     if (weight.zeros) zeros_ = weight.zeros->cast_vector<float>();
-    if (!is_e2m1_) return;
-    zeros_ = {E2M1_ZERO};
-    for (auto& scale : scales_) scale /= 2;
 }
 
-float WeightReader::zero(size_t row, size_t column) const {
-    const float zero = zeros_.empty() ? 0 : zeros_[zeros_.size() == 1 ? 0 : group_at(row, column)];
-    // The offset is added whatever type the zero points have.
-    return zero + float(offset_);
+void WeightReader::read(size_t first, size_t count, WeightRows& rows) const {
+    rows.is_e2m1_ = is_e2m1(*weight_.quants);
+    const bool is_signed = !rows.is_e2m1_ && weight_.quants->get_element_type().is_signed();
+    rows.bits_ = bits_;
+    rows.quant_bytes_per_row_ = weight_.K * bits_ / 8;
+    rows.offset_ = rows.is_e2m1_ ? E2M1_ZERO : is_signed ? float(1 << (bits_ - 1)) : 0;
+    rows.step_ = rows.is_e2m1_ ? 0.5f : 1;
+    rows.flipped_ = is_signed ? (bits_ == 8 ? 0x80808080 : 0x08080808) : 0;
+    if (!file_rows_.empty()) return read_file(first, count, rows);
+    rows.quants_ = static_cast<const uint8_t*>(weight_.quants->get_data_ptr()) + first * rows.quant_bytes_per_row_;
+    // A single scale or zero point is that of all groups.
+    rows.scales_per_row_ = scales_.size() == 1 ? 0 : groups_;
+    rows.scales_ = scales_.data() + first * rows.scales_per_row_;
+    rows.zeros_per_row_ = zeros_.size() == 1 ? 0 : groups_;
+    rows.zeros_ = zeros_.empty() ? nullptr : zeros_.data() + first * rows.zeros_per_row_;
 }
 
-float WeightReader::scale(size_t row, size_t column) const { return scales_[scales_.size() == 1 ? 0 : group_at(row, column)]; }
+void WeightReader::read_file(size_t first, size_t count, WeightRows& rows) const {
+    const size_t zero_bits = weight_.zeros ? weight_.zeros->get_element_type().bitwidth() : 0;
+    rows.quants_read_.resize(count * rows.quant_bytes_per_row_);
+    rows.scales_read_.resize(count * groups_);
+    rows.zeros_converted_.resize(weight_.zeros ? count * groups_ : 0);
+    size_t done = 0, skipped = first;
+    for (const auto& part : file_rows_) {
+        if (skipped >= part.count) {
+            skipped -= part.count;
+            continue;
+        }
+        const size_t now = std::min(part.count - skipped, count - done);
+        rows.zeros_read_.resize((now * groups_ * zero_bits + 7) / 8);
+        part.source->read(part.tensor, part.first + skipped, now, rows.quants_read_.data() + done * rows.quant_bytes_per_row_,
+                          rows.scales_read_.data() + done * groups_, weight_.zeros ? rows.zeros_read_.data() : nullptr);
+        float* zeros = rows.zeros_converted_.data() + done * groups_;
+        for (size_t i = 0; i < now * groups_ && weight_.zeros; ++i) {
+            if (zero_bits == 4) {
+                zeros[i] = float(rows.zeros_read_[i / 2] >> i % 2 * 4 & 15);
+            } else {
+                ov::float16 half;
+                std::memcpy(static_cast<void*>(&half), rows.zeros_read_.data() + i * sizeof(half), sizeof(half));
+                zeros[i] = float(half);
+            }
+        }
+        done += now;
+        skipped = 0;
+        if (done == count) break;
+    }
+    OPENVINO_ASSERT(done == count, "a weight has too few rows");
+    rows.quants_ = rows.quants_read_.data();
+    rows.scales_ = rows.scales_read_.data();
+    rows.zeros_ = weight_.zeros ? rows.zeros_converted_.data() : nullptr;
+    rows.scales_per_row_ = rows.zeros_per_row_ = groups_;
+}
 
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to) {
     const WeightReader reader(weight);
@@ -124,36 +227,69 @@ void pack_bias(const Matmul& matmul, const float* bias, float* to) {
     }
 }
 
-void pack(const std::vector<WeightRows>& parts, const Matmul& matmul, uint8_t* to) {
-    const size_t half = N_BLOCK / 2;
-    parallel_for(num_n_blocks(matmul), 1, [&](size_t block) {
-        uint8_t* at = to + block * n_block_bytes(matmul);
-        std::memset(at, 0, n_block_bytes(matmul));
-        for (size_t group = 0; group < num_groups(matmul); ++group, at += group_bytes(matmul)) {
-            for (size_t in_block = 0; in_block < N_BLOCK; ++in_block) {
-                auto row = weight_row(matmul, block, in_block);
-                if (!row) continue;
-                auto part = parts.begin();
-                for (; *row >= part->count; ++part) *row -= part->count;
-                const auto& weight = *part->weight;
-                const size_t from = part->first + *row, column = group * matmul.group;
-                auto* halves = reinterpret_cast<ov::float16*>(at);
-                halves[in_block] = ov::float16(weight.scale(from, column) / matmul.scale_factor);
-                halves[N_BLOCK + in_block] = ov::float16(weight.zero(from, column));
-                uint8_t* fours = at + N_BLOCK * 2 * sizeof(uint16_t);
-                for (size_t i = 0; i < matmul.group; ++i) {
-                    const auto quant =
-                        uint8_t(matmul.bits == E2M1_BITS ? weight.stored(from, column + i) : weight.quant(from, column + i));
-                    // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights
-                    // share bytes.
-                    const size_t bits = stored_bits(matmul.bits);
-                    const size_t four = i / 4 / (8 / bits), at_four = in_block % half * 4 + i % 4;
-                    const size_t shift = bits == 4 && i / 4 % 2 == 1 ? 4 : 0;
-                    fours[(four * 2 + in_block / half) * half * 4 + at_four] |= uint8_t(quant << shift);
-                }
+namespace {
+
+// A position in a block of columns, and the row of a part that is packed there.
+struct PackedRows {
+    const WeightPart* part;
+    size_t first, count, in_block;
+};
+
+// Consecutive rows that are packed at consecutive positions of a block.
+std::vector<PackedRows> rows_of_block(const std::vector<WeightPart>& parts, const Matmul& matmul, size_t block) {
+    std::vector<PackedRows> runs;
+    for (size_t in_block = 0; in_block < N_BLOCK; ++in_block) {
+        auto row = weight_row(matmul, block, in_block);
+        if (!row) continue;
+        auto part = parts.data();
+        for (; *row >= part->count; ++part) *row -= part->count;
+        if (!runs.empty()) {
+            auto& last = runs.back();
+            const bool follows = last.part == part && last.first + last.count == *row && last.in_block + last.count == in_block;
+            if (follows) {
+                ++last.count;
+                continue;
             }
         }
-    });
+        runs.push_back({part, *row, 1, in_block});
+    }
+    return runs;
+}
+
+// Writes a row at its position in a block of columns.
+void pack_row(const WeightRows& rows, size_t row, size_t weight_group, const Matmul& matmul, size_t in_block, uint8_t* at) {
+    const size_t bits = stored_bits(matmul.bits), four_columns = 4 * 8 / bits;
+    const size_t bytes = group_bytes(matmul);
+    for (size_t column = 0; column < matmul.K; column += matmul.group, at += bytes) {
+        auto* halves = reinterpret_cast<ov::float16*>(at);
+        const size_t group = column / weight_group;
+        halves[in_block] = ov::float16(rows.scale(row, group) / matmul.scale_factor);
+        halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group));
+        // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights share bytes.
+        uint8_t* four = at + N_BLOCK * 2 * sizeof(uint16_t) + in_block * 4;
+        for (size_t i = 0; i < matmul.group; i += four_columns, four += N_BLOCK * 4) {
+            uint32_t quants = rows.four_quants(row, (column + i) / 4, matmul.bits);
+            if (bits == 4) quants |= rows.four_quants(row, (column + i) / 4 + 1, matmul.bits) << 4;
+            std::memcpy(four, &quants, sizeof(quants));
+        }
+    }
+}
+
+void pack_block(const std::vector<WeightPart>& parts, const Matmul& matmul, size_t block, uint8_t* to) {
+    thread_local WeightRows rows;
+    std::memset(to, 0, n_block_bytes(matmul));
+    for (const auto& run : rows_of_block(parts, matmul, block)) {
+        const auto& weight = *run.part->weight;
+        weight.read(run.part->first + run.first, run.count, rows);
+        for (size_t row = 0; row < run.count; ++row) pack_row(rows, row, weight.group(), matmul, run.in_block + row, to);
+    }
+}
+
+}  // namespace
+
+void pack(const std::vector<WeightPart>& parts, const Matmul& matmul, uint8_t* to) {
+    const auto pack_nth = [&](size_t block) { pack_block(parts, matmul, block, to + block * n_block_bytes(matmul)); };
+    parallel_for(num_n_blocks(matmul), 1, pack_nth);
 }
 
 }  // namespace ovfleet::projection

@@ -7,6 +7,7 @@
 
 #include <openvino/op/constant.hpp>
 
+#include "../graph/deferred.hpp"
 #include "kernels/projection.hpp"
 
 namespace ovfleet::projection {
@@ -33,46 +34,70 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
 
 // Sets the members of a matrix that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
-// Sets the members but N of a matrix whose rows are of several weights with the same number of columns.
-void describe(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
+// Sets the members but N of a matrix whose rows are of several weights with the same number of columns, as far as they do not
+// depend on the content of the weights.
+void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
+// Sets the scale factor of such a matrix.
+void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Writes the blocks of columns of a matrix.
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 
-// Reads the rows of a weight.
+// Rows of a weight in memory.
+class WeightRows {
+public:
+    // Four consecutive quants of a row as bytes, which are not negative. The first one is in the lowest byte. For a matrix with
+    // quants of `E2M1_BITS`, they are codes.
+    uint32_t four_quants(size_t row, size_t four, size_t bits) const;
+    float scale(size_t row, size_t group) const {
+        return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;
+    }
+    float zero(size_t row, size_t group) const {
+        // The offset is added whatever type the zero points have.
+        return (zeros_ ? zeros_[row * zeros_per_row_ + (zeros_per_row_ ? group : 0)] : 0) + offset_;
+    }
+
+private:
+    friend class WeightReader;
+
+    const uint8_t* quants_ = nullptr;
+    const float *scales_ = nullptr, *zeros_ = nullptr;
+    size_t bits_ = 0, quant_bytes_per_row_ = 0, scales_per_row_ = 0, zeros_per_row_ = 0;
+    // What is added to zero points: half of the range of signed quants, or the quant of 0 in E2M1; and the bits of four signed
+    // quants that the addition flips.
+    float offset_ = 0;
+    uint32_t flipped_ = 0;
+    // The difference of two consecutive quants in units of the scale.
+    float step_ = 1;
+    bool is_e2m1_ = false;
+    // The rows that were read from a file.
+    std::vector<uint8_t> quants_read_, zeros_read_;
+    std::vector<float> scales_read_, zeros_converted_;
+};
+
+// Reads the rows of a weight, from memory or from the model's file. Several threads may use a reader.
 class WeightReader {
 public:
     explicit WeightReader(const GraphWeight& weight);
 
-    size_t N() const { return N_; }
-    // The bits of a quant in the graph.
-    uint32_t stored(size_t row, size_t column) const {
-        const size_t index = row * K_ + column;
-        return bits_ == 8 ? quants_[index] : quants_[index / 2] >> index % 2 * 4 & 15;
-    }
-    // A quant as a number that is not negative, its zero point, and its scale.
-    uint32_t quant(size_t row, size_t column) const {
-        const auto bits = stored(row, column);
-        return is_e2m1_ ? quant_of_e2m1(bits) : bits ^ offset_;
-    }
-    float zero(size_t row, size_t column) const;
-    float scale(size_t row, size_t column) const;
+    size_t N() const { return weight_.N; }
+    // The number of weights that share a zero point and a scale.
+    size_t group() const { return weight_.group; }
+    // Makes `rows` the rows from `first` on.
+    void read(size_t first, size_t count, WeightRows& rows) const;
 
 private:
-    size_t group_at(size_t row, size_t column) const { return row * (K_ / group_) + column / group_; }
+    void read_file(size_t first, size_t count, WeightRows& rows) const;
 
-    std::shared_ptr<ov::op::v0::Constant> constant_;
-    const uint8_t* quants_;
-    size_t bits_;
-    bool is_e2m1_;
-    size_t N_, K_, group_;
-    // Half of the range of signed quants, which is added to them and to their zero points.
-    uint32_t offset_;
+    GraphWeight weight_;
+    size_t groups_, bits_;
+    // The rows in the files of the model; empty if the weight is in memory.
+    std::vector<TensorRows> file_rows_;
     // One for each group, or one for all.
     std::vector<float> zeros_, scales_;
 };
 
 // Consecutive rows of a weight.
-struct WeightRows {
+struct WeightPart {
     const WeightReader* weight;
     size_t first, count;
 };
@@ -80,6 +105,6 @@ struct WeightRows {
 // Writes the bias of a matrix, which has a number for each row of the weights, in the order in which the kernels add it.
 void pack_bias(const Matmul& matmul, const float* bias, float* to);
 // Writes the blocks of columns of a matrix that consists of `parts`.
-void pack(const std::vector<WeightRows>& parts, const Matmul& matmul, uint8_t* to);
+void pack(const std::vector<WeightPart>& parts, const Matmul& matmul, uint8_t* to);
 
 }  // namespace ovfleet::projection

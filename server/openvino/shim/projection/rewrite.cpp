@@ -1,6 +1,6 @@
 #include "rewrite.hpp"
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -8,6 +8,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../graph/deferred.hpp"
 #include "../graph/lora.hpp"
 #include "../graph/model.hpp"
 #include "../graph/weights.hpp"
@@ -204,17 +205,20 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     const auto lora = lora_of(*node);
     if (lora) adapters = pack_adapters(lora->parts, norm ? norm->weights.data() : nullptr, matmul);
     const Stage stage{matmul, norm.has_value(), adapters.size()};
-    ov::Tensor memory(ov::element::u8, {memory_bytes(stage)});
-    auto* data = static_cast<uint8_t*>(memory.data());
-    if (norm) std::memcpy(data, norm->weights.data(), norm->weights.size() * sizeof(float));
-    pack(weight, matmul, data + weights_at(stage));
-    if (lora) std::memcpy(data + adapters_at(stage), adapters.data(), adapters.size());
+    const auto factors = norm ? norm->weights : std::vector<float>();
+    const auto fill = [weight, stage, factors, adapters = std::move(adapters)](uint8_t* to) {
+        std::copy(factors.begin(), factors.end(), reinterpret_cast<float*>(to));
+        pack(weight, stage.matmul, to + weights_at(stage));
+        std::copy(adapters.begin(), adapters.end(), to + adapters_at(stage));
+    };
+    const size_t bytes = memory_bytes(stage);
+    const auto memory = ovfleet::deferred_constant(ov::element::u8, {bytes}, {{bytes, fill, {}}});
 
     // Values between native projections remain f32; all other values have the precision of the operations around them.
     const bool is_bf16 = target.activations == Activations::bf16;
     if (is_bf16 && !std::dynamic_pointer_cast<Projection>(src.get_node_shared_ptr())) src = as_bf16(src);
     const bool to_bf16 = is_bf16 && matmul.epilogue != Epilogue::residual && !is_result(end);
-    ov::OutputVector inputs{src, std::make_shared<op::v0::Constant>(memory)};
+    ov::OutputVector inputs{src, memory};
     if (matmul.epilogue == Epilogue::residual) inputs.push_back(residual);
     if (lora) inputs.push_back(numbers.of(candidate));
     NodePtr native = std::make_shared<Projection>(inputs, target.isa, std::vector<Stage>{stage}, Outputs{to_bf16, false});
@@ -246,7 +250,7 @@ size_t replace_projections(ov::Model& model, const Target& target) {
             ++replaced;
             if (lora) parts += lora->parts.size();
         }
-        // Frees the memory of the weight and of the adapters.
+        // Frees the adapters.
         candidate.matmul = nullptr;
     }
     const auto expected = lora_parts(model);

@@ -1,9 +1,10 @@
-//! The file from which the front end reads the graph of a split model.
+//! The file from which the front end reads the graph of a model.
 //!
-//! The front end reads a single file, and a copy of a model's weights would need as much space as the model. All
-//! matrices are replaced after the front end has built the graph, so this file contains only the other tensors: vectors
-//! such as norms and biases. All matrices share one range of the file, which is as long as the largest matrix. This
-//! range is a hole: it reads as zeros and takes no space on the disk.
+//! All matrices are replaced after the front end has built the graph, so this file contains only the other tensors: vectors such
+//! as norms and biases. Thus the front end neither reads nor converts the weights, and it can read the graph of a split model,
+//! although it reads a single file. All matrices share one range of the file, which is as long as the largest of them. This range
+//! is a hole: it reads as zeros and takes no space on the disk. The matrices are described as f32, because the front end maps
+//! these values into memory without a copy.
 
 use std::env;
 use std::fs::File;
@@ -13,12 +14,15 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 
 use server_gguf::write::{ALIGNMENT, TensorHeader, header};
-use server_gguf::{GgufFile, TensorEntry};
+use server_gguf::{GgufFile, TensorEntry, TensorType};
 use tempfile::TempDir;
 
 use crate::Error;
 
-/// Size of the norms, biases and other vectors of a split GGUF model, which are copied into a temporary file.
+/// The part of a tensor's name that marks the fused weights of q, k and v. The front end splits them.
+pub(super) const FUSED: &str = ".attn_qkv.";
+
+/// Size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
 ///
 /// Beyond it: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
@@ -38,27 +42,30 @@ impl GraphFile {
     /// Writes the file for `model`, without the content of tensors that are replaced later.
     pub(super) fn write(model: &GgufFile, is_replaced: impl Fn(&TensorEntry) -> bool) -> Result<Self, Error> {
         let space = |tensor: &TensorEntry| tensor.bytes.next_multiple_of(ALIGNMENT);
+        // The front end copies the parts of fused tensors, so these keep their type, which is smaller.
+        let hole_kind = |tensor: &TensorEntry| {
+            if tensor.name.contains(FUSED) { tensor.kind } else { TensorType::F32 }
+        };
+        let hole_space = |tensor: &TensorEntry| {
+            let bytes = hole_kind(tensor).bytes_of(tensor.values()).unwrap_or(tensor.bytes);
+            bytes.next_multiple_of(ALIGNMENT)
+        };
         let tensors = model.tensors();
-        let hole = tensors.iter().filter(|tensor| is_replaced(tensor)).map(space).max().unwrap_or(0);
+        let hole = tensors.iter().filter(|tensor| is_replaced(tensor)).map(hole_space).max().unwrap_or(0);
         let (mut headers, mut stored, mut end) = (Vec::new(), Vec::new(), hole);
         for tensor in tensors {
-            let mut offset = 0;
+            let (mut offset, mut kind) = (0, hole_kind(tensor));
             if !is_replaced(tensor) {
-                offset = end;
+                (offset, kind) = (end, tensor.kind);
                 stored.push((tensor, offset));
                 end += space(tensor);
             }
-            headers.push(TensorHeader {
-                name: &tensor.name,
-                shape: &tensor.shape,
-                kind: tensor.kind,
-                offset,
-            });
+            headers.push(TensorHeader { name: &tensor.name, shape: &tensor.shape, kind, offset });
         }
         let bytes = end - hole;
         if bytes > VECTORS_BYTES_MAX {
             return Err(Error::Unsupported(format!(
-                "its vectors have {bytes} bytes (limit for a split model: {VECTORS_BYTES_MAX})"
+                "its vectors have {bytes} bytes (limit: {VECTORS_BYTES_MAX})"
             )));
         }
         let metadata: Vec<_> = model.metadata().filter(|(key, _)| *key != "general.alignment").collect();

@@ -89,17 +89,21 @@ impl GraphCacheEntry {
         }
     }
 
-    /// Writes the graph. A failure is logged and leaves no files behind.
-    pub(super) fn write(&self, core: &Core, model: &mut Model) {
-        if let Err(error) = self.try_write(core, model) {
-            let file = self.folder.shown(&self.name);
-            tracing::warn!(error, file = %file.display(), "failed to cache the rewritten graph");
-        }
+    /// Writes the graph, and reads it back. `None` if it cannot be written, which is logged and leaves no files behind.
+    pub(crate) fn write(&self, core: &Core, model: &mut Model) -> Option<Model> {
+        let written = self.try_write(core, model);
+        self.folder.evict_old_files();
+        written
+            .inspect_err(|error| {
+                let file = self.folder.shown(&self.name);
+                tracing::warn!(error, file = %file.display(), "failed to cache the rewritten graph");
+            })
+            .ok()
     }
 
     /// Writes unfinished files and renames them: first the weights and then the graph, because readers look for the
     /// graph.
-    fn try_write(&self, core: &Core, model: &mut Model) -> Result<(), String> {
+    fn try_write(&self, core: &Core, model: &mut Model) -> Result<Model, String> {
         // The reader derives the name of the weights from that of the graph, so the unfinished files also share a name.
         let part = self.folder.unfinished(&self.name);
         let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
@@ -109,10 +113,13 @@ impl GraphCacheEntry {
         };
         let written = shim::save(model, &self.folder.file(&xml), &self.folder.file(&bin))
             // The serializer does not report a full disk, but a graph that can be read is complete.
-            .and_then(|()| core.read_model(&self.folder.file(&xml)).map(drop))
+            .and_then(|()| core.read_model(&self.folder.file(&xml)))
             .map_err(|error: Error| error.chain())
-            .and_then(|()| finish(&bin, "bin"))
-            .and_then(|()| finish(&xml, "xml"));
+            .and_then(|model| {
+                finish(&bin, "bin")?;
+                finish(&xml, "xml")?;
+                Ok(model)
+            });
         if written.is_err() {
             // Files that cannot be removed now are evicted later.
             let _ = fs::remove_file(self.folder.file(&xml));

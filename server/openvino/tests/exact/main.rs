@@ -6,6 +6,7 @@ mod adapter;
 mod adapters;
 mod architectures;
 mod drafts;
+mod memory;
 mod parts;
 mod quantized;
 #[path = "../../../scheduler/tests/random/random.rs"]

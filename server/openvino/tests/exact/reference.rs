@@ -51,7 +51,6 @@ pub(crate) struct Case {
 /// What of a model is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheContent {
-    GraphAndCompiledModel,
     CompiledModel,
     Nothing,
 }
@@ -89,8 +88,8 @@ impl Case {
         self.loaded_difference(config(&first, properties)).0
     }
 
-    /// The differences of the first load, of a load from the cached compiled model, and of a load from the cached
-    /// graph. A load reads the file if what it needs is not cached.
+    /// The differences of the first load, of a load from the cached compiled model, and of a load after that model was
+    /// removed. A load reads the file if the compiled model is not cached.
     pub(crate) fn differences_cold_and_warm(
         &self,
         properties: &[(&str, &str)],
@@ -103,21 +102,16 @@ impl Case {
                 std::fs::read_dir(private_folder(folder.path())).unwrap().map(|entry| entry.unwrap().path());
             files.filter(|path| path.to_str().unwrap().contains("compiled-")).collect::<Vec<_>>()
         };
-        ["cold", "compiled", "graph"].map(|source| {
-            if source == "graph" {
+        ["cold", "compiled", "removed"].map(|source| {
+            if source == "removed" {
                 compiled().iter().for_each(|path| std::fs::remove_file(path).unwrap());
             }
             let cache_dir = Some(folder.path().to_owned());
             let config = Config { cache_dir, ..config(self.path(), properties) };
             let (difference, from_cache, stages) = self.loaded_difference(config);
             assert_eq!(compiled().len(), usize::from(is_compiled_cached));
-            let is_cached = match source {
-                "cold" => false,
-                "compiled" => is_compiled_cached,
-                _ => cached == CacheContent::GraphAndCompiledModel,
-            };
-            let compiles = source != "compiled" || !is_compiled_cached;
-            assert_eq!((from_cache, stages.contains(&"compile")), (is_cached, compiles), "{source}");
+            let is_cached = source == "compiled" && is_compiled_cached;
+            assert_eq!((from_cache, stages.contains(&"compile")), (is_cached, !is_cached), "{source}");
             difference
         })
     }

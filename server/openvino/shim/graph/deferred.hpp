@@ -1,0 +1,66 @@
+// Constants whose content is computed when it is needed, so that a weight is in memory in one form at a time.
+//
+// A deferred constant has reserved memory that no code can access, and parts that know how to compute their content. Rewrites
+// read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in the form
+// that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which are never
+// in memory as a whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <openvino/core/model.hpp>
+#include <openvino/op/constant.hpp>
+
+#include "../shim.h"
+
+namespace ovfleet {
+
+// The tensors of the model's files.
+class TensorSource {
+public:
+    explicit TensorSource(const ovfleet_tensor_source& source) : source_(source) {}
+    TensorSource(const TensorSource&) = delete;
+    TensorSource& operator=(const TensorSource&) = delete;
+    ~TensorSource() { source_.free(source_.context); }
+
+    // Reads rows of a tensor in the form of its constants in the graph; null stands for a constant that is not needed. Several
+    // threads may read at the same time.
+    void read(size_t tensor, size_t first, size_t count, void* quants, float* scales, void* zeros) const;
+
+private:
+    ovfleet_tensor_source source_;
+};
+
+// Rows of a tensor in the model's files.
+struct TensorRows {
+    std::shared_ptr<const TensorSource> source;
+    size_t tensor = 0, first = 0, count = 0;
+};
+
+// One of the consecutive parts of a constant.
+struct DeferredPart {
+    size_t bytes;
+    // Computes the content, on all threads of the calling arena.
+    std::function<void(uint8_t* to)> fill;
+    // The rows whose quants, scales or zero points are the content; without a source, it is something else.
+    TensorRows rows;
+};
+
+std::shared_ptr<ov::op::v0::Constant> deferred_constant(const ov::element::Type& type, const ov::Shape& shape,
+                                                        std::vector<DeferredPart> parts);
+// The constant whose content is that of other constants, one after the other.
+std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type, const ov::Shape& shape,
+                                                   const std::vector<std::shared_ptr<ov::op::v0::Constant>>& constants);
+
+// The parts of a constant that is not filled; null for any other constant.
+const std::vector<DeferredPart>* deferred_parts(const ov::op::v0::Constant& constant);
+// Computes the content of a constant, unless it is in memory.
+void fill(const ov::op::v0::Constant& constant);
+// Computes the content of all constants of a model.
+void fill_constants(const ov::Model& model);
+
+}  // namespace ovfleet
