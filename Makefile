@@ -159,6 +159,11 @@ bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion rand
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py --section bench-engine-1b --forms gguf --cases c1 c8 \
 		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_model.py 1b)" $(ARGS)
 
+.PHONY: bench-engine-8b
+bench-engine-8b: engine-bench ## Measure load time, memory and speed of models with 5 GB of random weights. ARGS are passed to the program.
+	@$(CARGO) build --release --locked --package server-openvino --example read-bandwidth
+	@.deps/venv-peer/bin/python tests/bench/bench_size.py $(ARGS)
+
 .PHONY: bench-http
 bench-http: engine-bench build ## Compare the server over HTTP with the engine in process. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)

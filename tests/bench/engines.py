@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPS = ROOT / ".deps"
@@ -19,6 +20,8 @@ PEER = pathlib.Path(__file__).with_name("peer.py")
 ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
 # A run that takes longer is considered stuck.
 RUN_SECONDS_MAX = 1800
+# A run is stopped when less memory is available, before the system stops arbitrary processes.
+MEMORY_FREE_MIN = 1 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 
 
@@ -49,6 +52,8 @@ class Setup:
     properties: tuple[str, ...] = ()
     # Additional properties only for the peer.
     peer_properties: tuple[str, ...] = ()
+    # Only for our engine: the directory of the model cache.
+    cache_dir: pathlib.Path | None = None
     # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
@@ -84,6 +89,7 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         *([f"--max-chunk-tokens={setup.max_chunk_tokens}"] if setup.max_chunk_tokens else []),
         *([f"--max-itl-ms={setup.max_itl_ms}"] if setup.max_itl_ms else []),
         *([f"--sparse-attention={setup.sparse_attention}"] if setup.sparse_attention else []),
+        *([f"--cache-dir={setup.cache_dir}"] if setup.cache_dir else []),
         *(f"--lora={path}" for path in setup.adapters),
         *(f"--lora-turns={number}" for number in setup.adapter_turns),
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
@@ -116,16 +122,54 @@ def run(command: list, scenario: dict, folder: pathlib.Path, environment: dict) 
     paths[0].write_text(json.dumps(scenario))
     paths[1].unlink(missing_ok=True)
     command = [str(part) for part in (*command, f"--scenario={paths[0]}", f"--out={paths[1]}")]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False
-    )
-    if done.returncode != 0 or not paths[1].exists():
-        raise Failed(f"{' '.join(command)}\nexit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    done = watched(command, environment)
+    if done.exit_code != 0 or not paths[1].exists():
+        raise Failed(f"{' '.join(command)}\n{done.fault or f'exit {done.exit_code}'}: {done.output[-2000:]}")
     result = json.loads(paths[1].read_text())
+    result["anon_peak_bytes"] = done.anon_peak_bytes
     for index, request in enumerate(result.get("requests", [])):
         if request["error"] is not None:
             raise Failed(f"{' '.join(command)}\nrequest {index} failed: {request['error']}")
     return result
+
+
+@dataclasses.dataclass
+class Watched:
+    """A process that has ended."""
+
+    exit_code: int
+    output: str
+    # The largest number of bytes that it had allocated, without memory that is mapped from files.
+    anon_peak_bytes: int
+    # The reason for which the process was stopped.
+    fault: str | None
+
+
+def watched(command: list[str], environment: dict) -> Watched:
+    """Runs a command. Stops it if it takes too long, or before the machine runs out of memory."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        status, peak, fault = pathlib.Path(f"/proc/{process.pid}/status"), 0, None
+        end = time.monotonic() + RUN_SECONDS_MAX
+        while process.poll() is None:
+            found = re.search(r"^RssAnon:\s*(\d+)", status.read_text(), re.M)
+            peak = max(peak, int(found.group(1)) * 1024) if found else peak
+            if time.monotonic() > end:
+                fault = f"stopped after {RUN_SECONDS_MAX} s"
+            elif memory_available() < MEMORY_FREE_MIN:
+                fault = f"stopped because less than {MEMORY_FREE_MIN / 2**30:.0f} GiB of memory were available"
+            if fault:
+                process.kill()
+                process.wait()
+            time.sleep(0.02)
+        output.seek(0)
+        return Watched(process.returncode, output.read(), peak, fault)
+
+
+def memory_available() -> int:
+    """Returns the bytes that processes can still allocate on this machine."""
+    found = re.search(r"MemAvailable:\s*(\d+)", pathlib.Path("/proc/meminfo").read_text())
+    return int(found.group(1)) * 1024
 
 
 def scratch() -> tempfile.TemporaryDirectory:
@@ -149,9 +193,9 @@ def peer_ir(model: pathlib.Path) -> pathlib.Path:
         "import sys, openvino_genai\n"
         "openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)\n"
     )
-    subprocess.run([sys.executable, "-c", program, str(link)], check=True, stderr=subprocess.DEVNULL)
-    if not (folder / "openvino_model.xml").exists():
-        raise Failed(f"openvino_genai saved no IR of {model}")
+    done = watched([sys.executable, "-c", program, str(link)], dict(os.environ))
+    if done.exit_code != 0 or not (folder / "openvino_model.xml").exists():
+        raise Failed(f"openvino_genai saved no IR of {model.name}: {done.fault or done.output[-500:].strip()}")
     (folder / "complete").touch()
     return folder
 

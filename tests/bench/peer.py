@@ -149,6 +149,13 @@ class Run:
         return {"seconds": time.perf_counter() - start, "requests": finish(requests, state, logprobs)}
 
 
+def memory_loaded() -> dict:
+    """Returns the resident memory of this process: what it has allocated, and what it has mapped from files."""
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+    keys = {"anon_bytes": "RssAnon", "file_bytes": "RssFile"}
+    return {name: int(status[key].split()[0]) * 1024 for name, key in keys.items()}
+
+
 def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]]) -> list[dict]:
     """Returns the results of the requests in the format of README.md."""
     results = []
@@ -248,6 +255,7 @@ def main() -> None:
     if scenario["kind"] == "generate":
         run = Run(args)
         result["load_seconds"] = time.perf_counter() - start
+        result["memory_loaded"] = memory_loaded()
         if scenario.get("warmup"):
             run.generate(scenario["warmup"])
         result |= run.generate(scenario["requests"])

@@ -27,6 +27,9 @@ struct Args {
     /// The file to which the result is written.
     #[arg(long)]
     out: PathBuf,
+    /// The directory of the model cache.
+    #[arg(long)]
+    cache_dir: Option<PathBuf>,
     /// The precision in which native projections multiply activations: auto or int8.
     #[arg(long, default_value = "auto")]
     activation_precision: String,
@@ -77,6 +80,8 @@ fn main() -> anyhow::Result<()> {
     let started = Instant::now();
     let (runner, loaded) = load(&args.config()?, &mut |_| {})?;
     let load_seconds = started.elapsed().as_secs_f64();
+    let memory_loaded =
+        json!({ "anon_bytes": status_bytes("RssAnon:"), "file_bytes": status_bytes("RssFile:") });
     let folder = args.scenario.parent().unwrap_or(Path::new("."));
     let (kind, body) = match scenario {
         Scenario::Generate(work) => ("generate", generate::run(&args, runner, &work)?),
@@ -85,7 +90,9 @@ fn main() -> anyhow::Result<()> {
     };
     let mut result = args.head(kind, &loaded);
     result["load_seconds"] = json!(load_seconds);
-    result["memory_peak_bytes"] = json!(memory_peak_bytes());
+    result["from_cache"] = json!(loaded.from_cache);
+    result["memory_loaded"] = memory_loaded;
+    result["memory_peak_bytes"] = json!(status_bytes("VmHWM:"));
     let Value::Object(body) = body else { anyhow::bail!("invariant: a result is an object") };
     result.as_object_mut().context("invariant: the head is an object")?.extend(body);
     std::fs::write(&args.out, serde_json::to_string(&result)?)
@@ -111,7 +118,7 @@ impl Args {
             plugin_config,
             kv_cache_bytes: Some(self.kv_cache_mib << 20),
             activation_precision,
-            cache_dir: None,
+            cache_dir: self.cache_dir.clone(),
             max_model_len: None,
             kv_cache_tokens_max: 0,
             adapters: self.adapters(),
@@ -181,10 +188,10 @@ impl Args {
     }
 }
 
-/// The peak resident memory of this process.
-fn memory_peak_bytes() -> Option<u64> {
+/// A size that the system reports of this process, such as the peak of its resident memory (`VmHWM:`).
+fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
