@@ -282,12 +282,13 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     let [exact, quantized] = [config(), native("u4")].map(|config| load(&config, &mut |_| {}).unwrap().0);
     // A block of u4 is less than a fifth of one of f32.
     assert!(quantized.layout().block_bytes * 5 < exact.layout().block_bytes, "{:?}", quantized.layout());
-    for runner in [exact, quantized] {
-        expect_identical_copies(runner);
-    }
+    // The two most likely tokens are so close that u4 may exchange them.
+    assert_eq!(argmax(&expect_identical_copies(exact)), ANSWER[0]);
+    expect_identical_copies(quantized);
 }
 
-fn expect_identical_copies(mut runner: OpenVinoRunner) {
+/// Returns the logits after the question.
+fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);
     let last = |runner: &mut OpenVinoRunner, blocks: Range<u32>| {
@@ -305,9 +306,9 @@ fn expect_identical_copies(mut runner: OpenVinoRunner) {
     runner.write_block(BlockId(25), second).unwrap();
     runner.write_block(BlockId(24), first).unwrap();
     assert_eq!(last(&mut runner, 24..26), expected);
-    assert_eq!(argmax(&expected), ANSWER[0]);
     // Different blocks give a different result.
     assert_ne!(last(&mut runner, 30..32), expected);
+    expected
 }
 
 /// Starts an engine with a small cache, which spills evicted blocks to `folder` if it is set.
