@@ -16,7 +16,7 @@ const KV_HEADS: u64 = 4;
 const LAYERS: u64 = 10;
 const VOCABULARY: u64 = 4096;
 
-/// The variables that tell the process of the test below which file to load, and whether to cache it.
+/// The environment variables with which the test below passes the file and the cache folder to its process.
 const FILE: &str = "OVFLEET_TEST_LOADED_FILE";
 const CACHE: &str = "OVFLEET_TEST_LOADED_CACHE";
 
