@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
@@ -81,10 +80,10 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
     Ok(format!("{} streams that nobody reads", streams.len()))
 }
 
-/// Reads a response sixteen bytes at a time.
+/// Reads a response sixteen bytes at a time, which takes a few seconds.
 async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     let mut stream = raw::narrow(&address, &request).await?;
-    let mut pace = tokio::time::interval(Duration::from_millis(10));
+    let mut pace = tokio::time::interval(Duration::from_millis(40));
     let mut text = Vec::new();
     loop {
         pace.tick().await;
@@ -101,18 +100,22 @@ async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     Ok(status)
 }
 
-/// Clients that read their streams slowly but steadily, and receive them completely.
+/// Clients that read their streams slowly but steadily, and receive them completely. They arrive one after the other:
+/// generating 200 responses at the same time would delay other clients however they are read.
 pub(super) async fn slow_readers(targets: Targets) -> anyhow::Result<String> {
+    const READERS: usize = 200;
     let body = streamed("Count.", 4).to_string();
-    let readers = (0..200).map(|number| {
+    let mut arrivals = tokio::time::interval(Duration::from_millis(30));
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..READERS {
+        arrivals.tick().await;
         let address = addresses(&targets)[number % 2].clone();
         let request = raw::post(&address, &targets.key, CHAT, &body);
-        slow_reader(address, request)
-    });
+        running.spawn(slow_reader(address, request));
+    }
     let mut statuses = Statuses::default();
-    let mut running = futures_util::stream::iter(readers).buffer_unordered(100);
-    while let Some(status) = running.next().await {
-        statuses.add(status?);
+    while let Some(status) = running.join_next().await {
+        statuses.add(status??);
     }
     Ok(statuses.only(&[200])?.to_string())
 }
