@@ -1,9 +1,13 @@
-// Dot products of 8-bit integers. Only for kernels.cpp.
+// Products of quants and weights. Only for kernels.cpp.
 //
 // Each instruction set has a header that defines
 //
+//     // The largest number of rows of a tile, whose sums fit into registers.
+//     constexpr size_t M_TILE_MAX;
+//     // Whether quants are multiplied as numbers of 16 bits. Otherwise they are multiplied in terms of 8 bits.
+//     constexpr bool has_pairs(size_t bits, size_t terms);
 //     // For each lane, the sum over a group of four weights of BITS bits, not negative, times four quants of a row, which are
-//     // from -127 to 127.
+//     // from -127 to 127. Only if there are no pairs.
 //     template <size_t BITS> struct DotSum {
 //         void add(Fours weights, int32_t four);
 //         // Begins the next term: multiplies the sum by 2^TERM_BITS.
@@ -22,6 +26,54 @@ using ovfleet::projection::TERM_BITS;
 
 // Four weights for each lane.
 typedef uint8_t Fours __attribute__((vector_size(LANES * 4)));
+
+// Keeps a sum in a register. Without it, GCC adds products to each other before it adds them to the sums, and has too few
+// registers for that.
+template <typename Sum>
+inline void keep_in_register(Sum& sum) {
+#if defined(__x86_64__)
+    asm("" : "+x"(sum));
+#endif
+}
+
+// For each lane, the sum of products of two weights and two quants of 16 bits.
+struct PairSum {
+    Ints total{};
+    // `weights` are two numbers for each lane, and `pair` is two quants of a row.
+    inline void add(Words weights, int32_t pair) {
+#if defined(__AVX512F__)
+        total += (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
+#elif defined(__AVX2__)
+        total += (Ints)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+#elif defined(__x86_64__)
+        total += (Ints)_mm_madd_epi16((__m128i)weights, _mm_set1_epi32(pair));
+#else
+        total += (Ints)(weights & 0xffff) * int16_t(pair) + (Ints)(weights >> 16) * int16_t(pair >> 16);
+#endif
+        keep_in_register(total);
+    }
+};
+
+// Stores quants as numbers of 16 bits. Of each four, the first and the third are a pair, and so are the other two, because four
+// bytes of weights are divided into such pairs with a mask.
+inline void store_pairs(int8_t* to, Ints quants) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                           0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)quants, order), 8);
+    _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(pairs));
+#else
+    constexpr size_t order[4] = {0, 2, 1, 3};
+    for (size_t lane = 0; lane < LANES; ++lane) {
+        const int16_t quant = int16_t(quants[lane / 4 * 4 + order[lane % 4]]);
+        std::memcpy(to + lane * sizeof(quant), &quant, sizeof(quant));
+    }
+#endif
+}
+
+// Without a definition for an instruction set, quants are always multiplied as numbers of 16 bits.
+template <size_t BITS>
+struct DotSum;
 
 }  // namespace
 

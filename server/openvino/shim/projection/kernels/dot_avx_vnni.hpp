@@ -3,6 +3,9 @@
 
 namespace {
 
+constexpr size_t M_TILE_MAX = 6;
+constexpr bool has_pairs(size_t, size_t) { return false; }
+
 template <size_t BITS>
 struct DotSum {
     Ints sums{};

@@ -3,7 +3,8 @@
 //
 // Products of integers are summed exactly within a group, and then scaled in f32: the result of a row depends only on the row,
 // not on the other rows of the step. Each 32 numbers of a row are quantized with a scale that follows from the largest of them:
-// to 15 bits, which are multiplied in two terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With 8 bits, outliers are
+// to 15 bits, which are multiplied as one number or in two terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With 8 bits,
+// outliers are
 // multiplied in f32, as in LLM.int8() (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339), so that they do not determine
 // the scale of the other numbers.
 //
@@ -22,15 +23,20 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The largest number of rows of a tile.
-constexpr size_t M_TILE_MAX = 6;
-
 // The size in bytes of four weights that occupy 8 bits, or of eight weights that occupy 4 bits, for each of 16 columns.
 constexpr size_t FOUR_BYTES = 64;
 template <size_t BITS>
 constexpr size_t FOURS_PER_LOAD = 8 / stored_bits(BITS);
 template <size_t BITS, size_t GROUP>
 constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
+
+// The size in bytes of the quant of a number of the source, or of one of its terms.
+constexpr size_t quant_bytes(size_t bits, size_t terms) { return has_pairs(bits, terms) ? sizeof(int16_t) : sizeof(int8_t); }
+// The size in bytes of a row of a group, in all terms.
+constexpr size_t row_bytes(size_t bits, size_t terms) {
+    return has_pairs(bits, terms) ? SRC_GROUP * sizeof(int16_t) : SRC_GROUP * terms;
+}
+inline size_t row_bytes(const Matmul& matmul) { return row_bytes(matmul.bits, matmul.terms); }
 
 // The outliers of a tile.
 struct TileOutliers {
@@ -48,7 +54,7 @@ struct SrcTile {
 
 inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t tile) {
     const size_t rows = tile * src.m_tile, outliers = rows * outliers_per_row_max(matmul);
-    return {src.quants + rows * matmul.K * matmul.terms,
+    return {src.quants + rows * (matmul.K / SRC_GROUP) * row_bytes(matmul),
             src.scales + rows * (matmul.K / SRC_GROUP),
             src.sums + rows * num_groups(matmul),
             {src.outliers.counts[tile], src.outliers.columns + outliers, src.outliers.values + outliers * src.m_tile}};
@@ -93,6 +99,50 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
+// Adds the products of a group of weights and `R` rows of quants of 16 bits.
+template <size_t R, size_t BITS, size_t GROUP>
+inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
+    constexpr size_t loads = GROUP / 4 / FOURS_PER_LOAD<BITS>;
+    // Without unrolling, the sums would be stored after each iteration.
+#pragma GCC unroll 8
+    for (size_t at = 0; at < loads; ++at)
+        for (size_t i = 0; i < 2 * FOURS_PER_LOAD<BITS>; ++i) {
+            // The first or the second pair of a four in the low or high halves of the bytes.
+            const uint32_t shift = uint32_t(i / 2 * 4 + i % 2 * 8);
+            Words pairs[2];
+            for (size_t v = 0; v < 2; ++v) {
+                const Words loaded = read<Words>(weights + (2 * at + v) * FOUR_BYTES) >> shift;
+                pairs[v] = loaded & (BITS == 8 ? 0x00ff00ff : 0x000f000f);
+                if (BITS == E2M1_BITS) pairs[v] = (Words)quants_of_e2m1((Fours)pairs[v]) & 0x00ff00ff;
+            }
+            const int8_t* row_quants = quants + (at * 2 * FOURS_PER_LOAD<BITS> + i) * 2 * sizeof(int16_t);
+            for (size_t r = 0; r < R; ++r)
+                for (size_t v = 0; v < 2; ++v)
+                    sum[r][v].add(pairs[v], read<int32_t>(row_quants + r * SRC_GROUP * sizeof(int16_t)));
+        }
+}
+
+// Computes the sums of the products of a group of weights and `R` rows.
+template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
+inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&total)[R][2]) {
+    if constexpr (has_pairs(BITS, TERMS)) {
+        PairSum sum[R][2];
+        add_pairs<R, BITS, GROUP>(weights, quants, sum);
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < 2; ++v) total[r][v] = sum[r][v].total;
+    } else {
+        DotSum<BITS> sum[R][2];
+        add_term<R, BITS, GROUP>(weights, quants, sum);
+        if constexpr (TERMS == 2) {
+            for (size_t r = 0; r < R; ++r)
+                for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
+            add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
+        }
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < 2; ++v) total[r][v] = sum[r][v].total();
+    }
+}
+
 // Adds the products of the outliers of a tile. They are added after the products of the quants, in the order of their columns,
 // so that a row does not depend on the other rows.
 template <size_t R, size_t BITS, size_t GROUP>
@@ -123,20 +173,15 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
     for (size_t group = 0; group < num_groups(matmul); ++group, sums += R) {
         const GroupWeights weights(block + group * GROUP_BYTES<BITS, GROUP>, pair);
         prefetch.next();
-        DotSum<BITS> sum[R][2];
-        add_term<R, BITS, GROUP>(weights.quants, quants, sum);
-        if (TERMS == 2) {
-            for (size_t r = 0; r < R; ++r)
-                for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
-            add_term<R, BITS, GROUP>(weights.quants, quants + R * SRC_GROUP, sum);
-        }
+        Ints sum[R][2];
+        multiply_group<R, TERMS, BITS, GROUP>(weights.quants, quants, sum);
         const Floats scale[2] = {weights.scale(0), weights.scale(1)}, zero[2] = {weights.zero(0), weights.zero(1)};
         for (size_t r = 0; r < R; ++r)
-            for (size_t v = 0; v < 2; ++v)
-                total[r][v] += (as_floats(sum[r][v].total()) - zero[v] * sums[r]) * (scale[v] * scales[r]);
+            for (size_t v = 0; v < 2; ++v) total[r][v] += (as_floats(sum[r][v]) - zero[v] * sums[r]) * (scale[v] * scales[r]);
         // Two groups of 16 share the scale of the source.
         const bool is_half = GROUP < SRC_GROUP && group % 2 == 0;
-        quants += is_half ? GROUP : R * SRC_GROUP * TERMS - (SRC_GROUP - GROUP);
+        const size_t half = (SRC_GROUP - GROUP) * quant_bytes(BITS, TERMS);
+        quants += is_half ? half : R * row_bytes(BITS, TERMS) - half;
         scales += is_half ? 0 : R;
     }
     if (TERMS == 1) add_outliers<R, BITS, GROUP>(block, pair, src.outliers, total);
@@ -176,18 +221,13 @@ void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRang
     multiply(matmul, src, range, residual, dst);
 }
 
+// Computes tiles of at most `R` rows.
 template <size_t R, typename T>
 void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
+    if constexpr (R > 1)
+        if (src.m_tile < R) return multiply_rows<R - 1, T>(matmul, src, range, residual, dst);
     auto* multiply = matmul.terms == 1 ? multiply_terms<R, 1, T> : multiply_terms<R, 2, T>;
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
-}
-
-template <typename T>
-void multiply_to(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
-    static constexpr decltype(&multiply_rows<1, T>) by_rows[M_TILE_MAX] = {multiply_rows<1, T>, multiply_rows<2, T>,
-                                                                           multiply_rows<3, T>, multiply_rows<4, T>,
-                                                                           multiply_rows<5, T>, multiply_rows<6, T>};
-    by_rows[src.m_tile - 1](matmul, src, range, residual, dst);
 }
 
 // Returns the number of rows of a tile that minimizes the cost. For each tile, reading a block of weights costs as much as a
@@ -218,7 +258,7 @@ struct SrcParts {
 QuantizedSrc divided(const Matmul& matmul, size_t rows, size_t m_tile, SrcParts& parts) {
     QuantizedSrc src{};
     src.m_tile = m_tile;
-    src.quants = parts.next<int8_t>(rows * matmul.K * matmul.terms);
+    src.quants = parts.next<int8_t>(rows * (matmul.K / SRC_GROUP) * row_bytes(matmul));
     src.scales = parts.next<float>(rows * (matmul.K / SRC_GROUP));
     src.sums = parts.next<float>(rows * num_groups(matmul));
     const size_t outliers = rows * outliers_per_row_max(matmul);
@@ -243,7 +283,8 @@ QuantizedSrc quantized(const Matmul& matmul, const PackedSrc& src) {
 }
 
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, quantized(matmul, src), range, residual.data, dst.data);
+    auto* multiply = dst.is_bf16 ? multiply_rows<M_TILE_MAX, bf16> : multiply_rows<M_TILE_MAX, float>;
+    multiply(matmul, quantized(matmul, src), range, residual.data, dst.data);
 }
 
 // The bits of the magnitudes of numbers. As integers, they have the same order as the magnitudes, and NaN is the largest.
@@ -347,7 +388,9 @@ inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VE
     for (size_t v = 0; v < GROUP_VECTORS; ++v) {
         // The addition rounds to the nearest integer, which is then in the low bits.
         const Words whole = (Words)(values[v] * inverse + 12582912.0f) - 0x4b400000u;
-        if (matmul.terms == 1) {
+        if (has_pairs(matmul.bits, matmul.terms)) {
+            store_pairs(to.quants + v * LANES * sizeof(int16_t), (Ints)whole);
+        } else if (matmul.terms == 1) {
             store_bytes(to.quants + v * LANES, (Ints)whole);
         } else {
             const Ints high = (Ints)(whole + (1u << (TERM_BITS - 1))) >> TERM_BITS;
@@ -367,10 +410,10 @@ inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VE
 template <typename T>
 void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const QuantizedSrc& to) {
     const size_t m_tile = to.m_tile, begin = tile * m_tile, rows = to.M - begin < m_tile ? to.M - begin : m_tile;
-    int8_t* quants = to.quants + begin * matmul.K * matmul.terms;
+    int8_t* quants = to.quants + begin * (matmul.K / SRC_GROUP) * row_bytes(matmul);
     float *scales = to.scales + begin * (matmul.K / SRC_GROUP), *sums = to.sums + begin * num_groups(matmul);
     if (rows < m_tile) {
-        std::memset(quants, 0, m_tile * matmul.K * matmul.terms);
+        std::memset(quants, 0, m_tile * (matmul.K / SRC_GROUP) * row_bytes(matmul));
         std::memset(scales, 0, m_tile * (matmul.K / SRC_GROUP) * sizeof(float));
         std::memset(sums, 0, m_tile * num_groups(matmul) * sizeof(float));
     }
@@ -390,14 +433,15 @@ void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const Quanti
                 move_outliers(matmul, src_rows[r], r, values, found);
                 top = largest_magnitude(values);
             }
-            quantize_group(matmul, values, top, m_tile, {quants + r * SRC_GROUP, scales + r, sums + r});
+            quantize_group(matmul, values, top, m_tile,
+                           {quants + r * SRC_GROUP * quant_bytes(matmul.bits, matmul.terms), scales + r, sums + r});
         }
         for (uint32_t left = found.columns; left != 0; left &= left - 1, ++count) {
             const size_t column = size_t(__builtin_ctz(left));
             columns[count] = uint32_t(at + column);
             std::memcpy(outliers + count * m_tile, found.values[column], m_tile * sizeof(float));
         }
-        quants += matmul.terms * m_tile * SRC_GROUP, scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
+        quants += m_tile * row_bytes(matmul), scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
     }
 }
 
