@@ -29,7 +29,7 @@ from make_model import SHAPES, Shape, make, tensors
 PROMPT_TOKENS, OUTPUT_TOKENS, SINGLE_REQUESTS, CONCURRENT = 64, 32, 2, 8
 BANDWIDTH = engines.ENGINE.with_name("read-bandwidth")
 # The bits of a weight in the packed format of the native projections, with its part of the scale and the zero point.
-PACKED_BITS = {Type.Q4_0: 5, Type.Q4_K: 5, Type.Q6_K: 10}
+PACKED_BITS = {Type.Q4_0: 5, Type.Q4_K: 5, Type.Q6_K: 6.5625}
 MIB, GB = 1 << 20, 1e9
 
 

@@ -12,7 +12,8 @@ namespace {
 using namespace ovfleet::experts;
 using namespace ovfleet::projection;
 
-constexpr size_t COUNTS[] = {1, 2, 4, 7, 33}, COLUMNS[] = {32, 64, 96, 160}, WEIGHT_GROUPS[] = {16, 32, 64};
+constexpr size_t COUNTS[] = {1, 2, 4, 7, 33}, COLUMNS[] = {32, 64, 96, 160, 256}, WEIGHT_GROUPS[] = {16, 32, 64},
+                 BITS[] = {4, 6, 8};
 
 // Numbers, and how far the kernels may be off.
 struct Bounded {
@@ -70,10 +71,11 @@ void check_case(const TestedKernels& tested, size_t i) {
     Experts experts{};
     auto& [count, used, has_biases, gate_up, down] = experts;
     count = COUNTS[i % 5], used = 1 + random.below(std::min<size_t>(count, 4));
-    const size_t K = COLUMNS[i / 2 % 4], inner = COLUMNS[i / 3 % 4], M = 1 + random.below(i % 7 == 0 ? 150 : 20);
+    const size_t K = COLUMNS[i / 2 % 5], inner = COLUMNS[i / 3 % 5], M = 1 + random.below(i % 7 == 0 ? 150 : 20);
     const auto weight = [&](size_t rows, size_t columns) {
-        const size_t group = WEIGHT_GROUPS[random.below(3)], bits = random.below(2) ? 4 : 8;
+        const size_t group = WEIGHT_GROUPS[random.below(3)], bits = BITS[random.below(3)];
         if (i % 4 > 1) return RandomWeight::in_e2m1(random, count * rows, columns);
+        if (columns % SUPER_BLOCK == 0 && i % 4 == 1) return RandomWeight::with_super_scales(random, count * rows, columns);
         return RandomWeight(random, count * rows, columns, columns % group == 0 ? group : 32, bits, random.below(2) == 0);
     };
     const RandomWeight gate = weight(inner, K), up = weight(inner, K), second = weight(K, inner);

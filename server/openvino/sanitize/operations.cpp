@@ -120,7 +120,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
     const size_t rarely = 40, stage_count = 1 + random.below(3), M = 1 + random.below(9);
     Attributes attributes;
     std::vector<Stage> stages;
-    size_t columns = 32 * (1 + random.below(4)), bytes = 0;
+    size_t columns = random.below(4) ? 32 * (1 + random.below(4)) : SUPER_BLOCK, bytes = 0;
     const size_t first = columns;
     bool adds = false;
     size_t residual = 0;
@@ -129,11 +129,12 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         auto& matmul = stage.matmul;
         matmul.K = columns;
         matmul.epilogue = Epilogue(random.below(3));
-        matmul.N = 64 * (1 + random.below(3));
+        matmul.N = 64 * (1 + random.below(4));
         if (matmul.epilogue == Epilogue::residual && adds) matmul.N = residual;
         if (matmul.epilogue == Epilogue::residual) adds = true, residual = matmul.N;
         matmul.bits = random.below(2) ? 4 : 8;
         matmul.group = random.below(2) ? 16 : 32;
+        if (random.below(3) == 0) matmul.bits = SIX_BITS, matmul.group = matmul.K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
         matmul.terms = 1 + random.below(2);
         stage.has_norm = random.below(2) == 0;
         matmul.adapter_count = random.below(3) == 0 ? 1 : 0;
@@ -169,7 +170,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
                 adapter->number = 1;
                 adapter->ranks = uint64_t(mostly(random, RANK_BLOCK, rarely));
                 adapter->down = uint64_t(mostly(random, 64, rarely));
-                adapter->up_blocks = uint64_t(mostly(random, 64 + RANK_BLOCK * 192 * 4, rarely));
+                adapter->up_blocks = uint64_t(mostly(random, 64 + RANK_BLOCK * SUPER_BLOCK * 4, rarely));
                 if (adapter->up_blocks % 8 == 0 && adapter->up_blocks < stage.adapter_bytes / 2) {
                     auto* up_blocks = reinterpret_cast<UpBlock*>(reinterpret_cast<uint8_t*>(adapter) + adapter->up_blocks);
                     for (size_t half = 0; half < 2 * num_n_blocks(stage.matmul); ++half)
@@ -198,18 +199,22 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
 
 bool check_experts_operation(Random& random, const ov::BaseOpExtension& extension) {
     using namespace ovfleet::experts;
-    using ovfleet::projection::Epilogue;
+    using ovfleet::projection::Epilogue, ovfleet::projection::SIX_BITS, ovfleet::projection::SUPER_GROUP,
+        ovfleet::projection::SUPER_BLOCK;
     const size_t rarely = 40, M = random.below(9);
     Experts experts{};
     auto& [count, used, has_biases, gate_up, down] = experts;
     count = 1 + random.below(9), used = 1 + random.below(std::min<size_t>(count, 4));
-    gate_up.K = down.N = 32 * (1 + random.below(4)), down.K = 32 * (1 + random.below(4)), gate_up.N = 2 * down.K;
+    const auto columns = [&] { return random.below(4) ? 32 * (1 + random.below(4)) : SUPER_BLOCK; };
+    gate_up.K = down.N = columns(), down.K = columns(), gate_up.N = 2 * down.K;
     constexpr size_t bits[] = {4, ovfleet::projection::E2M1_BITS, 8};
     gate_up.bits = bits[random.below(3)], down.bits = bits[random.below(3)];
     const auto group_of = [&](const Matmul& matmul) -> size_t {
         return matmul.bits != ovfleet::projection::E2M1_BITS && random.below(2) ? 16 : 32;
     };
     gate_up.group = group_of(gate_up), down.group = group_of(down);
+    for (auto* matmul : {&gate_up, &down})
+        if (random.below(3) == 0) matmul->bits = SIX_BITS, matmul->group = matmul->K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
     gate_up.terms = down.terms = 1 + random.below(2);
     gate_up.epilogue = random.below(2) ? Epilogue::swiglu : Epilogue::clamped_swiglu;
     has_biases = random.below(2) == 0;

@@ -56,12 +56,17 @@ void check_case(const TestedKernels& tested, Case test) {
     auto [i, M, K, N, bits, group, epilogue] = test;
     Random random(i);
     if (K % group != 0) group = 32;
+    const bool has_super_scales = K % SUPER_BLOCK == 0 && i / 2 % 2 == 0;
+    if (has_super_scales) bits = SIX_BITS, group = SUPER_GROUP;
+    else if (bits == 8 && group != SUPER_GROUP && i / 2 % 3 == 0) bits = SIX_BITS;
     const size_t terms = 1 + i / 3 % 2;
     const float most_quant = terms == 1 ? 127 : 127 << TERM_BITS;
     const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
-    const RandomWeight weight(random, N, K, group, bits, i % 3 == 0);
+    const RandomWeight weight =
+        has_super_scales ? RandomWeight::with_super_scales(random, N, K) : RandomWeight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
     describe(weight.weight, matmul);
+    if (matmul.bits != bits) FAIL("case %zu: %zu bits, not %zu", i, matmul.bits, bits);
     matmul.terms = terms;
     matmul.epilogue = epilogue;
     matmul.epsilon = 1e-5f;
@@ -186,10 +191,13 @@ void check_case(const TestedKernels& tested, Case test) {
 // magnitudes. No row may change another, and outputs for numbers that are not finite must not be finite.
 void check_special_rows(const TestedKernels& tested, size_t i) {
     Random random(i);
-    constexpr size_t K = 96, N = 34, M = 13;
+    constexpr size_t N = 34, M = 13;
     constexpr size_t ZEROS = 2, NOT_A_NUMBER = 4, INFINITE = 6, NEGATIVE_INFINITE = 8, SUBNORMAL = 10;
-    const size_t bits = i % 2 ? 8 : 4, group = i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
-    const RandomWeight weight(random, N, K, group, bits, false);
+    const bool has_super_scales = i / 8 == 3;
+    const size_t K = has_super_scales ? 256 : 96, bits = has_super_scales ? SIX_BITS : i % 2 ? 8 : 4;
+    const size_t group = has_super_scales || i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
+    const RandomWeight weight =
+        has_super_scales ? RandomWeight::with_super_scales(random, N, K) : RandomWeight(random, N, K, group, bits, false);
     Matmul matmul{};
     describe(weight.weight, matmul);
     matmul.terms = terms;

@@ -18,10 +18,10 @@ struct RandomWeight {
         std::memset(bytes, 0, quants.get_byte_size());
         for (size_t i = 0; i < values.size(); ++i) {
             const auto quant = random.below(size_t(1) << bits), half = size_t(1) << (bits - 1);
-            if (bits == 8) bytes[i] = uint8_t(quant);
-            else bytes[i / 2] = uint8_t(bytes[i / 2] | quant << i % 2 * 4);
-            const double number = double(quant) - (is_signed && quant >= half ? 2.0 * double(half) : 0.0);
-            values[i] = (number - double(zeros[i / group])) * double(scales[i / group]);
+            const int number = int(quant) - (is_signed && quant >= half ? 2 * int(half) : 0);
+            if (bits == 4) bytes[i / 2] = uint8_t(bytes[i / 2] | quant << i % 2 * 4);
+            else bytes[i] = uint8_t(number);
+            values[i] = (double(number) - double(zeros[i / group])) * double(scales[i / group]);
         }
         const auto floats = [&](const std::vector<float>& all) {
             return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, groups, 1}, all);
@@ -44,6 +44,26 @@ struct RandomWeight {
         }
         made.weight.quants = std::make_shared<ov::op::v0::Constant>(quants);
         made.weight.scales = std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, K / 32, 1}, scales);
+        made.weight.zeros = nullptr;
+        return made;
+    }
+
+    // A weight of Q6_K.
+    static RandomWeight with_super_scales(Random& random, size_t N, size_t K) {
+        RandomWeight made(random, N, K, 16, 8, true);
+        auto* quants = static_cast<int8_t*>(const_cast<void*>(made.weight.quants->get_data_ptr()));
+        std::vector<float> scales(N * K / 16);
+        for (size_t i = 0; i < scales.size(); ++i) {
+            // The super-scale has the 11 bits of f16.
+            if (i % 16 == 0) scales[i] = float(1 + random.below(2047)) / 65536.0f;
+            else scales[i] = scales[i - 1];
+        }
+        for (auto& scale : scales) scale *= float(random.below(256)) - 128.0f;
+        for (size_t i = 0; i < made.values.size(); ++i) {
+            quants[i] = int8_t(int(random.below(64)) - 32);
+            made.values[i] = double(quants[i]) * double(scales[i / 16]);
+        }
+        made.weight.scales = std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, K / 16, 1}, scales);
         made.weight.zeros = nullptr;
         return made;
     }

@@ -68,6 +68,10 @@ typedef struct {
     int has_zeros;        // whether there are zeros; otherwise all are zero
     size_t rows, columns;
     size_t group;  // 0 if the quants are the weights themselves, without scales
+    // Whether the quants, without their sign, have at most 6 bits: u8 below 64, or i8 from -32 to 31.
+    int fits_six_bits;
+    // Whether the 16 scales of each 256 weights of a row are multiples of one number in f16 by integers from -128 to 127.
+    int has_super_scales;
 } ovfleet_weight;
 
 // An index of the weights of a model from ovfleet_read_gguf. The caller frees it with ovfleet_free_weights before it calls
@@ -264,12 +268,13 @@ typedef struct ovfleet_lora_test {
 } ovfleet_lora_test;
 
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants`
-// contains a byte for each weight of 4 or 8 bits (signed with `is_signed`), or of 5 bits, which stand for codes of E2M1 without
-// zero points; groups of `group` weights share a zero point and a scale. `bias`, which may be null, has a number for each row
-// of the weights. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU, or 3 for its clamped form. With `norm`, the rows of
-// the source are normalized. The source and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number of
-// the adapter of each row. With `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the vectors
-// of the instruction set.
+// contains a byte for each weight of 4, 6 or 8 bits (signed with `is_signed`), or of 5 bits, which stand for codes of E2M1
+// without zero points; groups of `group` weights share a zero point and a scale. Weights of 6 bits in groups of 16 are signed
+// and have no zero points, and their scales must be products of super-scales. `bias`, which may be null, has a number for each
+// row of the weights. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU, or 3 for its clamped form. With `norm`, the rows
+// of the source are normalized. The source and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number
+// of the adapter of each row. With `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the
+// vectors of the instruction set.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group, terms;
     int tile_model, is_signed, epilogue, is_bf16;

@@ -64,6 +64,17 @@ inline Floats load(const uint8_t* from) {
 #endif
 }
 
+inline Floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+    return __builtin_convertvector(__builtin_convertvector(read<SignedBytes>(from), Ints), Floats);
+#endif
+}
+
 inline Floats load(const f16* from) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));

@@ -47,6 +47,8 @@ struct RawWeight {
     rows: usize,
     columns: usize,
     group: usize,
+    fits_six_bits: c_int,
+    has_super_scales: c_int,
 }
 
 /// The same as `ovfleet_weights_t` in `shim/shim.h`, whose content is opaque.
@@ -381,6 +383,8 @@ impl<'a> GraphWeights<'a> {
             rows: shape.rows,
             columns: shape.columns,
             group: form.group,
+            fits_six_bits: c_int::from(form.fits_six_bits),
+            has_super_scales: c_int::from(form.has_super_scales),
         };
         let mut found = 0;
         // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes matrices of

@@ -50,6 +50,10 @@ pub(crate) struct Matrix {
     pub(crate) quants: Quants,
     pub(crate) scales: Vec<f32>,
     pub(crate) zeros: Zeros,
+    /// Whether the quants are integers of at most 6 bits: from 0 to 63, or from -32 to 31.
+    pub(crate) fits_six_bits: bool,
+    /// Whether the 16 scales of each 256 values are multiples of one number in f16 by integers of 8 bits.
+    pub(crate) has_super_scales: bool,
 }
 
 /// The largest f16 zero point. Beyond it, the differences within a group are less than the rounding of its minimum.
@@ -73,16 +77,27 @@ impl Matrix {
             _ => None,
         };
         if let Some(quants) = plain {
-            return Ok(Self { rows, columns, group: 0, quants, scales: Vec::new(), zeros: Zeros::None });
+            return Ok(Self {
+                rows,
+                columns,
+                group: 0,
+                quants,
+                scales: Vec::new(),
+                zeros: Zeros::None,
+                fits_six_bits: false,
+                has_super_scales: false,
+            });
         }
         let affine = decode(kind, bytes)?;
-        let group = affine.group;
+        let (bits, group) = (affine.bits, affine.group);
         let (quants, scales, zeros) = match kind {
             TensorType::Mxfp4 => e2m1(affine),
             _ if affine.min.is_empty() => symmetric(affine),
             _ => asymmetric(affine),
         };
-        Ok(Self { rows, columns, group, quants, scales, zeros })
+        let fits_six_bits = bits <= 6 && kind != TensorType::Mxfp4;
+        let has_super_scales = matches!(kind, TensorType::Q3K | TensorType::Q6K);
+        Ok(Self { rows, columns, group, quants, scales, zeros, fits_six_bits, has_super_scales })
     }
 
     /// A matrix of one block, which has the form of all matrices of a type.

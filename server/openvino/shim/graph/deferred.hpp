@@ -39,6 +39,8 @@ private:
 struct TensorRows {
     std::shared_ptr<const TensorSource> source;
     size_t tensor = 0, first = 0, count = 0;
+    // See `ovfleet_weight`.
+    bool fits_six_bits = false, has_super_scales = false;
 };
 
 // One of the consecutive parts of a constant.

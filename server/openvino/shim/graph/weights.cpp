@@ -62,7 +62,8 @@ std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content cont
 std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::TensorSource>& source, const ovfleet_weight& weight,
                                        const ov::Shape& flat) {
     namespace op = ov::op;
-    const ovfleet::TensorRows rows{source, weight.number, 0, weight.rows};
+    const ovfleet::TensorRows rows{
+        source, weight.number, 0, weight.rows, weight.fits_six_bits != 0, weight.has_super_scales != 0};
     const auto quants = [&](const ov::Shape& shape) { return constant(rows, Content::quants, element(weight.type), shape); };
     if (weight.group == 0) return std::make_shared<op::v0::Convert>(quants(flat), ov::element::f32);
     OPENVINO_ASSERT(weight.columns % weight.group == 0, "the group size does not divide the number of columns");

@@ -1,8 +1,10 @@
 #include "pack.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <openvino/core/type/float16.hpp>
 #include <openvino/op/ops.hpp>
@@ -38,6 +40,88 @@ std::vector<TensorRows> rows_in_files(const Constant& constant) {
 
 // The number of rows whose scales are read at once.
 constexpr size_t ROWS_AT_ONCE = 64;
+
+constexpr size_t GROUPS_PER_SUPER_BLOCK = SUPER_BLOCK / SUPER_GROUP;
+
+// The scales of 256 weights of a row.
+struct SuperScales {
+    ov::float16 super_scale;
+    int8_t quantized[GROUPS_PER_SUPER_BLOCK];
+};
+
+// Splits scales into their factors. Returns false if that is impossible.
+bool split_scales(const float* scales, SuperScales& to) {
+    float largest = 0;
+    for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) {
+        if (!std::isfinite(scales[i])) return false;
+        if (std::abs(scales[i]) > std::abs(largest)) largest = scales[i];
+    }
+    // In most files, the quantized scale of the largest one is -128. Otherwise, its magnitude is smaller.
+    for (int most = -128; most < 0; ++most) {
+        to.super_scale = ov::float16(largest / float(most));
+        const float step = float(to.super_scale), inverse = step == 0 ? 0 : 1 / step;
+        const auto splits = [&](size_t i) {
+            const float nearest = std::nearbyint(scales[i] * inverse);
+            if (nearest * step != scales[i] || nearest < -128 || nearest > 127) return false;
+            to.quantized[i] = int8_t(nearest);
+            return true;
+        };
+        size_t split = 0;
+        while (split < GROUPS_PER_SUPER_BLOCK && splits(split)) ++split;
+        if (split == GROUPS_PER_SUPER_BLOCK) return true;
+    }
+    return false;
+}
+
+// Whether the rows in the model's files that a constant contains all have a property; no value if the constant has other
+// content.
+std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows::* property) {
+    const auto rows = rows_in_files(constant);
+    if (rows.empty()) return {};
+    return std::all_of(rows.begin(), rows.end(), [&](const TensorRows& part) { return part.*property; });
+}
+
+// Calls `fits` with each of a number of rows, until one does not fit.
+template <typename Fits>
+bool all_rows_fit(size_t rows, const Fits& fits) {
+    std::atomic<bool> all{true};
+    parallel_for(rows, ROWS_AT_ONCE, [&](size_t row) {
+        if (all.load(std::memory_order_relaxed) && !fits(row)) all.store(false, std::memory_order_relaxed);
+    });
+    return all;
+}
+
+// Whether the quants of a weight have at most 6 bits. The content of a weight in memory decides, because a graph that was read
+// from the cache does not name the types of the file.
+bool quants_fit_six_bits(const GraphWeight& weight) {
+    const auto type = weight.quants->get_element_type();
+    if (type != ov::element::i8 && type != ov::element::u8) return false;
+    if (const auto in_files = all_rows_in_files(*weight.quants, &TensorRows::fits_six_bits)) return *in_files;
+    if (deferred_parts(*weight.quants)) return false;
+    const auto* quants = static_cast<const uint8_t*>(weight.quants->get_data_ptr());
+    const uint8_t offset = type.is_signed() ? 32 : 0;
+    return all_rows_fit(weight.N, [&](size_t row) {
+        const uint8_t* first = quants + row * weight.K;
+        return std::all_of(first, first + weight.K, [&](uint8_t quant) { return uint8_t(quant + offset) < 64; });
+    });
+}
+
+// Whether the scales of a weight are products of super-scales, and all zero points are 0.
+bool scales_are_super_scaled(const GraphWeight& weight) {
+    if (weight.quants->get_element_type() != ov::element::i8 || weight.zeros) return false;
+    if (weight.group != SUPER_GROUP || weight.K % SUPER_BLOCK != 0 || size_of(*weight.scales) == 1) return false;
+    if (const auto in_files = all_rows_in_files(*weight.scales, &TensorRows::has_super_scales)) return *in_files;
+    if (deferred_parts(*weight.scales)) return false;
+    const auto scales = weight.scales->cast_vector<float>();
+    const size_t groups = weight.K / SUPER_GROUP;
+    return all_rows_fit(weight.N, [&](size_t row) {
+        SuperScales split;
+        const float* first = scales.data() + row * groups;
+        for (size_t group = 0; group < groups; group += GROUPS_PER_SUPER_BLOCK)
+            if (!split_scales(first + group, split)) return false;
+        return true;
+    });
+}
 
 // The largest magnitude of the scales of a weight.
 float largest_scale(const GraphWeight& weight) {
@@ -123,9 +207,15 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
     }
     // Together with integers, the quants of E2M1 have 8 bits.
     if (in_e2m1 > 0) matmul.bits = in_e2m1 == weights.size() ? E2M1_BITS : 8;
+    const auto all = [&](bool (*holds)(const GraphWeight&)) {
+        return std::all_of(weights.begin(), weights.end(), [&](const GraphWeight* weight) { return holds(*weight); });
+    };
+    const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
+    if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
 }
 
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {
+    if (has_super_scales(matmul)) return;
     float most = 0;
     for (const auto* weight : weights) most = std::max(most, largest_scale(*weight));
     int exponent = 0;
@@ -145,6 +235,8 @@ uint32_t WeightRows::four_quants(size_t row, size_t four, size_t bits) const {
         quants = (halves | uint32_t(halves) << 8) & 0x00ff00ff;
         quants = (quants | quants << 4) & 0x0f0f0f0f;
     }
+    // Signed quants become quants plus 32, modulo 64.
+    if (bits == SIX_BITS) return (quants ^ (flipped_ ? 0x20202020 : 0)) & 0x3f3f3f3f;
     if (!is_e2m1_) return quants ^ flipped_;
     if (bits == E2M1_BITS) return quants;
     uint32_t integers = 0;
@@ -256,21 +348,57 @@ std::vector<PackedRows> rows_of_block(const std::vector<WeightPart>& parts, cons
     return runs;
 }
 
+// Writes 16 quants of 6 bits, from the four `first` on.
+void pack_six_bits(const WeightRows& rows, size_t row, size_t first, uint8_t* to) {
+    const uint32_t last = rows.four_quants(row, first + 3, SIX_BITS);
+    for (size_t i = 0; i < 3; ++i, to += N_BLOCK * 4) {
+        const uint32_t packed = rows.four_quants(row, first + i, SIX_BITS) | (last >> 2 * i & 0x03030303) << 6;
+        std::memcpy(to, &packed, sizeof(packed));
+    }
+}
+
 // Writes a row at its position in a block of columns.
 void pack_row(const WeightRows& rows, size_t row, size_t weight_group, const Matmul& matmul, size_t in_block, uint8_t* at) {
-    const size_t bits = stored_bits(matmul.bits), four_columns = 4 * 8 / bits;
+    const size_t bits = stored_bits(matmul.bits), four_columns = bits == 4 ? 8 : 4;
     const size_t bytes = group_bytes(matmul);
     for (size_t column = 0; column < matmul.K; column += matmul.group, at += bytes) {
         auto* halves = reinterpret_cast<ov::float16*>(at);
         const size_t group = column / weight_group;
         halves[in_block] = ov::float16(rows.scale(row, group) / matmul.scale_factor);
-        halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group));
+        halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group, matmul.bits));
         // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights share bytes.
         uint8_t* four = at + N_BLOCK * 2 * sizeof(uint16_t) + in_block * 4;
+        if (matmul.bits == SIX_BITS) {
+            for (size_t i = 0; i < matmul.group; i += 16, four += SIX_BIT_BYTES)
+                pack_six_bits(rows, row, (column + i) / 4, four);
+            continue;
+        }
         for (size_t i = 0; i < matmul.group; i += four_columns, four += N_BLOCK * 4) {
             uint32_t quants = rows.four_quants(row, (column + i) / 4, matmul.bits);
             if (bits == 4) quants |= rows.four_quants(row, (column + i) / 4 + 1, matmul.bits) << 4;
             std::memcpy(four, &quants, sizeof(quants));
+        }
+    }
+}
+
+// Writes a row with super-scales at its position in a block of columns.
+void pack_row_with_super_scales(const WeightRows& rows, size_t row, const Matmul& matmul, size_t in_block, uint8_t* block) {
+    uint8_t* groups = block + super_scale_bytes(matmul.K);
+    for (size_t first = 0; first < num_groups(matmul); first += GROUPS_PER_SUPER_BLOCK) {
+        float scales[GROUPS_PER_SUPER_BLOCK];
+        SuperScales split;
+        for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) scales[i] = rows.scale(row, first + i);
+        // Only numbers that are not finite cannot be split. The products with these weights are not finite either.
+        if (!split_scales(scales, split)) {
+            split.super_scale = std::numeric_limits<ov::float16>::quiet_NaN();
+            std::fill_n(split.quantized, GROUPS_PER_SUPER_BLOCK, int8_t(1));
+        }
+        auto* super_scales = reinterpret_cast<ov::float16*>(block + super_scale_bytes(first * SUPER_GROUP));
+        super_scales[in_block] = split.super_scale;
+        for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) {
+            const size_t group = first + i;
+            groups[quantized_scales_at(group) + in_block] = uint8_t(split.quantized[i]);
+            pack_six_bits(rows, row, group * SUPER_GROUP / 4, groups + super_quants_at(group) + in_block * 4);
         }
     }
 }
@@ -281,7 +409,9 @@ void pack_block(const std::vector<WeightPart>& parts, const Matmul& matmul, size
     for (const auto& run : rows_of_block(parts, matmul, block)) {
         const auto& weight = *run.part->weight;
         weight.read(run.part->first + run.first, run.count, rows);
-        for (size_t row = 0; row < run.count; ++row) pack_row(rows, row, weight.group(), matmul, run.in_block + row, to);
+        for (size_t row = 0; row < run.count; ++row)
+            if (has_super_scales(matmul)) pack_row_with_super_scales(rows, row, matmul, run.in_block + row, to);
+            else pack_row(rows, row, weight.group(), matmul, run.in_block + row, to);
     }
 }
 

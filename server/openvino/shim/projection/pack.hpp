@@ -37,7 +37,7 @@ void describe(const GraphWeight& weight, Matmul& matmul);
 // Sets the members but N of a matrix whose rows are of several weights with the same number of columns, as far as they do not
 // depend on the content of the weights.
 void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
-// Sets the scale factor of such a matrix.
+// Sets the scale factor of such a matrix, unless its scales need none.
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Writes the blocks of columns of a matrix.
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
@@ -46,14 +46,15 @@ void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 class WeightRows {
 public:
     // Four consecutive quants of a row as bytes, which are not negative. The first one is in the lowest byte. For a matrix with
-    // quants of `E2M1_BITS`, they are codes.
+    // quants of `E2M1_BITS`, they are codes; for one with quants of `SIX_BITS`, they are integers below 64.
     uint32_t four_quants(size_t row, size_t four, size_t bits) const;
     float scale(size_t row, size_t group) const {
         return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;
     }
-    float zero(size_t row, size_t group) const {
+    float zero(size_t row, size_t group, size_t bits) const {
         // The offset is added whatever type the zero points have.
-        return (zeros_ ? zeros_[row * zeros_per_row_ + (zeros_per_row_ ? group : 0)] : 0) + offset_;
+        const float offset = bits == SIX_BITS && flipped_ ? 32 : offset_;
+        return (zeros_ ? zeros_[row * zeros_per_row_ + (zeros_per_row_ ? group : 0)] : 0) + offset;
     }
 
 private:

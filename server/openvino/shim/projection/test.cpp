@@ -13,7 +13,7 @@ std::shared_ptr<ov::op::v0::Constant> integers(const ovfleet_projection_test& te
     ov::Tensor tensor(type, shape);
     auto* to = static_cast<uint8_t*>(tensor.data());
     for (size_t i = 0; i < ov::shape_size(shape); ++i) {
-        if (test.bits == 8) to[i] = test.quants[i];
+        if (type.bitwidth() == 8) to[i] = test.quants[i];
         else to[i / 2] = uint8_t((i % 2 ? to[i / 2] & 15 : 0) | (test.quants[i] & 15) << i % 2 * 4);
     }
     return std::make_shared<ov::op::v0::Constant>(tensor);
@@ -43,14 +43,18 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     const auto floats = [&](const float* values) {
         return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{test->n, groups, 1}, values);
     };
+    const bool has_zeros = test->bits != E2M1_BITS && !(test->bits == SIX_BITS && test->group == SUPER_GROUP);
     const GraphWeight weight{integers(*test, {test->n, groups, test->group}),
-                             test->bits == E2M1_BITS ? nullptr : floats(test->zeros),
+                             has_zeros ? floats(test->zeros) : nullptr,
                              floats(test->scales),
                              test->n,
                              test->k,
                              test->group};
     Matmul matmul{};
     describe(weight, matmul);
+    // Quants of 6 bits also have the form of 8 bits.
+    if (test->bits == 8) matmul.bits = 8;
+    OPENVINO_ASSERT(matmul.bits == test->bits, "the weights have ", matmul.bits, " bits");
     matmul.terms = test->terms;
     matmul.epilogue = Epilogue(test->epilogue);
     matmul.norm = test->norm;

@@ -80,6 +80,9 @@ impl Epilogue {
 /// The number of bits that stands for weights of MXFP4, whose quants are codes of E2M1.
 const E2M1_BITS: usize = 5;
 
+/// The number of bits of weights whose quants are bytes, and of which the kernels have 6 bits.
+const SIX_BITS: usize = 6;
+
 /// The magnitudes of the codes of E2M1 below 8. The next bit is the sign.
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -95,6 +98,15 @@ fn outlier_limit(row: &[f64]) -> f64 {
 /// An integer from -127 to 127.
 fn whole(random: &mut Random) -> f32 {
     random.below(255) as f32 - 127.0
+}
+
+/// A quant in the form of `ovfleet_projection_test`.
+fn random_quant(random: &mut Random, bits: usize, is_signed: bool) -> u8 {
+    match bits {
+        8 => random.below(256) as u8,
+        SIX_BITS => (random.below(64) as u8).wrapping_sub(if is_signed { 32 } else { 0 }),
+        _ => random.below(16) as u8,
+    }
 }
 
 /// The matrices of an adapter for some of the weight's rows.
@@ -195,7 +207,7 @@ struct Projection {
 
 impl Projection {
     fn random(random: &mut Random) -> Self {
-        let k = 32 * random.pick(&[1, 2, 5, 18, 48]);
+        let k = 32 * random.pick(&[1, 2, 5, 8, 18, 48]);
         // Blocks have 32 columns, and the last one may have fewer.
         let n = random.pick(&[2, 32, 50, 96, 200]);
         Self::of_size(random, k, n)
@@ -204,10 +216,14 @@ impl Projection {
     fn of_size(random: &mut Random, k: usize, n: usize) -> Self {
         let epilogue =
             random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::ClampedSwiGlu]);
-        let bits = random.pick(&[4, E2M1_BITS, 8]);
+        if k.is_multiple_of(256) && random.below(3) == 0 {
+            return Self::with_super_scales(random, k, n);
+        }
+        let bits = random.pick(&[4, E2M1_BITS, SIX_BITS, 8]);
         let group = random.pick(&[16, 32, 64, k]);
-        let is_possible = k.is_multiple_of(group) && (bits != E2M1_BITS || group != 16);
+        let is_possible = k.is_multiple_of(group) && (group != 16 || bits == 4 || bits == 8);
         let group = if is_possible { group } else { 32 };
+        let is_signed = random.below(2) == 0;
         let groups = n * (k / group);
         // In files, scales are f16, and may be very small.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
@@ -217,15 +233,40 @@ impl Projection {
             bits,
             group,
             terms: random.pick(&[1, 2]),
-            is_signed: random.below(2) == 0,
+            is_signed,
             epilogue,
             activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
-            quants: (0..n * k).map(|_| random.below(if bits == 8 { 256 } else { 16 }) as u8).collect(),
+            quants: (0..n * k).map(|_| random_quant(random, bits, is_signed)).collect(),
             zeros: (0..groups).map(|_| random.below(64) as f32 / 4.0).collect(),
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
             bias: (random.below(3) == 0).then(|| (0..n).map(|_| whole(random)).collect()),
             norm: (random.below(2) == 0).then(|| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),
             loras: Lora::all(random, k, n),
+        }
+    }
+
+    /// A projection with weights in the form of Q6_K.
+    fn with_super_scales(random: &mut Random, k: usize, n: usize) -> Self {
+        assert!(k.is_multiple_of(256));
+        let scales = (0..n * k / 256).flat_map(|_| {
+            // A number in f16, which may be subnormal or zero, and 16 integers.
+            let step = random.pick(&[1.0 / 1024.0, 1.0 / 524_288.0, 1.0 / 16_777_216.0]);
+            let factor = (random.below(2048) as f32 - 100.0) * step;
+            (0..16).map(|_| (random.below(256) as f32 - 128.0) * factor).collect::<Vec<f32>>()
+        });
+        let scales = scales.collect();
+        let plain = Self::of_size(random, 32, n);
+        Self {
+            k,
+            bits: SIX_BITS,
+            group: 16,
+            is_signed: true,
+            quants: (0..n * k).map(|_| random_quant(random, SIX_BITS, true)).collect(),
+            zeros: vec![0.0; n * k / 16],
+            scales,
+            norm: plain.norm.map(|_| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),
+            loras: Lora::all(random, k, n),
+            ..plain
         }
     }
 
@@ -235,7 +276,7 @@ impl Projection {
         (self.norm, self.epilogue, self.activations, self.is_signed) =
             (None, Epilogue::None, FloatType::F32, false);
         self.bias = None;
-        self.bits = if self.bits == 8 { 8 } else { 4 };
+        self.bits = if self.bits >= SIX_BITS { 8 } else { 4 };
         self.loras.clear();
     }
 
@@ -339,7 +380,8 @@ impl Projection {
             let code = usize::from(self.quants[at]);
             return scale * if code & 8 == 0 { E2M1[code & 7] } else { -E2M1[code & 7] };
         }
-        let half = 1 << (self.bits - 1);
+        // Quants of 6 bits are bytes.
+        let half = if self.bits == 4 { 8 } else { 128 };
         let quant = i32::from(self.quants[at]);
         let quant = if self.is_signed && quant >= half { quant - 2 * half } else { quant };
         (f64::from(quant) - f64::from(self.zeros[at / self.group])) * scale
@@ -477,6 +519,51 @@ fn kernels_compute_the_same_as_a_plain_computation() {
     }
     // The portable kernels and the portable model run on every processor.
     assert!(tried >= 2 * 120, "{tried}");
+}
+
+/// Weights of 6 bits give the same bits as the same weights in 8 bits, if f16 represents the scales of all groups.
+#[test]
+fn six_bits_compute_the_same_bits_as_eight() {
+    let mut tried = 0;
+    for variant in KernelVariant::all() {
+        for seed in 0..60 {
+            let mut random = Random(seed);
+            let (k, n) = (random.pick(&[256, 768, 2048]), random.pick(&[2, 34, 96]));
+            let m = random.pick(&[1, 2, 3, 6, 7, 20, 64]);
+            let mut projection = Projection::with_super_scales(&mut random, k, n);
+            for scales in projection.scales.chunks_mut(16) {
+                // A product of 8 and 3 bits.
+                let factor = (random.below(7) + 1) as f32 / 64.0;
+                scales.fill_with(|| (random.below(256) as f32 - 128.0) * factor);
+            }
+            if seed % 2 == 0 {
+                // Without super-scales, groups have zero points and 32 weights.
+                projection.group = 32;
+                projection.scales.truncate(n * k / 32);
+                projection.zeros = (0..n * k / 32).map(|_| random.below(16) as f32).collect();
+                projection.is_signed = seed % 4 == 0;
+                let is_signed = projection.is_signed;
+                projection.quants.fill_with(|| random_quant(&mut random, SIX_BITS, is_signed));
+            }
+            // With small numbers in most places, the sums of products with 8-bit quants are exact in f32.
+            let mut src = projection.source(&mut random, m);
+            let max = projection.quant_max();
+            for number in src.iter_mut().filter(|number| number.abs() != max) {
+                *number = (*number / 16.0).trunc();
+            }
+            let adapters = Projection::adapters(&mut random, m);
+            let residual: Vec<f32> = (0..m * projection.columns()).map(|_| whole(&mut random)).collect();
+            let bits = |projection: &Projection| {
+                let dst = projection.compute(variant, &src, &adapters, &residual)?;
+                Some(dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
+            };
+            let Some(six) = bits(&projection) else { continue };
+            projection.bits = 8;
+            assert!(Some(six) == bits(&projection), "{variant:?}, {seed}");
+            tried += 1;
+        }
+    }
+    assert!(tried >= 2 * 60, "{tried}");
 }
 
 #[test]

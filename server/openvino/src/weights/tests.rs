@@ -40,7 +40,10 @@ fn affine(bits: u32) -> Affine {
 
 fn worst(affine: &Affine) -> Vec<f32> {
     let (quants, scales, zeros) = asymmetric(affine.clone());
-    let matrix = Matrix { rows: 1, columns: affine.quants.len(), group: 32, quants, scales, zeros };
+    let columns = affine.quants.len();
+    let (fits_six_bits, has_super_scales) = (true, false);
+    let matrix =
+        Matrix { rows: 1, columns, group: 32, quants, scales, zeros, fits_six_bits, has_super_scales };
     matrix.assert_lengths();
     let written = values(&matrix);
     (0..affine.scale.len())
@@ -67,7 +70,17 @@ fn zero_points_that_are_integers_stay_exact() {
         let quants: Vec<u8> = (0..64).map(|i| (i * 37 % (1 << bits)) as u8).collect();
         let affine = Affine { bits, group: 32, zero, quants, scale: vec![0.5, -0.25], min: Vec::new() };
         let (quants, scales, zeros) = symmetric(affine.clone());
-        let matrix = Matrix { rows: 2, columns: 32, group: 32, quants, scales, zeros };
+        let (fits_six_bits, has_super_scales) = (bits <= 6, false);
+        let matrix = Matrix {
+            rows: 2,
+            columns: 32,
+            group: 32,
+            quants,
+            scales,
+            zeros,
+            fits_six_bits,
+            has_super_scales,
+        };
         matrix.assert_lengths();
         let expected: Vec<f32> = (0..64).map(|i| affine.value(i)).collect();
         assert_eq!(values(&matrix), expected, "{bits} bits");

@@ -15,6 +15,7 @@
 #include "norm.hpp"
 #include "prefetch.hpp"
 #include "projection.hpp"
+#include "six_bits.hpp"
 
 namespace {
 
@@ -126,6 +127,41 @@ inline void dequantize_group(const uint8_t* group, uint8_t* to) {
         }
 }
 
+// Dequantizes a step of a block of columns whose weights have 6 bits.
+template <size_t GROUP>
+inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to) {
+    const uint8_t* super_scales = block + super_scale_bytes(step * K_STEP);
+    const uint8_t* groups = GROUP == SUPER_GROUP ? block + super_scale_bytes(matmul.K) : block;
+    for (size_t column = 0; column < N_BLOCK; column += LANES) {
+        uint8_t* rows = to + column / TILE_ROWS * TILE_ROWS * TILE_ROW_BYTES + column % TILE_ROWS * 4;
+        for (size_t i = 0; i < K_STEP / 16; ++i) {
+            const uint8_t* quants;
+            Floats scale, zero;
+            if constexpr (GROUP == SUPER_GROUP) {
+                const size_t group = step * (K_STEP / GROUP) + i;
+                scale = super_scaled(super_scales + column * sizeof(f16), groups + quantized_scales_at(group) + column);
+                zero = broadcast(SUPER_ZERO);
+                quants = groups + super_quants_at(group);
+            } else {
+                const uint8_t* group = groups + step * group_bytes(matmul);
+                scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
+                quants = group + N_BLOCK * 2 * sizeof(f16) + i * SIX_BIT_BYTES;
+            }
+            // These products are exact in f32, so that a weight is rounded once.
+            const Floats offset = -(zero * scale);
+            for (size_t at = 0; at < 4; ++at) {
+                const Words four = six_bit_four(quants + column * 4, at);
+                for (int position = 0; position < 32; position += 16, rows += TILE_ROW_BYTES) {
+                    const Floats even = multiply_add(quants_at<8>(four, position), scale, offset);
+                    const Floats odd = multiply_add(quants_at<8>(four, position + 8), scale, offset);
+                    const Words pairs = bf16_pairs(even, odd);
+                    std::memcpy(rows, &pairs, sizeof(pairs));
+                }
+            }
+        }
+    }
+}
+
 // Returns the configuration for tiles of the source with `m_tile` rows.
 inline TileConfig config_for(size_t m_tile) {
     TileConfig config;
@@ -137,13 +173,20 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
+// Dequantizes a number of steps of a block of columns, from the step `first` on.
 template <size_t BITS, size_t GROUP>
-void dequantize(const uint8_t* groups, size_t steps, uint8_t* to, TileRegisters& registers, Prefetch& prefetch) {
-    constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
+void dequantize(const Matmul& matmul, const uint8_t* block, size_t first, size_t steps, uint8_t* to, TileRegisters& registers,
+                Prefetch& prefetch) {
     for (size_t step = 0; step < steps; ++step, to += STEP_BYTES) {
         prefetch.next();
-        for (size_t at = 0; at < K_STEP; at += GROUP, groups += bytes)
-            dequantize_group<BITS, GROUP>(groups, to + at / 2 * TILE_ROW_BYTES);
+        if constexpr (BITS == SIX_BITS) {
+            dequantize_six_bits<GROUP>(matmul, block, first + step, to);
+        } else {
+            constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
+            const uint8_t* groups = block + (first + step) * (K_STEP / GROUP) * bytes;
+            for (size_t at = 0; at < K_STEP; at += GROUP, groups += bytes)
+                dequantize_group<BITS, GROUP>(groups, to + at / 2 * TILE_ROW_BYTES);
+        }
         if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
     }
 }
@@ -217,7 +260,7 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     alignas(64) uint8_t weights[STEPS_MANY * STEP_BYTES];
     alignas(64) float stored[STORED_TILES][M_TILE_MAX * N_BLOCK];
     TileRegisters registers(config_for(src.m_tile));
-    const size_t steps = matmul.K / K_STEP, step_bytes = K_STEP / GROUP * group_bytes(matmul), bytes = n_block_bytes(matmul);
+    const size_t steps = matmul.K / K_STEP, bytes = n_block_bytes(matmul);
     const size_t tiles = range.tile_end - range.tile_begin, steps_at_once = tiles <= FEW_TILES ? STEPS_FEW : STEPS_MANY;
     const bool is_whole = steps <= steps_at_once;
     // The number of tiles for which the weights are dequantized once.
@@ -230,8 +273,7 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
             const size_t end = least(begin + tiles_at_once, range.tile_end);
             for (size_t step = 0; step < steps; step += steps_at_once) {
                 const size_t count = least(steps_at_once, steps - step);
-                dequantize<BITS, GROUP>(matmul.weights + block * bytes + step * step_bytes, count, weights, registers,
-                                        prefetch);
+                dequantize<BITS, GROUP>(matmul, matmul.weights + block * bytes, step, count, weights, registers, prefetch);
                 const bool is_last = step + count == steps, stays = end - begin == 1;
                 for (size_t tile = begin; tile < end; ++tile) {
                     const Sums sums{step == 0 ? Sums::zero
@@ -251,9 +293,11 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
 template <typename T>
 void multiply_to(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const void* residual, void* dst) {
     auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32, T>
-                     : matmul.bits == 4       ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
-                     : matmul.group == 16     ? multiply_as<8, 16, T>
-                                              : multiply_as<8, 32, T>;
+                     : matmul.bits == SIX_BITS
+                         ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP, T> : multiply_as<SIX_BITS, 32, T>
+                     : matmul.bits == 4   ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
+                     : matmul.group == 16 ? multiply_as<8, 16, T>
+                                          : multiply_as<8, 32, T>;
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
 }
 

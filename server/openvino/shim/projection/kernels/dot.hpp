@@ -10,6 +10,8 @@
 //     // from -127 to 127. Only if there are no pairs.
 //     template <size_t BITS> struct DotSum {
 //         void add(Fours weights, int32_t four);
+//         // The same with two fours, for weights of 6 bits.
+//         void add_two(Fours first, int32_t first_four, Fours second, int32_t second_four);
 //         // Begins the next term: multiplies the sum by 2^TERM_BITS.
 //         void begin_term();
 //         Ints total() const;
@@ -22,6 +24,7 @@
 namespace {
 
 using ovfleet::projection::E2M1_BITS;
+using ovfleet::projection::SIX_BITS;
 using ovfleet::projection::TERM_BITS;
 
 // Four weights for each lane.

@@ -31,4 +31,17 @@ struct DotSum<4> {
     inline Ints total() const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
 
+// Sums of four products with weights of 6 bits fit into 16 bits.
+template <>
+struct DotSum<SIX_BITS> {
+    Ints sums{};
+    inline void add_two(Fours first, int32_t first_four, Fours second, int32_t second_four) {
+        const __m256i first_pairs = _mm256_maddubs_epi16((__m256i)first, _mm256_set1_epi32(first_four));
+        const __m256i second_pairs = _mm256_maddubs_epi16((__m256i)second, _mm256_set1_epi32(second_four));
+        sums += (Ints)_mm256_madd_epi16(_mm256_add_epi16(first_pairs, second_pairs), _mm256_set1_epi16(1));
+        keep_in_register(sums);
+    }
+    inline Ints total() const { return sums; }
+};
+
 }  // namespace

@@ -12,6 +12,10 @@ struct DotSum {
     inline void add(Fours weights, int32_t four) {
         sums = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(four));
     }
+    inline void add_two(Fours first, int32_t first_four, Fours second, int32_t second_four) {
+        add(first, first_four);
+        add(second, second_four);
+    }
     inline void begin_term() { sums = (Ints)((Words)sums << TERM_BITS); }
     inline Ints total() const { return sums; }
 };

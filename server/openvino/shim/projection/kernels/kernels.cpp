@@ -18,6 +18,7 @@
 #include "norm.hpp"
 #include "prefetch.hpp"
 #include "projection.hpp"
+#include "six_bits.hpp"
 
 namespace {
 
@@ -61,16 +62,55 @@ inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t til
 }
 
 // The scales, the zero points and the quants of one group of weights, of a pair of vectors of a block of columns.
+template <size_t BITS, size_t GROUP>
 struct GroupWeights {
     const f16* halves;
     const uint8_t* quants;
-    GroupWeights(const uint8_t* group, size_t pair)
-        : halves((const f16*)group + pair * LANES), quants(group + N_BLOCK * 2 * sizeof(f16) + pair * LANES * 4) {}
+    GroupWeights(const Matmul&, const uint8_t* block, size_t group, size_t pair)
+        : halves((const f16*)(block + group * GROUP_BYTES<BITS, GROUP>)+pair * LANES),
+          quants((const uint8_t*)(halves + 2 * N_BLOCK) + pair * LANES * 2) {}
     inline Floats scale(size_t v) const { return load(halves + v * (N_BLOCK / 2)); }
     inline Floats zero(size_t v) const { return load(halves + N_BLOCK + v * (N_BLOCK / 2)); }
 };
 
+template <>
+struct GroupWeights<SIX_BITS, SUPER_GROUP> {
+    const uint8_t *super_scales, *scales, *quants;
+    __attribute__((always_inline)) GroupWeights(const Matmul& matmul, const uint8_t* block, size_t group, size_t pair)
+        : super_scales(block + super_scale_bytes(group * SUPER_GROUP) + pair * LANES * sizeof(f16)) {
+        const uint8_t* groups = block + super_scale_bytes(matmul.K);
+        scales = groups + quantized_scales_at(group) + pair * LANES;
+        quants = groups + super_quants_at(group) + pair * LANES * 4;
+    }
+    inline Floats scale(size_t v) const {
+        return super_scaled(super_scales + v * (N_BLOCK / 2) * sizeof(f16), scales + v * (N_BLOCK / 2));
+    }
+    inline Floats zero(size_t) const { return broadcast(SUPER_ZERO); }
+};
+
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// Returns four consecutive quants of weights of a group, of a vector of columns. `quants` points to the first four of the
+// vector.
+template <size_t BITS>
+__attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_t i) {
+    if constexpr (BITS == SIX_BITS) {
+        return six_bit_four(quants + i / 4 * SIX_BIT_BYTES, i % 4);
+    } else if constexpr (BITS == 8) {
+        return read<Words>(quants + i * 2 * FOUR_BYTES);
+    } else {
+        const Words codes = read<Words>(quants + i / 2 * 2 * FOUR_BYTES) >> uint32_t(i % 2 * 4) & 0x0f0f0f0f;
+        return BITS == E2M1_BITS ? (Words)quants_of_e2m1((Fours)codes) : codes;
+    }
+}
+
+// Returns the first and the third, or the second and the fourth of these quants, as numbers of 16 bits.
+template <size_t BITS>
+__attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
+    const uint32_t shift = uint32_t(odd * 8);
+    if constexpr (BITS == 4) return read<Words>(quants + i / 2 * 2 * FOUR_BYTES) >> (uint32_t(i % 2 * 4) + shift) & 0x000f000f;
+    else return four_at<BITS>(quants, i) >> shift & 0x00ff00ff;
+}
 
 // Adds the products of a group of weights and one term of `R` rows.
 template <size_t R, size_t BITS, size_t GROUP>
@@ -99,26 +139,37 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// Adds the products of a group of weights and `R` rows of quants of 16 bits.
+// The same for weights of 6 bits and all terms, for which the weights are unpacked once.
+template <size_t R, size_t TERMS, size_t GROUP>
+inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SIX_BITS> (&sum)[R][2]) {
+#pragma GCC unroll 2
+    for (size_t v = 0; v < 2; ++v) {
+        Words fours[GROUP / 4];
+        for (size_t i = 0; i < GROUP / 4; ++i) fours[i] = four_at<SIX_BITS>(weights + v * FOUR_BYTES, i);
+        for (size_t r = 0; r < R; ++r)
+            for (size_t term = 0; term < TERMS; ++term) {
+                const int8_t* row = quants + (term * R + r) * SRC_GROUP;
+                if constexpr (TERMS == 2)
+                    if (term > 0) sum[r][v].begin_term();
+                for (size_t i = 0; i < GROUP / 4; i += 2)
+                    sum[r][v].add_two((Fours)fours[i], read<int32_t>(row + 4 * i), (Fours)fours[i + 1],
+                                      read<int32_t>(row + 4 * i + 4));
+            }
+    }
+}
+
+// The same for quants of 16 bits.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
-    constexpr size_t loads = GROUP / 4 / FOURS_PER_LOAD<BITS>;
     // Without unrolling, the sums would be stored after each iteration.
 #pragma GCC unroll 8
-    for (size_t at = 0; at < loads; ++at)
-        for (size_t i = 0; i < 2 * FOURS_PER_LOAD<BITS>; ++i) {
-            // The first or the second pair of a four in the low or high halves of the bytes.
-            const uint32_t shift = uint32_t(i / 2 * 4 + i % 2 * 8);
+    for (size_t i = 0; i < GROUP / 4; ++i)
+        for (size_t odd = 0; odd < 2; ++odd) {
             Words pairs[2];
-            for (size_t v = 0; v < 2; ++v) {
-                const Words loaded = read<Words>(weights + (2 * at + v) * FOUR_BYTES) >> shift;
-                pairs[v] = loaded & (BITS == 8 ? 0x00ff00ff : 0x000f000f);
-                if (BITS == E2M1_BITS) pairs[v] = (Words)quants_of_e2m1((Fours)pairs[v]) & 0x00ff00ff;
-            }
-            const int8_t* row_quants = quants + (at * 2 * FOURS_PER_LOAD<BITS> + i) * 2 * sizeof(int16_t);
+            for (size_t v = 0; v < 2; ++v) pairs[v] = pair_at<BITS>(weights + v * FOUR_BYTES, i, odd);
+            const int8_t* row = quants + (i * 2 + odd) * 2 * sizeof(int16_t);
             for (size_t r = 0; r < R; ++r)
-                for (size_t v = 0; v < 2; ++v)
-                    sum[r][v].add(pairs[v], read<int32_t>(row_quants + r * SRC_GROUP * sizeof(int16_t)));
+                for (size_t v = 0; v < 2; ++v) sum[r][v].add(pairs[v], read<int32_t>(row + r * SRC_GROUP * sizeof(int16_t)));
         }
 }
 
@@ -132,11 +183,15 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
             for (size_t v = 0; v < 2; ++v) total[r][v] = sum[r][v].total;
     } else {
         DotSum<BITS> sum[R][2];
-        add_term<R, BITS, GROUP>(weights, quants, sum);
-        if constexpr (TERMS == 2) {
-            for (size_t r = 0; r < R; ++r)
-                for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
-            add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
+        if constexpr (BITS == SIX_BITS) {
+            add_six_bits<R, TERMS, GROUP>(weights, quants, sum);
+        } else {
+            add_term<R, BITS, GROUP>(weights, quants, sum);
+            if constexpr (TERMS == 2) {
+                for (size_t r = 0; r < R; ++r)
+                    for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
+                add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
+            }
         }
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v) total[r][v] = sum[r][v].total();
@@ -146,16 +201,14 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
 // Adds the products of the outliers of a tile. They are added after the products of the quants, in the order of their columns,
 // so that a row does not depend on the other rows.
 template <size_t R, size_t BITS, size_t GROUP>
-inline void add_outliers(const uint8_t* block, size_t pair, const TileOutliers& outliers, Floats (&total)[R][2]) {
+inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair, const TileOutliers& outliers,
+                         Floats (&total)[R][2]) {
     for (size_t i = 0; i < outliers.count; ++i) {
-        const size_t column = outliers.columns[i], at = column % GROUP;
-        const GroupWeights weights(block + column / GROUP * GROUP_BYTES<BITS, GROUP>, pair);
-        const uint8_t* fours = weights.quants + at / 4 / FOURS_PER_LOAD<BITS> * 2 * FOUR_BYTES;
-        const uint32_t shift = uint32_t(at % 4 * 8 + (BITS == 8 ? 0 : at / 4 % 2 * 4));
+        const size_t column = outliers.columns[i];
+        const GroupWeights<BITS, GROUP> weights(matmul, block, column / GROUP, pair);
         for (size_t v = 0; v < 2; ++v) {
-            Words quants = read<Words>(fours + v * FOUR_BYTES) >> shift & ((1u << stored_bits(BITS)) - 1);
-            // A word contains one code, so the quants of its other bytes are removed.
-            if (BITS == E2M1_BITS) quants = (Words)quants_of_e2m1((Fours)quants) & 255;
+            const size_t at = column % GROUP;
+            const Words quants = four_at<BITS>(weights.quants + v * FOUR_BYTES, at / 4) >> uint32_t(at % 4 * 8) & 255;
             const Floats weight = (as_floats((Ints)quants) - weights.zero(v)) * weights.scale(v);
             for (size_t r = 0; r < R; ++r)
                 total[r][v] = fused_multiply_add(weight, Floats{} + outliers.values[i * R + r], total[r][v]);
@@ -171,7 +224,7 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
     const float *scales = src.scales, *sums = src.sums;
     for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
     for (size_t group = 0; group < num_groups(matmul); ++group, sums += R) {
-        const GroupWeights weights(block + group * GROUP_BYTES<BITS, GROUP>, pair);
+        const GroupWeights<BITS, GROUP> weights(matmul, block, group, pair);
         prefetch.next();
         Ints sum[R][2];
         multiply_group<R, TERMS, BITS, GROUP>(weights.quants, quants, sum);
@@ -184,7 +237,7 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
         quants += is_half ? half : R * row_bytes(BITS, TERMS) - half;
         scales += is_half ? 0 : R;
     }
-    if (TERMS == 1) add_outliers<R, BITS, GROUP>(block, pair, src.outliers, total);
+    if (TERMS == 1) add_outliers<R, BITS, GROUP>(matmul, block, pair, src.outliers, total);
 }
 
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, typename T>
@@ -215,9 +268,11 @@ template <size_t R, size_t TERMS, typename T>
 void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
     const bool is_16 = matmul.group == 16;
     auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32, T>
-                     : matmul.bits == 4       ? is_16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
-                     : is_16                  ? multiply_as<R, TERMS, 8, 16, T>
-                                              : multiply_as<R, TERMS, 8, 32, T>;
+                     : matmul.bits == SIX_BITS
+                         ? is_16 ? multiply_as<R, TERMS, SIX_BITS, SUPER_GROUP, T> : multiply_as<R, TERMS, SIX_BITS, 32, T>
+                     : matmul.bits == 4 ? is_16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
+                     : is_16            ? multiply_as<R, TERMS, 8, 16, T>
+                                        : multiply_as<R, TERMS, 8, 32, T>;
     multiply(matmul, src, range, residual, dst);
 }
 

@@ -70,6 +70,15 @@ static inline uint8_t quant_of_e2m1(size_t code) {
     constexpr uint8_t quants[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
     return quants[code & 15];
 }
+
+// The number of bits of the quants of Q6_K, Q5_K, Q5_0, Q5_1 and Q3_K.
+constexpr size_t SIX_BITS = 6;
+// Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K: the zero point of all of them is this number, and the scale of a
+// group is the product of an integer from -128 to 127, its quantized scale, and a number in f16 that this many weights of a row
+// share, their super-scale.
+constexpr float SUPER_ZERO = 32;
+constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
+
 // The number of bits that a quant occupies in memory.
 static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 : bits; }
 
@@ -81,16 +90,24 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
 // columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
 // halves, and the next four in the high halves. So do quants of 5 bits: memory contains their codes in E2M1.
+//
+//
+// Of four consecutive fours of 6 bits, three are in the low bits of their bytes, and the last one is in the high bits: in those
+// of the first four, its lowest two bits, and so on.
+//
+// With super-scales, scales are exactly those of the file, and zero points are not stored. A block begins with 32 super-scales
+// for each 256 weights. They are followed by two groups at a time, so that the quants of each group begin at a cache line: 32
+// quantized scales of each group, and then the quants of each group.
 struct Matmul {
     // The numbers of columns and rows. K is a multiple of 32.
     size_t K, N;
-    // The number of bits of a quant: 4, 8, or `E2M1_BITS`.
+    // The number of bits of a quant: 4, 8, `E2M1_BITS`, or `SIX_BITS`.
     size_t bits;
     // The number of weights in a group, 16 or 32.
     size_t group;
     // The number of terms of the source. Kernels in bf16 ignore it.
     size_t terms;
-    // A power of two that moves the scales into the range in which f16 has its full precision.
+    // A power of two that moves the scales into the range in which f16 has its full precision; 1 with super-scales.
     float scale_factor;
     Epilogue epilogue;
     // If the norm is not null, the rows of the source are divided by their root mean square and multiplied by these factors.
@@ -111,10 +128,25 @@ static inline size_t outliers_per_row_max(const Matmul& matmul) {
     return matmul.terms == 1 ? matmul.K / (OUTLIER_RATIO * OUTLIER_RATIO) : 0;
 }
 static inline size_t num_n_blocks(const Matmul& matmul) { return (matmul.N + N_BLOCK - 1) / N_BLOCK; }
+static inline bool has_super_scales(const Matmul& matmul) { return matmul.bits == SIX_BITS && matmul.group == SUPER_GROUP; }
 static inline size_t group_bytes(const Matmul& matmul) {
-    return N_BLOCK * 2 * sizeof(uint16_t) + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
+    const size_t scale_bytes = has_super_scales(matmul) ? sizeof(int8_t) : 2 * sizeof(uint16_t);
+    return N_BLOCK * scale_bytes + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
 }
-static inline size_t n_block_bytes(const Matmul& matmul) { return num_groups(matmul) * group_bytes(matmul); }
+// The size of the super-scales of K weights of each column of a block.
+static constexpr size_t super_scale_bytes(size_t K) { return K / SUPER_BLOCK * N_BLOCK * sizeof(uint16_t); }
+static inline size_t n_block_bytes(const Matmul& matmul) {
+    return (has_super_scales(matmul) ? super_scale_bytes(matmul.K) : 0) + num_groups(matmul) * group_bytes(matmul);
+}
+
+// The size of 16 quants of 6 bits of each column of a block.
+constexpr size_t SIX_BIT_BYTES = N_BLOCK * 16 * SIX_BITS / 8;
+// The positions of the quantized scales and of the quants of a group, relative to the end of the super-scales.
+constexpr size_t SUPER_PAIR_BYTES = 2 * (N_BLOCK + SIX_BIT_BYTES);
+static constexpr size_t quantized_scales_at(size_t group) { return group / 2 * SUPER_PAIR_BYTES + group % 2 * N_BLOCK; }
+static constexpr size_t super_quants_at(size_t group) {
+    return group / 2 * SUPER_PAIR_BYTES + 2 * N_BLOCK + group % 2 * SIX_BIT_BYTES;
+}
 
 // The largest sizes of a matrix.
 constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
@@ -124,9 +156,11 @@ constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
-    if (matmul.bits != 4 && matmul.bits != E2M1_BITS && matmul.bits != 8) return "weights must have 4, 5 or 8 bits";
+    if (matmul.bits != 4 && matmul.bits != E2M1_BITS && matmul.bits != SIX_BITS && matmul.bits != 8)
+        return "weights must have 4, 5, 6 or 8 bits";
     if (matmul.group != 16 && matmul.group != 32) return "groups must have 16 or 32 weights";
     if (matmul.bits == E2M1_BITS && matmul.group != 32) return "groups of weights in E2M1 must have 32 weights";
+    if (has_super_scales(matmul) && matmul.K % SUPER_BLOCK != 0) return "with super-scales, K must be a multiple of 256";
     if (matmul.terms < 1 || matmul.terms > TERMS_MAX) return "the source must have 1 or 2 terms";
     if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::clamped_swiglu) return "the epilogue is unknown";
     if (is_gated(matmul.epilogue) && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
