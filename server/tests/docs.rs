@@ -31,7 +31,7 @@ fn the_flags_of_subcommands_are_described() {
         "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `ovfleet-server` and \
          their flags.\nGenerated from `ovfleet-server --help`.\n",
     );
-    for subcommand in Args::command().get_subcommands() {
+    for subcommand in Args::command().get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
         let about = subcommand.get_about().map(ToString::to_string).unwrap_or_default();
         let (name, about) = (subcommand.get_name(), about.trim_end_matches('.'));
         let _ = write!(text, "\n## ovfleet-server {name}\n\n{about}.\n\n");
