@@ -6,24 +6,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, value_parser};
 use operator_api::Period;
 pub use process::logs::LogFormat;
+use process::variables;
 
 /// Manage LLMDeployments on a Kubernetes cluster, or run one of them on this machine.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-operator", version, max_term_width = 110, after_long_help = EXAMPLES)]
+#[command(mut_args(variables("OVFLEET_OPERATOR_")))]
 pub struct Args {
     /// The subcommand to run.
     #[command(subcommand)]
     pub command: Command,
 
     /// Log level: error, warn, info, debug or trace. Modules can have separate levels: info,operator=debug.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOG", value_name = "FILTER", default_value = "info", global = true)]
+    #[arg(long, value_name = "FILTER", default_value = "info", global = true)]
     pub log: String,
 
     /// Format of the log on standard error.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOG_FORMAT", value_enum, default_value = "text", global = true)]
+    #[arg(long, value_enum, default_value = "text", global = true)]
     pub log_format: LogFormat,
 }
 
@@ -50,41 +52,23 @@ pub enum Command {
 
 /// The arguments of `ovfleet-operator run`.
 #[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args(variables("OVFLEET_OPERATOR_")))]
 pub struct RunArgs {
     /// A namespace to manage. Repeatable. Default: all namespaces.
-    #[arg(
-        long = "namespace",
-        short = 'n',
-        env = "OVFLEET_OPERATOR_NAMESPACE",
-        value_name = "NAME",
-        value_delimiter = ','
-    )]
+    #[arg(long = "namespace", short = 'n', value_name = "NAME", value_delimiter = ',')]
     pub namespaces: Vec<String>,
 
     /// Image of the server for resources without engine.image.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_SERVER_IMAGE",
-        value_name = "IMAGE",
-        default_value = "ovfleet/server:dev",
-        help_heading = "Images"
-    )]
+    #[arg(long, value_name = "IMAGE", default_value = "ovfleet/server:dev", help_heading = "Images")]
     pub server_image: String,
 
     /// Image of the router for resources without router.image.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_ROUTER_IMAGE",
-        value_name = "IMAGE",
-        default_value = "ovfleet/router:dev",
-        help_heading = "Images"
-    )]
+    #[arg(long, value_name = "IMAGE", default_value = "ovfleet/router:dev", help_heading = "Images")]
     pub router_image: String,
 
     /// Pull policy of images: Always, IfNotPresent or Never. Default: the default of Kubernetes.
     #[arg(
         long,
-        env = "OVFLEET_OPERATOR_IMAGE_PULL_POLICY",
         value_name = "POLICY",
         value_parser = ["Always", "IfNotPresent", "Never"],
         help_heading = "Images"
@@ -92,53 +76,39 @@ pub struct RunArgs {
     pub image_pull_policy: Option<String>,
 
     /// Address for probes and metrics.
-    #[arg(long, env = "OVFLEET_OPERATOR_HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
     /// Port for probes and metrics. 0 selects any free port.
-    #[arg(long, env = "OVFLEET_OPERATOR_PORT", default_value_t = 8080, help_heading = "Network")]
+    #[arg(long, default_value_t = 8080, help_heading = "Network")]
     pub port: u16,
 
     /// Run without leader election. For development only: two active operators interfere with each other.
-    #[arg(long, env = "OVFLEET_OPERATOR_NO_LEADER_ELECTION", help_heading = "Leader")]
+    #[arg(long, help_heading = "Leader")]
     pub no_leader_election: bool,
 
     /// Namespace of the Lease for leader election. Default: the namespace of the operator.
-    #[arg(long, env = "OVFLEET_OPERATOR_LEASE_NAMESPACE", value_name = "NAME", help_heading = "Leader")]
+    #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub lease_namespace: Option<String>,
 
     /// Name of the Lease for leader election.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_LEASE_NAME",
-        value_name = "NAME",
-        default_value = "ovfleet-operator",
-        help_heading = "Leader"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "ovfleet-operator", help_heading = "Leader")]
     pub lease_name: String,
 
     /// Time in which the leader must renew the Lease.
     ///
     /// Beyond it: another operator becomes the leader, and the former leader exits with an error.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_LEASE_DURATION",
-        value_name = "TIME",
-        default_value = "15s",
-        value_parser = duration,
-        help_heading = "Leader"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = duration, help_heading = "Leader")]
     pub lease_duration: Duration,
 
     /// Name of this process in the Lease. Default: the host name and a random number.
-    #[arg(long, env = "OVFLEET_OPERATOR_IDENTITY", value_name = "NAME", help_heading = "Leader")]
+    #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
     /// Interval at which the status is updated with the usage of KV caches that routers report. 0s disables the
     /// updates.
     #[arg(
         long,
-        env = "OVFLEET_OPERATOR_LOAD_INTERVAL",
         value_name = "TIME",
         default_value = "30s",
         value_parser = duration,
@@ -153,22 +123,15 @@ pub struct RunArgs {
     /// the others.
     #[arg(
         long,
-        env = "OVFLEET_OPERATOR_MAX_CONCURRENT_UPGRADES",
         value_name = "COUNT",
         default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=1024),
+        value_parser = value_parser!(u16).range(1..=1024),
         help_heading = "Reconciliation"
     )]
     pub max_concurrent_upgrades: u16,
 
     /// IP family that pods listen on. Default: the family of the API server's address.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_IP_FAMILY",
-        value_enum,
-        default_value = "auto",
-        help_heading = "Network"
-    )]
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Network")]
     pub ip_family: IpFamily,
 
     /// Number of resources that are reconciled at the same time.
@@ -176,70 +139,65 @@ pub struct RunArgs {
     /// Beyond it: the other resources wait.
     #[arg(
         long,
-        env = "OVFLEET_OPERATOR_CONCURRENCY",
         value_name = "COUNT",
         default_value_t = 8,
-        value_parser = clap::value_parser!(u16).range(1..=256),
+        value_parser = value_parser!(u16).range(1..=256),
         help_heading = "Reconciliation"
     )]
     pub concurrency: u16,
 
     /// URL to which spans of reconciles are sent with OTLP over gRPC, such as http://HOST:4317. Default: no spans.
-    #[arg(long, env = "OVFLEET_OPERATOR_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs")]
+    #[arg(long, value_name = "URL", help_heading = "Logs")]
     pub otlp_endpoint: Option<String>,
 }
 
 /// The arguments of `ovfleet-operator local`.
 #[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args(variables("OVFLEET_OPERATOR_LOCAL_")))]
 pub struct LocalArgs {
     /// File with the LLMDeployment, as for kubectl.
-    #[arg(long, short = 'f', env = "OVFLEET_OPERATOR_LOCAL_FILE", value_name = "PATH")]
+    #[arg(long, short = 'f', value_name = "PATH")]
     pub file: PathBuf,
 
     /// Path of the model on this machine. It overrides the source, and is required if the source is pvc or oci.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_MODEL", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
     /// Number of replicas. It overrides the resource. The replicas share the processors equally.
-    #[arg(
-        long,
-        env = "OVFLEET_OPERATOR_LOCAL_REPLICAS",
-        value_name = "COUNT",
-        value_parser = clap::value_parser!(i32).range(1..=256)
-    )]
+    #[arg(long, value_name = "COUNT", value_parser = value_parser!(i32).range(1..=256))]
     pub replicas: Option<i32>,
 
     /// A field of the spec and its value in YAML. It overrides the file. Repeatable, such as
     /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--max-itl=50ms].
-    #[arg(long = "set", env = "OVFLEET_OPERATOR_LOCAL_SET", value_name = "FIELD=VALUE")]
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
     pub settings: Vec<String>,
 
     /// Address that the router listens on.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_HOST", default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1")]
     pub host: IpAddr,
 
     /// Port that the router listens on. 0 selects any free port.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_PORT", default_value_t = 8000)]
+    #[arg(long, default_value_t = 8000)]
     pub port: u16,
 
     /// Directory for fetched and compiled models. Default: ovfleet in the user's cache directory.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CACHE", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
     /// Directory with the credentials for downloads: one file for each key of the Secret.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_CREDENTIALS", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
     /// File with API keys. It replaces the Secret.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_API_KEYS", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
     /// Path of the server's executable. Default: the one in the directory of this executable, or in PATH.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_SERVER", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub server: Option<PathBuf>,
 
     /// Path of the router's executable. Default: the one in the directory of this executable, or in PATH.
-    #[arg(long, env = "OVFLEET_OPERATOR_LOCAL_ROUTER", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub router: Option<PathBuf>,
 }
 

@@ -1,5 +1,5 @@
 //! Code that all ovfleet programs share: logging and tracing, parsing of sizes and durations on the command line,
-//! termination signals, formatting of errors, accepting connections, counting requests, and generating the reference
+//! environment variables of flags, termination signals, formatting of errors, accepting connections, counting requests, and generating the reference
 //! documentation.
 
 pub mod error;
@@ -11,3 +11,6 @@ pub mod signals;
 #[cfg(feature = "trace")]
 pub mod trace;
 pub mod units;
+mod variables;
+
+pub use variables::variables;

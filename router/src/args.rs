@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, value_parser};
 use process::logs::LogFormat;
 use process::units::{ByteSize, duration, fraction};
+use process::variables;
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
@@ -21,38 +22,26 @@ use crate::policy::Policy;
 /// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
+#[command(mut_args(variables("OVFLEET_ROUTER_")))]
 pub struct Args {
     /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes of replicas, routing,
     /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.
-    #[arg(long, env = "OVFLEET_ROUTER_CONFIG", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
     /// The address of a replica: HOST:PORT/GRPC_PORT, with the ports of its API and of its load reports. Repeatable.
     /// Without GRPC_PORT the load is unknown, and the router only counts the requests that it has sent to the replica.
-    #[arg(
-        long = "replica",
-        env = "OVFLEET_ROUTER_REPLICA",
-        value_name = "ADDRESS",
-        value_delimiter = ',',
-        help_heading = "Replicas"
-    )]
+    #[arg(long = "replica", value_name = "ADDRESS", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas: Vec<FixedReplica>,
 
     /// A DNS name of which every address is a replica: NAME:PORT/GRPC_PORT. Repeatable.
-    #[arg(
-        long = "replicas-dns",
-        env = "OVFLEET_ROUTER_REPLICAS_DNS",
-        value_name = "NAME",
-        value_delimiter = ',',
-        help_heading = "Replicas"
-    )]
+    #[arg(long = "replicas-dns", value_name = "NAME", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas_dns: Vec<DnsName>,
 
     /// A Kubernetes Service whose endpoints are replicas: NAMESPACE/NAME, or NAME in the namespace of the router.
     /// Repeatable. The router needs permission to get, list and watch EndpointSlices.
     #[arg(
         long = "replicas-service",
-        env = "OVFLEET_ROUTER_REPLICAS_SERVICE",
         value_name = "SERVICE",
         value_delimiter = ',',
         help_heading = "Replicas"
@@ -60,29 +49,16 @@ pub struct Args {
     pub replicas_service: Vec<ServiceName>,
 
     /// The name of the Service's port on which replicas serve their API.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_HTTP_PORT_NAME",
-        value_name = "NAME",
-        default_value = "http",
-        help_heading = "Replicas"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "http", help_heading = "Replicas")]
     pub http_port_name: String,
 
     /// The name of the Service's port on which replicas report their load.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_GRPC_PORT_NAME",
-        value_name = "NAME",
-        default_value = "grpc",
-        help_heading = "Replicas"
-    )]
+    #[arg(long, value_name = "NAME", default_value = "grpc", help_heading = "Replicas")]
     pub grpc_port_name: String,
 
     /// The interval between DNS lookups.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_DNS_INTERVAL",
         value_name = "TIME",
         default_value = "5s",
         value_parser = duration,
@@ -95,52 +71,44 @@ pub struct Args {
     ///
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request.
     /// The file is reloaded when it changes. Default: no token is sent.
-    #[arg(long, env = "OVFLEET_ROUTER_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Replicas")]
+    #[arg(long, value_name = "PATH", help_heading = "Replicas")]
     pub replica_token_file: Option<PathBuf>,
 
     /// The address to listen on. 0.0.0.0 makes the router reachable from other machines.
-    #[arg(long, env = "OVFLEET_ROUTER_HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
     /// The port of the API, the probes, the metrics and the console. 0 selects a free port.
-    #[arg(long, env = "OVFLEET_ROUTER_PORT", default_value_t = 8000, help_heading = "Network")]
+    #[arg(long, default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
     /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
     /// its own connections and thread, so that probes are answered however many clients are connected to the API. 0
     /// selects a free port. Default: none.
-    #[arg(long, env = "OVFLEET_ROUTER_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
+    #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
     /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same address.
     /// 0 selects a free port. Default: none.
-    #[arg(long, env = "OVFLEET_ROUTER_GRPC_PORT", value_name = "PORT", help_heading = "Network")]
+    #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub grpc_port: Option<u16>,
 
     /// Number of threads that serve requests. Default: one per processor.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_THREADS",
         value_name = "COUNT",
-        value_parser = clap::value_parser!(u32).range(1..=1024),
+        value_parser = value_parser!(u32).range(1..=1024),
         help_heading = "Network"
     )]
     pub threads: Option<u32>,
 
     /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two,
     /// round-robin, or session (the same replica for the same header x-session-id or field `user`).
-    #[arg(long, env = "OVFLEET_ROUTER_POLICY", default_value = "kv", help_heading = "Routing")]
+    #[arg(long, default_value = "kv", help_heading = "Routing")]
     pub policy: Policy,
 
     /// The age above which a load report is ignored.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_REPORT_TTL",
-        value_name = "TIME",
-        default_value = "3s",
-        value_parser = duration,
-        help_heading = "Routing"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration, help_heading = "Routing")]
     pub report_ttl: Duration,
 
     /// Number of replicas that a request is sent to before the client receives the first byte. Replicas that accept no
@@ -150,10 +118,9 @@ pub struct Args {
     /// `replicas_timed_out`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_ATTEMPTS",
         value_name = "COUNT",
         default_value_t = 4,
-        value_parser = clap::value_parser!(u32).range(1..=16),
+        value_parser = value_parser!(u32).range(1..=16),
         help_heading = "Routing"
     )]
     pub attempts: u32,
@@ -164,10 +131,9 @@ pub struct Args {
     /// Beyond it: the client gets the last failure, as with `--attempts`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_RETRY_BUDGET_PERCENT",
         value_name = "PERCENT",
         default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(0..=100),
+        value_parser = value_parser!(u32).range(0..=100),
         help_heading = "Routing"
     )]
     pub retry_budget_percent: u32,
@@ -176,14 +142,7 @@ pub struct Args {
     ///
     /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
     /// gets 502, `replicas_failed`, or 503, `no_replica`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_CONNECT_TIMEOUT",
-        value_name = "TIME",
-        default_value = "1s",
-        value_parser = duration,
-        help_heading = "Routing"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
     /// Time in which a replica must begin a streamed answer.
@@ -191,7 +150,6 @@ pub struct Args {
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_FIRST_TOKEN_TIMEOUT",
         value_name = "TIME",
         default_value = "60s",
         value_parser = duration,
@@ -204,7 +162,6 @@ pub struct Args {
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_ANSWER_TIMEOUT",
         value_name = "TIME",
         default_value = "10m",
         value_parser = duration,
@@ -217,7 +174,6 @@ pub struct Args {
     /// Beyond it: a streamed answer ends with an error event; any other answer is cut off.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_IDLE_TIMEOUT",
         value_name = "TIME",
         default_value = "60s",
         value_parser = duration,
@@ -232,7 +188,6 @@ pub struct Args {
     /// have begun end with an error.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_HANG_TIMEOUT",
         value_name = "TIME",
         default_value = "10s",
         value_parser = duration,
@@ -245,10 +200,9 @@ pub struct Args {
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_QUEUE_REQUESTS",
         value_name = "COUNT",
         default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(0..=1_048_576),
+        value_parser = value_parser!(u32).range(0..=1_048_576),
         help_heading = "Queue"
     )]
     pub queue_requests: u32,
@@ -257,26 +211,13 @@ pub struct Args {
     /// have more.
     ///
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_QUEUE_TOKENS",
-        value_name = "COUNT",
-        default_value_t = 4_000_000,
-        help_heading = "Queue"
-    )]
+    #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
     pub queue_tokens: u64,
 
     /// Time that a request waits for room at a replica.
     ///
     /// Beyond it: 429, `queue_timeout`, with `Retry-After`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_QUEUE_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration,
-        help_heading = "Queue"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
     /// Number of requests that wait while no replica is available.
@@ -284,10 +225,9 @@ pub struct Args {
     /// Beyond it: 503, `no_replica`, with `Retry-After`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_WAITING_ROOM",
         value_name = "COUNT",
         default_value_t = 256,
-        value_parser = clap::value_parser!(u32).range(0..=1_048_576),
+        value_parser = value_parser!(u32).range(0..=1_048_576),
         help_heading = "Queue"
     )]
     pub waiting_room: u32,
@@ -295,80 +235,49 @@ pub struct Args {
     /// Time that a request waits for a replica to become available.
     ///
     /// Beyond it: 503, `no_replica`, with `Retry-After`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_WAITING_ROOM_TIMEOUT",
-        value_name = "TIME",
-        default_value = "10s",
-        value_parser = duration,
-        help_heading = "Queue"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub waiting_room_timeout: Duration,
 
     /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
     /// # begins a comment. The file is reloaded when it changes. A file without any key rejects all requests. Default:
     /// no key is required.
-    #[arg(long, env = "OVFLEET_ROUTER_API_KEYS", value_name = "PATH", help_heading = "Access")]
+    #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
     /// Number of requests per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After`.
-    #[arg(long, env = "OVFLEET_ROUTER_REQUESTS_PER_MINUTE", value_name = "COUNT", help_heading = "Access")]
+    #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
     /// Number of prompt and completion tokens per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After` unless the request alone exceeds the limit.
-    #[arg(long, env = "OVFLEET_ROUTER_TOKENS_PER_MINUTE", value_name = "COUNT", help_heading = "Access")]
+    #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
     /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached
     /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_KEY_ISOLATION",
-        value_enum,
-        default_value = "key",
-        help_heading = "Access"
-    )]
+    #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
     /// Size of a request body. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: 413, `request_too_large`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_MAX_BODY_BYTES",
-        value_name = "SIZE",
-        default_value = "8MiB",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
     /// Total size of the request bodies in memory. A body counts as it arrives, and until it is no longer needed for
     /// a retry. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_MAX_BUFFERED_BODY_BYTES",
-        value_name = "SIZE",
-        default_value = "128MiB",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
     /// Size of the head of a request. Values below 8KiB have the effect of 8KiB with HTTP/1.1.
     ///
     /// Beyond it: 431 without a body.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_MAX_HEADER_BYTES",
-        value_name = "SIZE",
-        default_value = "16KiB",
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
     /// Number of open client connections to the API.
@@ -377,10 +286,9 @@ pub struct Args {
     /// room for them.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_MAX_CONNECTIONS",
         value_name = "COUNT",
         default_value_t = 8192,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        value_parser = value_parser!(u32).range(1..=1_048_576),
         help_heading = "Limits"
     )]
     pub max_connections: u32,
@@ -390,10 +298,9 @@ pub struct Args {
     /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_MAX_CONCURRENT_REQUESTS",
         value_name = "COUNT",
         default_value_t = 16_384,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        value_parser = value_parser!(u32).range(1..=1_048_576),
         help_heading = "Limits"
     )]
     pub max_concurrent_requests: u32,
@@ -403,75 +310,41 @@ pub struct Args {
     ///
     /// Beyond it: late head: the connection is closed; late body: 408, `request_incomplete`, and the connection is
     /// closed.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_READ_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
     /// Time for which a client may leave an answer unread.
     ///
     /// Beyond it: the answer is cut off, and the request is cancelled at its replica.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_WRITE_TIMEOUT",
-        value_name = "TIME",
-        default_value = "60s",
-        value_parser = duration,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
     pub write_timeout: Duration,
 
     /// Time in which requests must finish after SIGTERM or SIGINT.
     ///
     /// Beyond it: the remaining requests are cut off.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_DRAIN_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration,
-        help_heading = "Limits"
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub drain_timeout: Duration,
 
     /// The log level: error, warn, info, debug or trace, optionally per module, e.g. info,router=debug.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_LOG",
-        value_name = "FILTER",
-        default_value = "info",
-        help_heading = "Logs and traces"
-    )]
+    #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs and traces")]
     pub log: String,
 
     /// The format of the logs, which are written to standard error.
-    #[arg(
-        long,
-        env = "OVFLEET_ROUTER_LOG_FORMAT",
-        value_enum,
-        default_value = "text",
-        help_heading = "Logs and traces"
-    )]
+    #[arg(long, value_enum, default_value = "text", help_heading = "Logs and traces")]
     pub log_format: LogFormat,
 
     /// Log a line for each request with its client, endpoint, replica and duration, and never its prompt or answer.
-    #[arg(long, env = "OVFLEET_ROUTER_ACCESS_LOG", help_heading = "Logs and traces")]
+    #[arg(long, help_heading = "Logs and traces")]
     pub access_log: bool,
 
     /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are passed
     /// on to replicas in any case.
-    #[arg(long, env = "OVFLEET_ROUTER_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs and traces")]
+    #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
     /// The fraction of the requests without a trace header for which the router starts a trace.
     #[arg(
         long,
-        env = "OVFLEET_ROUTER_TRACE_SHARE",
         value_name = "SHARE",
         default_value = "0.01",
         value_parser = fraction,

@@ -13,10 +13,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum, value_parser};
 pub use process::logs::LogFormat;
 pub use process::units::ByteSize;
 use process::units::{duration, proper_fraction};
+use process::variables;
 use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use adapter::NamedAdapter;
@@ -36,6 +37,7 @@ use crate::fetch::FetchArgs;
 /// /v1). Every option can also be set with the environment variable that is listed with it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-server", version, max_term_width = 110, after_long_help = EXAMPLES)]
+#[command(mut_args(variables("OVFLEET_")))]
 pub struct Args {
     /// The subcommand; without one, the server runs.
     #[command(subcommand)]
@@ -45,20 +47,20 @@ pub struct Args {
     /// tokenizer.json.
     ///
     /// `--backend sim` uses only its tokenizer and chat template, or a tokenizer of bytes if there is no model.
-    #[arg(long, env = "OVFLEET_MODEL", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
     /// The name of the model in requests. Repeatable; the first name is in the list of models.
     ///
     /// Default: the name of the file or directory.
-    #[arg(long = "model-name", env = "OVFLEET_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long = "model-name", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
 
     /// A LoRA adapter and its name, which requests use as their model. Repeatable.
     ///
     /// PATH is a folder in PEFT's format, with adapter_config.json and adapter_model.safetensors. Requests with different
     /// adapters, and without one, are computed in the same step. `--backend sim` does not read the folders.
-    #[arg(long = "lora", env = "OVFLEET_LORA", value_name = "NAME=PATH", value_delimiter = ',')]
+    #[arg(long = "lora", value_name = "NAME=PATH", value_delimiter = ',')]
     pub adapters: Vec<NamedAdapter>,
 
     /// The format of the model's tool calls: auto, none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder,
@@ -66,13 +68,7 @@ pub struct Args {
     ///
     /// auto detects the format in the chat template; a model whose template has no known format is instructed to use
     /// hermes3. With none, calls remain in the text of the answer.
-    #[arg(
-        long,
-        env = "OVFLEET_TOOL_PARSER",
-        value_name = "NAME",
-        default_value = "auto",
-        value_parser = parsers::choice::<ToolFormat>
-    )]
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parsers::choice::<ToolFormat>)]
     pub tool_parser: ParserChoice<ToolFormat>,
 
     /// The format of the model's reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5, granite or mistral.
@@ -80,7 +76,6 @@ pub struct Args {
     /// auto detects the format in the chat template. With none, reasoning remains in the text of the answer.
     #[arg(
         long,
-        env = "OVFLEET_REASONING_PARSER",
         value_name = "NAME",
         default_value = "auto",
         value_parser = parsers::choice::<ReasoningFormat>
@@ -88,15 +83,15 @@ pub struct Args {
     pub reasoning_parser: ParserChoice<ReasoningFormat>,
 
     /// The address to listen on. 0.0.0.0 makes the server reachable from other machines.
-    #[arg(long, env = "OVFLEET_HOST", default_value = "127.0.0.1", help_heading = "Network")]
+    #[arg(long, default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
     /// The port of the API, the probes and the metrics. 0 selects a free port.
-    #[arg(long, env = "OVFLEET_PORT", default_value_t = 8000, help_heading = "Network")]
+    #[arg(long, default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
     /// The port of the gRPC services: load reports for routers, and grpc.health.v1. 0 selects a free port.
-    #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 50051, help_heading = "Network")]
+    #[arg(long, default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
     /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`. 0
@@ -104,7 +99,7 @@ pub struct Args {
     ///
     /// Its connections do not count towards --max-connections, so that probes and scrapes are answered however many clients
     /// are connected. The API's port serves these paths too. Default: none.
-    #[arg(long, env = "OVFLEET_ADMIN_PORT", value_name = "PORT", help_heading = "Network")]
+    #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
     /// A file with the replica token, which requests to the API and calls for load reports must have, so that only routers
@@ -113,23 +108,23 @@ pub struct Args {
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. Each of them is accepted. The file is
     /// reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token. Default: no
     /// token is required.
-    #[arg(long, env = "OVFLEET_REPLICA_TOKEN_FILE", value_name = "PATH", help_heading = "Network")]
+    #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
 
     /// The backend: the OpenVINO runtime, or a simulator that answers gibberish at a given speed.
-    #[arg(long, env = "OVFLEET_BACKEND", value_enum, default_value = "openvino", help_heading = "Engine")]
+    #[arg(long, value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
 
     /// The OpenVINO device: CPU, GPU, GPU.1, AUTO or HETERO:GPU,CPU. Only CPU is tested. NPU is not supported, because
     /// OpenVINO has no paged attention for it.
-    #[arg(long, env = "OVFLEET_DEVICE", default_value = "CPU", help_heading = "Engine")]
+    #[arg(long, default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
     /// The NUMA node to run on. The server uses only its processors and, if the system permits it, only its memory.
     ///
     /// On a machine with several nodes, run one replica per node, because the memory of other nodes is slower.
     /// Default: all nodes.
-    #[arg(long, env = "OVFLEET_NUMA_NODE", value_name = "NUMBER", help_heading = "Engine")]
+    #[arg(long, value_name = "NUMBER", help_heading = "Engine")]
     pub numa_node: Option<u32>,
 
     /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model it includes the caches of both models.
@@ -139,33 +134,26 @@ pub struct Args {
     ///
     /// Beyond it: cached prefixes are evicted first; then waiting sequences are not started, and the youngest running
     /// sequences are preempted and computed again later.
-    #[arg(long, env = "OVFLEET_KV_CACHE_SIZE", value_name = "SIZE", help_heading = "Engine")]
+    #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
     /// The precision of the KV cache: u8, bf16, f16, f32, or u4, which is not exact.
     ///
     /// u4 uses 0.6 times the memory of u8. Default: the device's preferred precision.
-    #[arg(long, env = "OVFLEET_KV_CACHE_PRECISION", value_name = "TYPE", help_heading = "Engine")]
+    #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
     /// The precision in which the native kernels multiply activations by quantized weights. With AMX, both values select bf16.
-    #[arg(
-        long,
-        env = "OVFLEET_ACTIVATION_PRECISION",
-        value_enum,
-        default_value = "auto",
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
     /// Directory in which rewritten and compiled models are stored, so that the next start is faster.
-    #[arg(long, env = "OVFLEET_CACHE_DIR", value_name = "PATH", help_heading = "Engine")]
+    #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
     /// A property of OpenVINO's plugin, or several as a JSON object. Repeatable.
     #[arg(
         long = "plugin-config",
-        env = "OVFLEET_PLUGIN_CONFIG",
         value_name = "KEY=VALUE",
         value_parser = plugin_config,
         help_heading = "Engine"
@@ -178,10 +166,9 @@ pub struct Args {
     /// `integer_above_max_value`.
     #[arg(
         long,
-        env = "OVFLEET_MAX_NUM_SEQS",
         value_name = "COUNT",
         default_value_t = 256,
-        value_parser = clap::value_parser!(u32).range(1..=65_536),
+        value_parser = value_parser!(u32).range(1..=65_536),
         help_heading = "Engine"
     )]
     pub max_num_seqs: u32,
@@ -192,10 +179,9 @@ pub struct Args {
     #[arg(
         long,
         alias = "max-batched-tokens",
-        env = "OVFLEET_MAX_NUM_BATCHED_TOKENS",
         value_name = "COUNT",
         default_value_t = 512,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        value_parser = value_parser!(u32).range(1..=1_048_576),
         help_heading = "Engine"
     )]
     pub max_num_batched_tokens: u32,
@@ -207,10 +193,9 @@ pub struct Args {
     /// Beyond it: the rest of the prompts is computed in the following steps.
     #[arg(
         long,
-        env = "OVFLEET_MAX_CHUNK_TOKENS",
         value_name = "COUNT",
         default_value_t = 128,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576),
+        value_parser = value_parser!(u32).range(1..=1_048_576),
         help_heading = "Engine"
     )]
     pub max_chunk_tokens: u32,
@@ -218,26 +203,14 @@ pub struct Args {
     /// Target for the time between two tokens of a sequence while prompts are computed in the same steps, such as `100ms`.
     /// A step computes as many prompt tokens as are predicted to fit into the time, from the times of earlier steps (at
     /// least 16 tokens), instead of --max-chunk-tokens. It does not affect steps without prompts. Default: no target
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_ITL",
-        value_name = "DURATION",
-        value_parser = duration,
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
     /// Fraction of the attention weight that prompts of at least 2,048 tokens compute, such as 0.95. Each chunk attends only
     /// to those blocks of the KV cache that have this fraction of the weight, estimated from some of its tokens. Long prompts
     /// are computed faster, but their results are no longer exact. Generated tokens attend to all blocks. Default: all of the
     /// weight is computed, exactly
-    #[arg(
-        long,
-        env = "OVFLEET_SPARSE_ATTENTION",
-        value_name = "SHARE",
-        value_parser = proper_fraction,
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The minimum
@@ -245,30 +218,18 @@ pub struct Args {
     /// exact, and later prompts cannot reuse their blocks. Default: all tokens stay.
     ///
     /// Beyond it: the blocks to which the latest tokens paid the least attention are evicted.
-    #[arg(
-        long,
-        env = "OVFLEET_KV_EVICTION_TOKENS",
-        value_name = "COUNT",
-        value_parser = clap::value_parser!(u32).range(1..),
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
     /// Number of tokens of a prompt and its completion together. Default: the context length of the model, or what
     /// the KV cache holds if that is less.
     ///
     /// Beyond it: 400, `context_length_exceeded`.
-    #[arg(
-        long,
-        env = "OVFLEET_MAX_MODEL_LEN",
-        value_name = "COUNT",
-        value_parser = clap::value_parser!(u32).range(2..),
-        help_heading = "Engine"
-    )]
+    #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
 
     /// Compute every prompt completely instead of reusing the cached blocks of prompts with the same beginning.
-    #[arg(long, env = "OVFLEET_NO_PREFIX_CACHING", help_heading = "Engine")]
+    #[arg(long, help_heading = "Engine")]
     pub no_prefix_caching: bool,
 
     /// Enable prompt lookup for all requests: propose draft tokens from earlier occurrences of the last tokens in the prompt
@@ -276,14 +237,14 @@ pub struct Args {
     ///
     /// The model verifies draft tokens in the same step, as far as that saves time, so they do not change answers. Answers
     /// that repeat much of their prompt are faster. Requests with `prediction` or `max_ngram_size` always use it.
-    #[arg(long, env = "OVFLEET_PROMPT_LOOKUP", help_heading = "Engine")]
+    #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 
     /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or the directory of an IR.
     ///
     /// The model verifies draft tokens in the same step, as far as that saves time, so they do not change answers. Both
     /// models share --kv-cache-size and the options of the device and the weights. The simulator simulates its draft model.
-    #[arg(long, env = "OVFLEET_DRAFT_MODEL", value_name = "PATH", help_heading = "Engine")]
+    #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 
     /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
@@ -291,16 +252,16 @@ pub struct Args {
     /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change. Completions
     /// without `max_tokens` end with the end token, `best_of` alone enables beam search, messages may lack content, `/v3/v1/`
     /// and a trailing slash are accepted, and `/v1/config` and `/v2/models/{name}/ready` exist.
-    #[arg(long, env = "OVFLEET_OVMS_COMPAT", help_heading = "Network")]
+    #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 
     /// The log level: error, warn, info, debug or trace, or a level per crate, such as info,server=debug. At debug, each
     /// request has a line. Prompts and answers are never logged.
-    #[arg(long, env = "OVFLEET_LOG", value_name = "FILTER", default_value = "info", help_heading = "Logs")]
+    #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 
     /// The format of the logs, which are written to standard error.
-    #[arg(long, env = "OVFLEET_LOG_FORMAT", value_enum, default_value = "text", help_heading = "Logs")]
+    #[arg(long, value_enum, default_value = "text", help_heading = "Logs")]
     pub log_format: LogFormat,
 
     /// The flags of the server's limits.

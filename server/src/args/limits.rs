@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, value_parser};
 
 use crate::limits::HttpLimits;
 use process::units::{ByteSize, duration};
@@ -16,10 +16,9 @@ pub struct LimitArgs {
     /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
-        env = "OVFLEET_MAX_CONCURRENT_REQUESTS",
         value_name = "COUNT",
         default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+        value_parser = value_parser!(u32).range(1..=1_048_576)
     )]
     pub max_concurrent_requests: u32,
 
@@ -28,17 +27,16 @@ pub struct LimitArgs {
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
-        env = "OVFLEET_MAX_QUEUE",
         value_name = "COUNT",
         default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+        value_parser = value_parser!(u32).range(1..=1_048_576)
     )]
     pub max_queue: u32,
 
     /// Size of a request body. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: 413, `request_too_large`.
-    #[arg(long, env = "OVFLEET_MAX_BODY_BYTES", value_name = "SIZE", default_value = "8MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     pub max_body_bytes: ByteSize,
 
     /// Total size of the request bodies and of their JSON values in memory, from their arrival until the requests are
@@ -46,14 +44,14 @@ pub struct LimitArgs {
     /// until the response is complete. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
-    #[arg(long, env = "OVFLEET_MAX_BUFFERED_BODY_BYTES", value_name = "SIZE", default_value = "256MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 
     /// Memory for texts that are being tokenized. Tokenizing takes up to 400 bytes of memory for each byte of a text.
     ///
     /// Beyond it: further texts wait; a text that could need more than all of the memory gets 400,
     /// `string_above_max_length`.
-    #[arg(long, env = "OVFLEET_MAX_TOKENIZER_MEMORY", value_name = "SIZE", default_value = "512MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
     /// Number of open HTTP connections.
@@ -62,10 +60,9 @@ pub struct LimitArgs {
     /// for them.
     #[arg(
         long,
-        env = "OVFLEET_MAX_CONNECTIONS",
         value_name = "COUNT",
         default_value_t = 4096,
-        value_parser = clap::value_parser!(u32).range(1..=1_048_576)
+        value_parser = value_parser!(u32).range(1..=1_048_576)
     )]
     pub max_connections: u32,
 
@@ -74,39 +71,21 @@ pub struct LimitArgs {
     ///
     /// Beyond it: late head: the connection is closed; late body: 408, `request_incomplete`, and the connection is
     /// closed.
-    #[arg(
-        long,
-        env = "OVFLEET_READ_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub read_timeout: Duration,
 
     /// Time in which a client must read at least 16 KiB of its answer, or all that is left, once the buffers of its
     /// connection are full.
     ///
     /// Beyond it: the connection is closed and the request is cancelled.
-    #[arg(
-        long,
-        env = "OVFLEET_WRITE_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub write_timeout: Duration,
 
     /// Time in which requests, including those in the background, must finish after SIGTERM or SIGINT. If
     /// `ovfleet-server drain` was called before, the time starts with that call.
     ///
     /// Beyond it: the remaining requests are cut off.
-    #[arg(
-        long,
-        env = "OVFLEET_DRAIN_TIMEOUT",
-        value_name = "TIME",
-        default_value = "30s",
-        value_parser = duration
-    )]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 }
 

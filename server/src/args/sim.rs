@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, value_parser};
 
 use process::units::duration;
 
@@ -11,30 +11,17 @@ use process::units::duration;
 #[command(next_help_heading = "Simulator")]
 pub struct SimArgs {
     /// Time of a step, regardless of its tokens.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_STEP_TIME",
-        value_name = "TIME",
-        default_value = "5ms",
-        value_parser = duration
-    )]
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
     pub sim_step_time: Duration,
 
     /// Time of each prompt token in a step.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_PREFILL_TOKEN_TIME",
-        value_name = "TIME",
-        default_value = "250us",
-        value_parser = duration
-    )]
+    #[arg(long, value_name = "TIME", default_value = "250us", value_parser = duration)]
     pub sim_prefill_token_time: Duration,
 
     /// Time of each generating sequence in a step.
     #[arg(
         long,
         alias = "sim-decode-row-time",
-        env = "OVFLEET_SIM_DECODE_TOKEN_TIME",
         value_name = "TIME",
         default_value = "400us",
         value_parser = duration
@@ -44,45 +31,32 @@ pub struct SimArgs {
     /// Number of blocks in the KV cache.
     #[arg(
         long,
-        env = "OVFLEET_SIM_BLOCKS",
         value_name = "COUNT",
         default_value_t = 4096,
-        value_parser = clap::value_parser!(u32).range(1..=16_777_216)
+        value_parser = value_parser!(u32).range(1..=16_777_216)
     )]
     pub sim_blocks: u32,
 
     /// Number of tokens in a block.
     #[arg(
         long,
-        env = "OVFLEET_SIM_BLOCK_TOKENS",
         value_name = "COUNT",
         default_value_t = 16,
-        value_parser = clap::value_parser!(u32).range(1..=1024)
+        value_parser = value_parser!(u32).range(1..=1024)
     )]
     pub sim_block_tokens: u32,
 
     /// Number of the step at which the simulated device fails permanently, from 1, to test a replica whose engine dies.
     /// Default: it does not fail.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_FATAL_STEP",
-        value_name = "COUNT",
-        value_parser = clap::value_parser!(u64).range(1..)
-    )]
+    #[arg(long, value_name = "COUNT", value_parser = value_parser!(u64).range(1..))]
     pub sim_fatal_step: Option<u64>,
 
     /// The answer of the simulated model in its first, second and following turns of a conversation; the last answer is
     /// repeated. Repeatable. The text may contain special tokens. Default: gibberish.
-    #[arg(long = "sim-answer", env = "OVFLEET_SIM_ANSWER", value_name = "TEXT")]
+    #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
     /// Context length in tokens of a model whose files do not have one.
-    #[arg(
-        long,
-        env = "OVFLEET_SIM_MODEL_LEN",
-        value_name = "COUNT",
-        default_value_t = 8192,
-        value_parser = clap::value_parser!(u32).range(2..)
-    )]
+    #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = value_parser!(u32).range(2..))]
     pub sim_model_len: u32,
 }

@@ -15,12 +15,12 @@ pub struct SpillArgs {
     ///
     /// It is useful if reading is faster than computing, as from any local disk. Errors of the directory are logged and do
     /// not affect requests. Default: evicted blocks are discarded.
-    #[arg(long, env = "OVFLEET_KV_SPILL_DIR", value_name = "PATH", conflicts_with = "no_prefix_caching")]
+    #[arg(long, value_name = "PATH", conflicts_with = "no_prefix_caching")]
     pub kv_spill_dir: Option<PathBuf>,
 
     /// Total size of the blocks in --kv-spill-dir. Accepts a unit, such as 20GiB.
     ///
     /// Beyond it: the least recently used blocks are deleted.
-    #[arg(long, env = "OVFLEET_KV_SPILL_BYTES", value_name = "SIZE", default_value = "8GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub kv_spill_bytes: ByteSize,
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, value_parser};
 
 use crate::store::StoreConfig;
 use process::units::ByteSize;
@@ -16,22 +16,21 @@ pub struct StoreArgs {
     /// Beyond it: the least recently used are evicted.
     #[arg(
         long,
-        env = "OVFLEET_MAX_STORED_RESPONSES",
         value_name = "COUNT",
         default_value_t = 4096,
-        value_parser = clap::value_parser!(u32).range(0..=1_048_576)
+        value_parser = value_parser!(u32).range(0..=1_048_576)
     )]
     pub max_stored_responses: u32,
 
     /// Total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
     ///
     /// Beyond it: the least recently used are evicted.
-    #[arg(long, env = "OVFLEET_MAX_STORED_BYTES", value_name = "SIZE", default_value = "256MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_stored_bytes: ByteSize,
 
     /// Directory in which responses and conversations are stored, so that they outlive the process. One server can use
     /// it at a time. Default: memory.
-    #[arg(long, env = "OVFLEET_RESPONSE_STORE_DIR", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub response_store_dir: Option<PathBuf>,
 }
 

@@ -1,0 +1,31 @@
+//! The environment variables that set flags.
+
+use clap::Arg;
+
+/// Gives each flag of a command the environment variable with its name behind `prefix`: with the prefix `OVFLEET_`,
+/// `--max-queue` gets `OVFLEET_MAX_QUEUE`. It is an argument of `Command::mut_args`.
+pub fn variables(prefix: &str) -> impl FnMut(Arg) -> Arg {
+    move |argument| match argument.get_long() {
+        Some(flag) => {
+            let variable = format!("{prefix}{}", flag.to_uppercase().replace('-', "_"));
+            argument.env(variable)
+        }
+        None => argument,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_flags_have_variables() {
+        let variable = |argument| {
+            let argument = variables("OVFLEET_ROUTER_")(argument);
+            argument.get_env().map(|name| name.to_string_lossy().into_owned())
+        };
+        let flag = Arg::new("id").long("max-body-bytes");
+        assert_eq!(variable(flag).as_deref(), Some("OVFLEET_ROUTER_MAX_BODY_BYTES"));
+        assert_eq!(variable(Arg::new("positional")), None);
+    }
+}
