@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use operator_api::{Phase, UpgradeState};
+use process::metrics::MetricsBuilder;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
@@ -51,44 +52,22 @@ struct Inner {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("ovfleet_operator");
-        let reconciles = Family::default();
-        let reconcile_duration =
+        let mut metrics = MetricsBuilder(Registry::with_prefix("ovfleet_operator"));
+        let duration =
             Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
-        let api_calls = Family::default();
-        let events = Counter::default();
-        let deployments = Family::default();
-        let releases = Family::default();
-        let leader = Gauge::default();
-        registry.register("reconciles", "Reconciles, by outcome", reconciles.clone());
-        registry.register_with_unit(
-            "reconcile_duration",
-            "Duration of a reconcile",
-            Unit::Seconds,
-            reconcile_duration.clone(),
-        );
-        registry.register(
-            "api_calls",
-            "Requests to the API server, without watches, by verb and kind",
-            Family::clone(&api_calls),
-        );
-        registry.register("events", "Published Kubernetes events", events.clone());
-        registry.register("deployments", "LLMDeployments, by phase", Family::clone(&deployments));
-        registry.register(
-            "releases",
-            "LLMDeployments, by the state of their upgrade to the release of the operator",
-            Family::clone(&releases),
-        );
-        registry.register("leader", "1 while this process is the leader", leader.clone());
         Self(Arc::new(Inner {
-            registry,
-            reconciles,
-            reconcile_duration,
-            api_calls,
-            events,
-            deployments,
-            releases,
-            leader,
+            reconciles: metrics.zero("reconciles", "Reconciles, by outcome"),
+            reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
+            api_calls: metrics
+                .zero("api_calls", "Requests to the API server, without watches, by verb and kind"),
+            events: metrics.zero("events", "Published Kubernetes events"),
+            deployments: metrics.zero("deployments", "LLMDeployments, by phase"),
+            releases: metrics.zero(
+                "releases",
+                "LLMDeployments, by the state of their upgrade to the release of the operator",
+            ),
+            leader: metrics.zero("leader", "1 while this process is the leader"),
+            registry: metrics.0,
         }))
     }
 }

@@ -1,7 +1,37 @@
-//! Metrics of HTTP requests, which the server and the router count in the same way.
+//! Code that the metrics of all programs share, and the metrics of HTTP requests, which the server and the router count in
+//! the same way.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Metric, Registry, Unit};
+
+/// Creates metrics and registers each of them, in the order of the calls.
+#[derive(Debug)]
+pub struct MetricsBuilder(pub Registry);
+
+impl MetricsBuilder {
+    /// Creates a metric that is zero, such as a counter, a gauge or a family of them.
+    pub fn zero<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        self.add(name, help, M::default())
+    }
+
+    /// Registers a metric, and returns a clone that shares its value.
+    pub fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+
+    /// Registers a metric in seconds, and returns a clone that shares its value.
+    pub fn seconds<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register_with_unit(name, help, Unit::Seconds, metric.clone());
+        metric
+    }
+
+    /// Creates a histogram of seconds from 1 ms to 4 minutes.
+    pub fn request_seconds(&mut self, name: &str, help: &str) -> Histogram {
+        self.seconds(name, help, Histogram::new(exponential_buckets(0.001, 2.0, 19)))
+    }
+}
 
 /// The labels of the counter of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -24,10 +54,4 @@ impl RequestLabels {
         };
         Self { endpoint, outcome, status }
     }
-}
-
-/// A histogram of seconds from 1 ms to 4 minutes.
-#[must_use]
-pub fn request_seconds() -> Histogram {
-    Histogram::new(exponential_buckets(0.001, 2.0, 19))
 }

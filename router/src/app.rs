@@ -33,7 +33,7 @@ impl App {
     /// A router that does not know any replicas yet.
     pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         Self(Arc::new(Inner {
             dispatch: Dispatch::new(Arc::clone(&settings), metrics.clone()),
             settings,

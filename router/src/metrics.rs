@@ -7,14 +7,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use process::metrics::{RequestLabels, request_seconds};
+use process::metrics::{MetricsBuilder, RequestLabels};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 use crate::endpoint::Endpoint;
 use crate::health::{Health, HealthState};
@@ -42,8 +42,9 @@ struct Inner {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     retries: Family<ReasonLabels, Counter>,
-    pick_latency: Histogram,
+    score: Histogram,
     terms: TermHistograms,
+    pick_latency: Histogram,
     report_age: Histogram,
     queue_wait: Histogram,
     first_byte: Histogram,
@@ -59,10 +60,9 @@ struct Inner {
     ready: Gauge,
 }
 
-/// The terms of the scores of the picked replicas.
+/// The parts of the scores of the picked replicas.
 #[derive(Debug)]
 struct TermHistograms {
-    score: Histogram,
     queued_prefill: Histogram,
     prefill: Histogram,
     decode_interference: Histogram,
@@ -72,20 +72,32 @@ struct TermHistograms {
 }
 
 impl TermHistograms {
-    fn new() -> Self {
+    fn new(metrics: &mut MetricsBuilder) -> Self {
         Self {
-            score: request_seconds(),
-            queued_prefill: request_seconds(),
-            prefill: request_seconds(),
-            decode_interference: request_seconds(),
-            sequence_wait: request_seconds(),
-            block_wait: request_seconds(),
-            cache_pressure: request_seconds(),
+            queued_prefill: metrics.request_seconds(
+                "pick_queued_prefill",
+                "Part of the score: time to compute the prompts that are ahead",
+            ),
+            prefill: metrics.request_seconds(
+                "pick_prefill",
+                "Part of the score: time to compute the prompt of the request",
+            ),
+            decode_interference: metrics.request_seconds(
+                "pick_decode_interference",
+                "Part of the score: delay by sequences that decode in the same steps",
+            ),
+            sequence_wait: metrics
+                .request_seconds("pick_sequence_wait", "Part of the score: time until a sequence can start"),
+            block_wait: metrics
+                .request_seconds("pick_block_wait", "Part of the score: time until enough blocks are free"),
+            cache_pressure: metrics.request_seconds(
+                "pick_cache_pressure",
+                "Part of the score: penalty for a cache that is nearly full",
+            ),
         }
     }
 
     fn observe(&self, terms: &Terms) {
-        self.score.observe(terms.score);
         self.queued_prefill.observe(terms.queued_prefill);
         self.prefill.observe(terms.prefill);
         self.decode_interference.observe(terms.decode_interference);
@@ -93,35 +105,10 @@ impl TermHistograms {
         self.block_wait.observe(terms.block_wait);
         self.cache_pressure.observe(terms.cache_pressure);
     }
-
-    /// The name, the help and the histogram of each term.
-    fn names(&self) -> [(&'static str, &'static str, &Histogram); 7] {
-        [
-            ("score", "Score of the picked replica: its estimated time to the first token", &self.score),
-            (
-                "queued_prefill",
-                "Part of the score: time to compute the prompts that are ahead",
-                &self.queued_prefill,
-            ),
-            ("prefill", "Part of the score: time to compute the prompt of the request", &self.prefill),
-            (
-                "decode_interference",
-                "Part of the score: delay by sequences that decode in the same steps",
-                &self.decode_interference,
-            ),
-            ("sequence_wait", "Part of the score: time until a sequence can start", &self.sequence_wait),
-            ("block_wait", "Part of the score: time until enough blocks are free", &self.block_wait),
-            (
-                "cache_pressure",
-                "Part of the score: penalty for a cache that is nearly full",
-                &self.cache_pressure,
-            ),
-        ]
-    }
 }
 
 /// The gauges of each replica.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ReplicaGauges {
     in_flight: Family<ReplicaLabels, Gauge>,
     unreported: Family<ReplicaLabels, Gauge>,
@@ -152,35 +139,54 @@ fn short() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Metrics {
-    /// Creates metrics that are all zero.
-    #[must_use]
-    pub fn new() -> Self {
-        let mut inner = Inner {
-            registry: Registry::default(),
-            requests: Family::default(),
-            retries: Family::default(),
-            pick_latency: short(),
-            terms: TermHistograms::new(),
-            report_age: request_seconds(),
-            queue_wait: request_seconds(),
-            first_byte: request_seconds(),
-            duration: request_seconds(),
-            prompt_tokens: Counter::default(),
-            cached_prompt_tokens: Counter::default(),
-            ejections: Counter::default(),
-            expired_dispatches: Counter::default(),
-            requests_in_work: Gauge::default(),
-            requests_queued: Gauge::default(),
-            requests_without_replica: Gauge::default(),
-            replicas: ReplicaGauges::default(),
-            ready: Gauge::default(),
+        let mut metrics = MetricsBuilder(Registry::with_prefix("ovfleet_router"));
+        let info = vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
+        metrics.0.register("build", "The version of the router", Info::new(info));
+        let inner = Inner {
+            requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
+            retries: metrics.zero("retries", "Retried requests, by the reason of the failure"),
+            prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
+            cached_prompt_tokens: metrics.zero(
+                "cached_prompt_tokens",
+                "Prompt tokens that were expected in the prefix cache of the picked replica",
+            ),
+            ejections: metrics
+                .zero("ejections", "Times that a replica was ejected because its requests failed"),
+            expired_dispatches: metrics.zero(
+                "expired_dispatches",
+                "Requests that were sent to a replica but appeared in none of its load reports",
+            ),
+            score: metrics.request_seconds(
+                "pick_score",
+                "Score of the picked replica: its estimated time to the first token",
+            ),
+            terms: TermHistograms::new(&mut metrics),
+            pick_latency: metrics.seconds(
+                "pick_latency",
+                "Time to pick and book a replica, including the collection of the candidates",
+                short(),
+            ),
+            report_age: metrics
+                .request_seconds("report_age", "Age of the last load report of the picked replica"),
+            queue_wait: metrics
+                .request_seconds("queue_wait", "Time that queued requests waited for a replica"),
+            first_byte: metrics.request_seconds(
+                "time_to_first_byte",
+                "Time from the arrival of a request to the first byte of its answer",
+            ),
+            duration: metrics.request_seconds(
+                "request_duration",
+                "Time from the arrival of a request to the end of its answer",
+            ),
+            requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
+            requests_queued: metrics
+                .zero("requests_queued", "Requests that wait because all replicas are full"),
+            requests_without_replica: metrics
+                .zero("requests_without_replica", "Requests that wait because no replica is available"),
+            ready: metrics.zero("ready", "1 if the router accepts requests and a replica is available"),
+            replicas: ReplicaGauges::new(&mut metrics),
+            registry: metrics.0,
         };
-        inner.registry = registry(&inner);
         // Create these series at 0: an alert uses their increase, and Prometheus sees no increase in a series that
         // begins at 1.
         for endpoint in Endpoint::ALL {
@@ -189,7 +195,9 @@ impl Metrics {
         }
         Self(Arc::new(inner))
     }
+}
 
+impl Metrics {
     /// Counts a request that was answered or rejected.
     pub fn record_request(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
@@ -203,6 +211,7 @@ impl Metrics {
     pub(crate) fn record_pick(&self, latency: Duration, terms: &Terms, report_age: Option<Duration>) {
         let inner = &*self.0;
         inner.pick_latency.observe(latency.as_secs_f64());
+        inner.score.observe(terms.score);
         inner.terms.observe(terms);
         if let Some(age) = report_age {
             inner.report_age.observe(age.as_secs_f64());
@@ -251,39 +260,47 @@ impl Metrics {
 }
 
 impl ReplicaGauges {
-    /// The name, the help and the gauges of each figure.
-    fn all(&self) -> [(&'static str, &'static str, &Family<ReplicaLabels, Gauge>); 9] {
-        [
-            (
+    fn new(metrics: &mut MetricsBuilder) -> Self {
+        Self {
+            in_flight: metrics.zero(
                 "replica_in_flight",
                 "Requests that this router has sent to the replica and that have not ended",
-                &self.in_flight,
             ),
-            (
-                "replica_unreported",
-                "Requests in flight that the last load report does not include",
-                &self.unreported,
-            ),
-            ("replica_running", "Running sequences, as reported", &self.running),
-            ("replica_waiting", "Waiting sequences, as reported", &self.waiting),
-            ("replica_blocks_active", "KV cache blocks in use by running sequences", &self.blocks_active),
-            (
+            unreported: metrics
+                .zero("replica_unreported", "Requests in flight that the last load report does not include"),
+            running: metrics.zero("replica_running", "Running sequences, as reported"),
+            waiting: metrics.zero("replica_waiting", "Waiting sequences, as reported"),
+            blocks_active: metrics
+                .zero("replica_blocks_active", "KV cache blocks in use by running sequences"),
+            blocks_evictable: metrics.zero(
                 "replica_blocks_evictable",
                 "KV cache blocks of the prefix cache that no sequence uses",
-                &self.blocks_evictable,
             ),
-            ("replica_blocks_free", "KV cache blocks that are empty", &self.blocks_free),
-            (
-                "replica_asleep",
-                "1 if the replica has released its memory and the next request wakes it, as reported",
-                &self.asleep,
+            blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
+            asleep: metrics
+                .zero("replica_asleep", "1 if the replica has released its memory and the next request wakes it, as reported"),
+            trusted: metrics
+                .zero("replica_trusted", "1 if the replica may get requests, 0 while it is ejected"),
+            report_age: metrics.seconds(
+                "replica_report_age",
+                "Time since the last load report of the replica",
+                Family::default(),
             ),
-            ("replica_trusted", "1 if the replica may get requests, 0 while it is ejected", &self.trusted),
-        ]
+        }
     }
 
     fn refresh(&self, sources: &GaugeSources<'_>) {
-        for (_, _, family) in self.all() {
+        for family in [
+            &self.in_flight,
+            &self.unreported,
+            &self.running,
+            &self.waiting,
+            &self.blocks_active,
+            &self.blocks_evictable,
+            &self.blocks_free,
+            &self.asleep,
+            &self.trusted,
+        ] {
             family.clear();
         }
         self.report_age.clear();
@@ -312,77 +329,4 @@ impl ReplicaGauges {
             }
         }
     }
-}
-
-fn registry(inner: &Inner) -> Registry {
-    let mut registry = Registry::with_prefix("ovfleet_router");
-    let info = vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
-    registry.register("build", "The version of the router", Info::new(info));
-    registry.register(
-        "requests",
-        "Finished requests, by endpoint, outcome and status class",
-        inner.requests.clone(),
-    );
-    registry.register("retries", "Retried requests, by the reason of the failure", inner.retries.clone());
-    let counters = [
-        ("prompt_tokens", "Estimated prompt tokens of all requests", &inner.prompt_tokens),
-        (
-            "cached_prompt_tokens",
-            "Prompt tokens that were expected in the prefix cache of the picked replica",
-            &inner.cached_prompt_tokens,
-        ),
-        ("ejections", "Times that a replica was ejected because its requests failed", &inner.ejections),
-        (
-            "expired_dispatches",
-            "Requests that were sent to a replica but appeared in none of its load reports",
-            &inner.expired_dispatches,
-        ),
-    ];
-    for (name, help, counter) in counters {
-        registry.register(name, help, counter.clone());
-    }
-    for (name, help, histogram) in inner.terms.names() {
-        registry.register_with_unit(format!("pick_{name}"), help, Unit::Seconds, histogram.clone());
-    }
-    let seconds = [
-        (
-            "pick_latency",
-            "Time to pick and book a replica, including the collection of the candidates",
-            &inner.pick_latency,
-        ),
-        ("report_age", "Age of the last load report of the picked replica", &inner.report_age),
-        ("queue_wait", "Time that queued requests waited for a replica", &inner.queue_wait),
-        (
-            "time_to_first_byte",
-            "Time from the arrival of a request to the first byte of its answer",
-            &inner.first_byte,
-        ),
-        ("request_duration", "Time from the arrival of a request to the end of its answer", &inner.duration),
-    ];
-    for (name, help, histogram) in seconds {
-        registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
-    }
-    let gauges = [
-        ("requests_in_work", "Requests in progress", &inner.requests_in_work),
-        ("requests_queued", "Requests that wait because all replicas are full", &inner.requests_queued),
-        (
-            "requests_without_replica",
-            "Requests that wait because no replica is available",
-            &inner.requests_without_replica,
-        ),
-        ("ready", "1 if the router accepts requests and a replica is available", &inner.ready),
-    ];
-    for (name, help, gauge) in gauges {
-        registry.register(name, help, gauge.clone());
-    }
-    for (name, help, family) in inner.replicas.all() {
-        registry.register(name, help, family.clone());
-    }
-    registry.register_with_unit(
-        "replica_report_age",
-        "Time since the last load report of the replica",
-        Unit::Seconds,
-        inner.replicas.report_age.clone(),
-    );
-    registry
 }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use process::metrics::{RequestLabels, request_seconds};
+use process::metrics::{MetricsBuilder, RequestLabels};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 use server_engine::{EngineHandle, EngineLoad, Observer, StepReport};
 
 use spill::SpillMetrics;
@@ -90,40 +90,72 @@ pub(crate) struct ProcessState<'a> {
 impl Metrics {
     /// Creates metrics that are all zero. `model` and `backend` become labels of the build info.
     pub fn new(model: &str, backend: &str) -> Self {
-        let mut inner = Inner {
-            registry: Registry::default(),
-            requests: Family::default(),
-            adapter_requests: Family::default(),
-            requests_in_work: Gauge::default(),
-            time_to_first_token: request_seconds(),
-            inter_token_latency: short(),
-            request_duration: request_seconds(),
-            queue_time: request_seconds(),
-            step_time: short(),
-            model_time: short(),
-            draft_time: short(),
-            guide_time: short(),
-            wake_time: request_seconds(),
-            batch_tokens: size(),
-            batch_sequences: size(),
-            prompt_tokens: Counter::default(),
-            cached_prompt_tokens: Counter::default(),
-            generated_tokens: Counter::default(),
-            preemptions: Counter::default(),
-            suspended_sequences: Counter::default(),
-            drafted_tokens: Counter::default(),
-            accepted_tokens: Counter::default(),
-            failed_step_requests: Counter::default(),
-            spill: SpillMetrics::default(),
-            sequences_running: Gauge::default(),
-            sequences_waiting: Gauge::default(),
-            blocks_active: Gauge::default(),
-            blocks_evictable: Gauge::default(),
-            blocks_total: Gauge::default(),
-            sleeping: Gauge::default(),
-            ready: Gauge::default(),
+        let mut metrics = MetricsBuilder(Registry::with_prefix("ovfleet_server"));
+        let info = [("version", env!("CARGO_PKG_VERSION")), ("model", model), ("backend", backend)];
+        let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
+        metrics.0.register("build", "Version, model and backend", Info::new(info));
+        let inner = Inner {
+            requests: metrics.zero("requests", "Requests by endpoint, outcome and status class"),
+            adapter_requests: metrics
+                .zero("adapter_requests", "Accepted requests that use an adapter, by name of the adapter"),
+            prompt_tokens: metrics
+                .zero("prompt_tokens", "Prompt tokens of started requests, including cached tokens"),
+            cached_prompt_tokens: metrics
+                .zero("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
+            generated_tokens: metrics.zero("generated_tokens", "Generated tokens"),
+            drafted_tokens: metrics.zero("drafted_tokens", "Draft tokens that the model verified"),
+            accepted_tokens: metrics.zero("accepted_tokens", "Draft tokens that the model accepted"),
+            preemptions: metrics
+                .zero("preemptions", "Number of times a sequence was preempted for lack of blocks"),
+            suspended_sequences: metrics.zero(
+                "suspended_sequences",
+                "Number of times a sequence skipped steps because the tokens that structured output allows were not \
+                 computed in time",
+            ),
+            failed_step_requests: metrics
+                .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
+            time_to_first_token: metrics.request_seconds(
+                "time_to_first_token",
+                "Time from the arrival of a request to its first token",
+            ),
+            inter_token_latency: metrics.seconds(
+                "inter_token_latency",
+                "Time between two successive tokens of a choice",
+                short(),
+            ),
+            request_duration: metrics.request_seconds(
+                "request_duration",
+                "Time from the arrival of a request to the end of its answer",
+            ),
+            queue_time: metrics
+                .request_seconds("queue_time", "Time from the submission of a request to its first step"),
+            step_time: metrics.seconds("step_time", "Time of an engine step", short()),
+            model_time: metrics.seconds("model_time", "Time of the model within an engine step", short()),
+            wake_time: metrics.request_seconds("wake_time", "Time of a successful wake-up"),
+            draft_time: metrics.seconds(
+                "draft_time",
+                "Time of the draft model within an engine step in which it runs",
+                short(),
+            ),
+            guide_time: metrics.seconds(
+                "guide_time",
+                "Time that an engine step waits, after the model, for the tokens that structured output allows",
+                short(),
+            ),
+            batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),
+            batch_sequences: metrics.add("batch_sequences", "Sequences in an engine step", size()),
+            requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
+            sequences_running: metrics.zero("sequences_running", "Running sequences"),
+            sequences_waiting: metrics.zero("sequences_waiting", "Waiting sequences"),
+            blocks_active: metrics.zero("blocks_active", "Blocks of the KV cache that sequences use"),
+            blocks_evictable: metrics
+                .zero("blocks_evictable", "Blocks of the KV cache that only the prefix cache uses"),
+            blocks_total: metrics.zero("blocks_total", "Blocks of the KV cache"),
+            sleeping: metrics.zero("sleeping", "1 if the next request must wake the engine"),
+            ready: metrics.zero("ready", "1 if the server is ready to receive requests"),
+            spill: SpillMetrics::new(&mut metrics),
+            registry: metrics.0,
         };
-        inner.registry = registry(&inner, model, backend);
         Self(Arc::new(inner))
     }
 
@@ -209,87 +241,4 @@ impl Metrics {
             .expect("invariant: writing to a string does not fail");
         text
     }
-}
-
-fn registry(inner: &Inner, model: &str, backend: &str) -> Registry {
-    let mut registry = Registry::with_prefix("ovfleet_server");
-    let info = [("version", env!("CARGO_PKG_VERSION")), ("model", model), ("backend", backend)];
-    let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
-    registry.register("build", "Version, model and backend", Info::new(info));
-
-    let counters = [
-        ("prompt_tokens", "Prompt tokens of started requests, including cached tokens", &inner.prompt_tokens),
-        ("cached_prompt_tokens", "Prompt tokens found in the prefix cache", &inner.cached_prompt_tokens),
-        ("generated_tokens", "Generated tokens", &inner.generated_tokens),
-        ("drafted_tokens", "Draft tokens that the model verified", &inner.drafted_tokens),
-        ("accepted_tokens", "Draft tokens that the model accepted", &inner.accepted_tokens),
-        ("preemptions", "Number of times a sequence was preempted for lack of blocks", &inner.preemptions),
-        (
-            "suspended_sequences",
-            "Number of times a sequence skipped steps because the tokens that structured output allows were not \
-             computed in time",
-            &inner.suspended_sequences,
-        ),
-        (
-            "failed_step_requests",
-            "Requests that failed because a step of the model failed",
-            &inner.failed_step_requests,
-        ),
-    ];
-    registry.register("requests", "Requests by endpoint, outcome and status class", inner.requests.clone());
-    registry.register(
-        "adapter_requests",
-        "Accepted requests that use an adapter, by name of the adapter",
-        inner.adapter_requests.clone(),
-    );
-    for (name, help, counter) in counters {
-        registry.register(name, help, counter.clone());
-    }
-    let seconds = [
-        (
-            "time_to_first_token",
-            "Time from the arrival of a request to its first token",
-            &inner.time_to_first_token,
-        ),
-        ("inter_token_latency", "Time between two successive tokens of a choice", &inner.inter_token_latency),
-        (
-            "request_duration",
-            "Time from the arrival of a request to the end of its answer",
-            &inner.request_duration,
-        ),
-        ("queue_time", "Time from the submission of a request to its first step", &inner.queue_time),
-        ("step_time", "Time of an engine step", &inner.step_time),
-        ("model_time", "Time of the model within an engine step", &inner.model_time),
-        ("wake_time", "Time of a successful wake-up", &inner.wake_time),
-        ("draft_time", "Time of the draft model within an engine step in which it runs", &inner.draft_time),
-        (
-            "guide_time",
-            "Time that an engine step waits, after the model, for the tokens that structured output allows",
-            &inner.guide_time,
-        ),
-    ];
-    for (name, help, histogram) in seconds {
-        registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
-    }
-    registry.register("batch_tokens", "Tokens in an engine step", inner.batch_tokens.clone());
-    registry.register("batch_sequences", "Sequences in an engine step", inner.batch_sequences.clone());
-    let gauges = [
-        ("requests_in_work", "Requests in progress", &inner.requests_in_work),
-        ("sequences_running", "Running sequences", &inner.sequences_running),
-        ("sequences_waiting", "Waiting sequences", &inner.sequences_waiting),
-        ("blocks_active", "Blocks of the KV cache that sequences use", &inner.blocks_active),
-        (
-            "blocks_evictable",
-            "Blocks of the KV cache that only the prefix cache uses",
-            &inner.blocks_evictable,
-        ),
-        ("blocks_total", "Blocks of the KV cache", &inner.blocks_total),
-        ("sleeping", "1 if the next request must wake the engine", &inner.sleeping),
-        ("ready", "1 if the server is ready to receive requests", &inner.ready),
-    ];
-    for (name, help, gauge) in gauges {
-        registry.register(name, help, gauge.clone());
-    }
-    inner.spill.register(&mut registry);
-    registry
 }

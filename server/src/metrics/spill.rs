@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use process::metrics::MetricsBuilder;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use server_engine::SpillStats;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct SpillMetrics {
     written: Counter,
     restored: Counter,
@@ -18,22 +18,15 @@ pub(super) struct SpillMetrics {
 }
 
 impl SpillMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        let counters = [
-            ("spill_written_blocks", "Evicted blocks written to --kv-spill-dir", &self.written),
-            ("spill_read_blocks", "Blocks read back from --kv-spill-dir", &self.restored),
-            ("spill_dropped_blocks", "Evicted blocks that were not written", &self.dropped),
-            ("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read", &self.unreadable),
-        ];
-        for (name, help, counter) in counters {
-            registry.register(name, help, counter.clone());
-        }
-        let gauges = [
-            ("spill_blocks", "Blocks in --kv-spill-dir", &self.blocks),
-            ("spill_bytes", "Size of the blocks in --kv-spill-dir in bytes", &self.bytes),
-        ];
-        for (name, help, gauge) in gauges {
-            registry.register(name, help, gauge.clone());
+    pub(super) fn new(metrics: &mut MetricsBuilder) -> Self {
+        Self {
+            written: metrics.zero("spill_written_blocks", "Evicted blocks written to --kv-spill-dir"),
+            restored: metrics.zero("spill_read_blocks", "Blocks read back from --kv-spill-dir"),
+            dropped: metrics.zero("spill_dropped_blocks", "Evicted blocks that were not written"),
+            unreadable: metrics
+                .zero("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read"),
+            blocks: metrics.zero("spill_blocks", "Blocks in --kv-spill-dir"),
+            bytes: metrics.zero("spill_bytes", "Size of the blocks in --kv-spill-dir in bytes"),
         }
     }
 
