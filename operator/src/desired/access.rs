@@ -8,7 +8,6 @@ use crate::valid_deployment::ValidDeployment;
 
 /// Returns the ServiceAccounts of all components, and the Role of the routers, which may read EndpointSlices. The other
 /// accounts have neither rights nor a token.
-#[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
     let is_shared = valid.files.shared().is_some();

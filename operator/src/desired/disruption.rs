@@ -7,7 +7,6 @@ use crate::names::Component;
 use crate::valid_deployment::{DisruptionLimit, ValidDeployment};
 
 /// Returns the budgets of the replicas and of the routers.
-#[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let (field, amount) = match &valid.server.disruption {
         DisruptionLimit::MinAvailable(amount) => ("minAvailable", amount),

@@ -37,7 +37,6 @@ pub(super) struct ModelMount {
 }
 
 /// Returns the model's volume in the pod of a replica.
-#[must_use]
 pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
     let path_of = |path: &Option<String>| {
         path.as_ref().map_or(MODEL_PATH.to_owned(), |path| format!("{MODEL_PATH}/{path}"))
@@ -92,7 +91,6 @@ fn fetched_by_pod(valid: &ValidDeployment, fetched: &FetchedModel, volume: Value
 
 /// Returns the key of the source of a model. A shared volume has a folder with this name for each source, so that
 /// replicas can still serve the former model while the next one is fetched.
-#[must_use]
 pub(super) fn source_key(fetched: &FetchedModel) -> String {
     digest(&json!(flags::source(fetched, RevisionValue::Requested)))
 }
@@ -171,7 +169,6 @@ fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
 /// Returns the affinity of the replicas and of the Job that fetches their model. If only one node can mount the shared
 /// volume, all of them must be on the same node. Otherwise the Job for the next model could wait on another node for
 /// the volume that the replicas of the former model use, while these replicas wait for the Job.
-#[must_use]
 pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
     let affinity = valid.server.placement.affinity.as_ref().map(to_json);
     let shared = valid.files.shared();

@@ -8,7 +8,6 @@ use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT, PROGRESS_PORT};
 use crate::valid_deployment::ValidDeployment;
 
 /// Returns the NetworkPolicies, if the resource enables them.
-#[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     if !valid.security.network_policy {
         return Vec::new();

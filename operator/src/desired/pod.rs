@@ -20,7 +20,6 @@ pub(super) enum VolumeUse {
 
 /// Returns the security context of a pod. Without a user in `security` the platform assigns user and group, and
 /// rejects pods that choose them.
-#[must_use]
 pub(super) fn security_context(security: &SecuritySettings, volumes: VolumeUse) -> Value {
     let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
     let Some(user) = security.run_as_user else { return context };
@@ -50,14 +49,12 @@ pub(super) fn image_pull_secrets(security: &SecuritySettings) -> Value {
 }
 
 /// Returns the ports of the container of a server or router.
-#[must_use]
 pub(super) fn ports() -> Value {
     let port = |name: &str, port: u16| json!({"name": name, "containerPort": port, "protocol": "TCP"});
     json!([port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)])
 }
 
 /// Returns a probe of a health endpoint, without its timing.
-#[must_use]
 pub(super) fn health(path: &str) -> Value {
     json!({"path": format!("/v2/health/{path}"), "port": "admin"})
 }

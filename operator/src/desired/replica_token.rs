@@ -19,7 +19,6 @@ const MOUNT_PATH: &str = "/etc/ovfleet-replica-token";
 pub(super) const FILE: &str = "/etc/ovfleet-replica-token/token";
 
 /// Returns the Secret that must exist, without its data. `None` if the resource refers to a Secret of the user.
-#[must_use]
 pub(super) fn secret(valid: &ValidDeployment) -> Option<Manifest> {
     if valid.security.replica_token.is_some() {
         return None;
@@ -31,7 +30,6 @@ pub(super) fn secret(valid: &ValidDeployment) -> Option<Manifest> {
 
 /// Returns the volume with the token. Everyone in the container can read its files: the pod has no group of its own
 /// if that would change the owner of the files of a model.
-#[must_use]
 pub(super) fn volume(valid: &ValidDeployment) -> Value {
     let created = || DataKey { name: valid.owner.replica_token_secret(), key: KEY.to_owned() };
     let DataKey { name, key } = valid.security.replica_token.clone().unwrap_or_else(created);
@@ -39,13 +37,11 @@ pub(super) fn volume(valid: &ValidDeployment) -> Value {
 }
 
 /// Returns the mount of the volume. It does not use `subPath`, because such a mount does not show a changed token.
-#[must_use]
 pub(super) fn mount() -> Value {
     json!({"name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": true})
 }
 
 /// Whether the pods of a Deployment mount the token.
-#[must_use]
 pub(super) fn is_mounted(deployment: &Value) -> bool {
     let volumes = deployment.pointer("/spec/template/spec/volumes").and_then(Value::as_array);
     volumes.into_iter().flatten().any(|volume| volume["name"] == VOLUME)

@@ -27,7 +27,6 @@ const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
 const EXIT_SECONDS: u64 = 10;
 
 /// Renders the ConfigMap with the options, which routers read again when it changes.
-#[must_use]
 pub(super) fn config_map(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let service = format!("{}/{}", owner.namespace, owner.replicas_service());
@@ -38,7 +37,6 @@ pub(super) fn config_map(valid: &ValidDeployment) -> Manifest {
 }
 
 /// Renders the Deployment of the routers.
-#[must_use]
 pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
     let router = &valid.router;

@@ -28,7 +28,6 @@ const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 const MODEL_BYTES: u64 = 64 << 30;
 
 /// Renders the Deployment of the replicas.
-#[must_use]
 pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let owner = &valid.owner;
     let server = &valid.server;

@@ -10,7 +10,6 @@ use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::valid_deployment::ValidDeployment;
 
 /// Returns the Services of a resource.
-#[must_use]
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     vec![for_clients(valid), for_routers(valid), for_prometheus(valid)]
 }

@@ -12,7 +12,6 @@ use crate::valid_deployment::ValidDeployment;
 const LLMDEPLOYMENT: &str = "llmdeployment";
 
 /// Returns the ServiceMonitor, if the resource requests one.
-#[must_use]
 pub(super) fn manifest(valid: &ValidDeployment) -> Option<Manifest> {
     let monitor = valid.service_monitor.as_ref()?;
     let owner = &valid.owner;

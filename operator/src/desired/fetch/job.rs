@@ -23,7 +23,6 @@ const PERMANENT_EXIT_CODES: [i32; 4] = [10, 11, 12, 13];
 const RETRIES_MAX: i32 = 8;
 
 /// Returns the claim and the Job of a shared volume. Empty if the model is not fetched into a shared volume.
-#[must_use]
 pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Vec<Manifest> {
     let Some((fetched, volume)) = valid.files.shared() else { return Vec::new() };
     let access_mode = match volume.access_mode {
@@ -41,7 +40,6 @@ pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Ve
 }
 
 /// Returns the name of the Job that fetches the model, if a Job fetches it.
-#[must_use]
 pub(crate) fn job_name(valid: &ValidDeployment, observed: &ObservedState) -> Option<String> {
     let (fetched, _) = valid.files.shared()?;
     Some(job(valid, fetched, observed).name)

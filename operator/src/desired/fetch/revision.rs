@@ -25,7 +25,6 @@ pub fn requested_revision(valid: &ValidDeployment) -> Option<&Revision> {
 
 /// Returns the ConfigMap with the revisions that replicas fetch, if the source of the model has revisions. `pinned`
 /// is the commit that was fetched, once it is known.
-#[must_use]
 pub(crate) fn config_map(
     valid: &ValidDeployment,
     observed: &ObservedState,
@@ -47,7 +46,6 @@ pub(crate) fn config_map(
 
 /// Returns the commit that all replicas fetch, once it is known. `fetch_job` is the name of the Job that fetches the
 /// model, if a Job fetches it.
-#[must_use]
 pub(crate) fn pinned(
     valid: &ValidDeployment,
     observed: &ObservedState,
