@@ -107,7 +107,6 @@ struct Subject {
     address: String,
 }
 
-/// The kind of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum ReportKind {
     /// The replicas that a router has admitted, as a stream.

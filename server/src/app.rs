@@ -197,7 +197,6 @@ impl App {
     }
 }
 
-/// The ID of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     epoch: u64,

@@ -93,7 +93,6 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
 /// The message for an error in the tokenizer or the chat template.
 const NO_TOKENIZER: &str = "failed to load the model's tokenizer";
 
-/// A loaded model.
 struct LoadedModel {
     texts: Texts,
     runners: Runners,

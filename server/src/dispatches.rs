@@ -55,7 +55,6 @@ pub(crate) struct Subscription {
     router: u64,
 }
 
-/// The dispatches of one router.
 #[derive(Debug, Default)]
 struct RouterDispatches {
     router: u64,

@@ -188,7 +188,6 @@ impl Model {
         at.map_or(0, |at| at as u32 + 1)
     }
 
-    /// Returns the adapter with this number.
     pub(crate) fn adapter(&self, number: u32) -> Option<&NamedAdapter> {
         self.adapters.get((number as usize).checked_sub(1)?)
     }

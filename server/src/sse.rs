@@ -33,7 +33,6 @@ impl Events {
     }
 }
 
-/// Returns a response that streams these events.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     use futures_util::StreamExt as _;
     let mut response = Response::new(Body::from_stream(events.fuse().map(Ok::<_, std::convert::Infallible>)));

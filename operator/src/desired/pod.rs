@@ -32,8 +32,6 @@ pub(super) fn security_context(security: &SecuritySettings, volumes: VolumeUse) 
     context
 }
 
-/// Returns the security context of a container.
-#[must_use]
 pub(super) fn container_security_context() -> Value {
     json!({
         "allowPrivilegeEscalation": false,
@@ -42,8 +40,6 @@ pub(super) fn container_security_context() -> Value {
     })
 }
 
-/// Returns the Secrets for pulling images.
-#[must_use]
 pub(super) fn image_pull_secrets(security: &SecuritySettings) -> Value {
     security.image_pull_secrets.iter().map(|name| json!({"name": name})).collect()
 }

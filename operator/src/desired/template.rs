@@ -6,7 +6,6 @@ use super::merge::merge;
 use crate::manifest::{Manifest, digest};
 use crate::names::{Component, INPUTS, Owner, SOURCE, TEMPLATE};
 
-/// A pod template.
 #[derive(Debug)]
 pub(super) struct PodTemplate {
     pub(super) body: Value,

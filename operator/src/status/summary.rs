@@ -187,7 +187,6 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
     }
 }
 
-/// Whether the last fetch in a pod has failed.
 fn has_failed_fetch(pod: &PodState) -> bool {
     pod.fetched.as_ref().is_some_and(|report| !report.is_complete())
 }

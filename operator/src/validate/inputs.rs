@@ -8,8 +8,6 @@ use serde_json::{Value, json};
 use crate::manifest::{digest, to_json};
 use crate::valid_deployment::InputDigests;
 
-/// Returns the digests of `spec`.
-#[must_use]
 pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     let mut shared = json!({
         "drain": settings(&spec.drain),

@@ -27,7 +27,6 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Removes the hop-by-hop headers.
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     // In most messages, `Connection` lists no other headers.
     let listed: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(listed).collect();

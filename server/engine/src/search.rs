@@ -113,7 +113,6 @@ pub(crate) struct Move {
     pub(crate) is_beam: bool,
 }
 
-/// A result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SearchResult {
     pub(crate) tokens: Vec<(TokenId, Option<Box<TokenLogprobs>>)>,

@@ -125,7 +125,6 @@ impl Compiler {
         self.trial.is_some() && trial::is_needed(grammar)
     }
 
-    /// Locates an error of a form.
     fn located(&self, form: &Form, error: TrialError) -> FormError {
         let grammar_of =
             |form: &Form| grammar::grammar(form, &self.vocabulary).map_err(|error| error.problem);

@@ -9,7 +9,6 @@ use crate::nesting::check_grammar;
 use crate::schema::{self, Layout};
 use crate::{Form, FormError, Tag, TriggeredTags, Vocabulary, dialect, ebnf};
 
-/// The grammar of `form`.
 pub(crate) fn grammar(form: &Form, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, FormError> {
     match form {
         Form::Json { schema, at } => {

@@ -9,7 +9,6 @@ use llguidance::panic_utils::catch_unwind;
 use crate::lane::Lane;
 use crate::memory::{OwnedMemory, captured_bytes, parser_bytes, step_bytes, table_bytes};
 
-/// The parser of a sequence.
 #[derive(Clone)]
 pub(crate) struct SequenceParser {
     pub(crate) parser: TokenParser,

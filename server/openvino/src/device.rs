@@ -13,7 +13,6 @@ pub(crate) struct DeviceOptions {
     pub(crate) is_cpu: bool,
     /// The precision of floating-point computations: `f32`, `bf16` or `f16`.
     pub(crate) inference_precision: String,
-    /// The precision of the KV cache.
     pub(crate) kv_cache_precision: String,
     /// Whether the configuration prefers accuracy over speed.
     pub(crate) prefers_accuracy: bool,

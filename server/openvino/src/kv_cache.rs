@@ -66,7 +66,6 @@ impl CachePorts {
         Ok(Self { ports, block_tokens, block_bytes, kv_heads })
     }
 
-    /// Allocates a cache of `blocks` blocks.
     pub(crate) fn allocate(&self, blocks: u32) -> Result<KvCache, Error> {
         let mut tensors = Vec::with_capacity(self.ports.len());
         for port in &self.ports {
@@ -83,7 +82,6 @@ impl CachePorts {
         self.ports.iter().map(port).collect::<Vec<_>>().join(", ")
     }
 
-    /// The layout of a cache of `blocks_total` blocks.
     pub(crate) fn layout(&self, blocks_total: u32, vocabulary: u32) -> CacheLayout {
         let Self { block_tokens, block_bytes, .. } = *self;
         CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary }

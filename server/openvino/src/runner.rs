@@ -39,7 +39,6 @@ pub struct OpenVinoRunner {
     block_scores: Vec<f32>,
 }
 
-/// The parts of a runner.
 pub(crate) struct RunnerParts {
     pub(crate) graph: CompiledGraph,
     /// The thread that writes the model to the cache directory.

@@ -142,7 +142,6 @@ impl Out {
         self.deltas.push(Delta::ToolCallEnd { index: self.calls.saturating_sub(1) });
     }
 
-    /// Adds a call without arguments.
     pub(crate) fn call_without_arguments(&mut self, name: &str) {
         self.begin(name);
         self.arguments("{}");

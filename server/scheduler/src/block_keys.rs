@@ -66,7 +66,6 @@ impl BlockKeys {
         (self.scheme.block_key)(parent, tokens)
     }
 
-    /// Records that a block is cached.
     pub(crate) fn record_cached(&mut self, block: BlockId, parent: BlockParent, tokens: &[TokenId]) {
         self.keys[block.0 as usize] = self.block_key(self.parent_key(parent), tokens);
     }

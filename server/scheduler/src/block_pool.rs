@@ -62,7 +62,6 @@ pub(crate) struct BlockContent<'a> {
     pub(crate) tokens: &'a [TokenId],
 }
 
-/// The result of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterResult {
     /// The block is cached.

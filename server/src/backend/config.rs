@@ -47,12 +47,10 @@ pub(crate) struct KvSpill {
     pub(crate) bytes: u64,
 }
 
-/// The configuration of the OpenVINO backend.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to configure"))]
 pub(crate) struct OpenVinoConfig {
     pub(crate) device: String,
-    /// Size of the KV cache in bytes.
     pub(crate) kv_cache_size: Option<u64>,
     pub(crate) kv_cache_precision: Option<String>,
     pub(crate) activation_precision: ActivationPrecision,

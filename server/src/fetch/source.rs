@@ -54,7 +54,6 @@ pub(crate) enum Location {
     S3(S3Object),
 }
 
-/// An object in S3.
 #[derive(Clone)]
 pub(crate) struct S3Object {
     pub(super) bucket: Bucket,

@@ -11,7 +11,6 @@ use crate::model::Model;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) model: &'a Model,
-    /// The limits of the engine.
     pub(crate) limits: server_engine::EngineLimits,
     /// The seed for a request that does not set one.
     pub(crate) seed: u64,

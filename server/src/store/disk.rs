@@ -212,7 +212,6 @@ fn read_store_id(file: &File) -> std::io::Result<Option<u64>> {
     }
 }
 
-/// Reads a line with a store ID.
 fn parse_store_id(line: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let is_number = digits.len() == STORE_ID_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

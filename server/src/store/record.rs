@@ -189,7 +189,6 @@ fn depth(json: &[u8]) -> usize {
     deepest
 }
 
-/// A stored record.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredRecord(Chunks);
 

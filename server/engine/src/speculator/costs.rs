@@ -142,7 +142,6 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Records a step.
     pub(super) fn record_step(&mut self, step: StepCosts) {
         let StepCosts { num_sequences, drafts, accepted, has_prompts, step_seconds, draft_seconds } = step;
         let cost = &mut self.by_sequences[bucket(num_sequences)];

@@ -43,7 +43,6 @@ pub(super) struct WriteRequest {
     pub(super) block: Option<WriteBlock>,
 }
 
-/// A block to write.
 pub(super) struct WriteBlock {
     pub(super) key: BlockKey,
     pub(super) content: Vec<u8>,

@@ -145,7 +145,6 @@ pub(crate) fn escape(letter: char, text: &mut String) {
     }
 }
 
-/// Quotes `text` as a JSON string.
 pub(crate) fn quoted(text: &str) -> String {
     let mut json = String::with_capacity(text.len() + 2);
     json.push('"');

@@ -23,7 +23,6 @@ pub(crate) struct PythonCalls {
     state: State,
     name: String,
     key: String,
-    /// Whether the call has begun.
     has_begun: bool,
     /// Whether the call is the argument of `print`.
     is_printed: bool,

@@ -105,7 +105,6 @@ impl EvictionQueue {
         self.len += 1;
     }
 
-    /// Removes a block that is in the queue.
     pub(super) fn remove(&mut self, block: BlockId) {
         let Link { older, newer, list, .. } = self.links[block.0 as usize];
         let list = &mut self.lists[usize::from(list)];

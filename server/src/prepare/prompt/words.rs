@@ -116,7 +116,6 @@ pub(super) fn system(messages: &mut Vec<Value>) -> &mut Value {
     &mut messages[0]
 }
 
-/// Appends a text to a message.
 pub(super) fn append(message: &mut Value, text: &str) {
     let before = message["content"].as_str().unwrap_or_default();
     let joined = if before.is_empty() { text.to_owned() } else { format!("{before}\n\n{text}") };

@@ -22,7 +22,6 @@ const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 const KINDS: &str = "message, reasoning, function_call, function_call_output, custom_tool_call, \
     custom_tool_call_output and item_reference";
 
-/// An element of the input.
 #[derive(Debug, PartialEq)]
 pub(crate) enum InputElement {
     Item(Item),
@@ -55,7 +54,6 @@ pub(crate) fn reference(item: &InputItem) -> Option<&str> {
     item.id.as_deref().filter(|_| is_reference)
 }
 
-/// Returns a message of the user.
 pub(crate) fn user_message(text: String, ids: &mut ItemIds) -> Item {
     Item::Message(Message {
         id: ids.next("msg"),

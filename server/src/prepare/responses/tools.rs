@@ -22,7 +22,6 @@ pub(crate) const INPUT: &str = "input";
 /// Beyond it: the type is truncated and ends with `…`.
 const TYPE_SHOWN_MAX: usize = 64;
 
-/// The tools of a request.
 #[derive(Debug, Default)]
 pub(super) struct RequestTools {
     /// The tools that are offered to the model.

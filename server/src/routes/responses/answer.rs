@@ -44,7 +44,6 @@ pub(super) enum Delivery {
     },
 }
 
-/// Answers with a response.
 pub(super) async fn answer(app: App, pending: PendingResponse) -> Response {
     let PendingResponse { assembly, retained, answer, delivery, tenant } = pending;
     let id = assembly.response().id.clone();

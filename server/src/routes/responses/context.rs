@@ -329,12 +329,10 @@ fn stored(app: &App, tenant: Tenant, id: Id) -> Result<Option<StoredRecord>, Err
     app.store().get(id, tenant).map_err(|error| unreadable(&error))
 }
 
-/// Returns a stored response.
 pub(super) fn response(app: &App, tenant: Tenant, name: &str) -> Result<Option<StoredRecord>, Error> {
     response_id(name).map_or(Ok(None), |id| stored(app, tenant, id))
 }
 
-/// Returns a stored conversation.
 pub(crate) fn conversation(app: &App, tenant: Tenant, name: &str) -> Result<StoredRecord, Error> {
     let id = Id::parse(name).filter(|id| id.kind() == Kind::Conversation);
     let found = id.map_or(Ok(None), |id| stored(app, tenant, id))?;

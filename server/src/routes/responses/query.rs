@@ -22,7 +22,6 @@ pub(crate) struct Page {
 ///
 /// Beyond it: 400, `invalid_value`.
 const LIMIT_MAX: usize = 100;
-/// The default of `limit`.
 const LIMIT_DEFAULT: usize = 20;
 
 impl Page {

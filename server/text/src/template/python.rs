@@ -102,7 +102,6 @@ pub(super) struct JsonStyle {
     pub(super) separators: [String; 2],
     /// Whether to escape non-ASCII characters.
     pub(super) ensure_ascii: bool,
-    /// Whether to sort keys.
     pub(super) sort_keys: bool,
 }
 

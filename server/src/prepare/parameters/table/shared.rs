@@ -10,7 +10,6 @@ use crate::limits::{
 };
 use crate::prepare::parameters::kind::Kind;
 
-/// The parameters of conversations.
 pub(super) const CONVERSATION: &[Parameter] = &[
     row(
         "tool_choice",
@@ -99,7 +98,6 @@ pub(super) const STREAM_OPTIONS: &[(&str, Kind)] = &[
     ("include_obfuscation", Kind::Boolean),
 ];
 
-/// The parameters of sampling.
 pub(super) const SAMPLING: &[Parameter] = &[
     row("temperature", Kind::Number(0.0, 2.0), "1", ALL).note("0 is greedy decoding."),
     row("top_p", Kind::Number(0.0, 1.0), "1", ALL).note("0 selects the most probable token; OVMS and vLLM reject 0."),
