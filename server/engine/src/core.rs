@@ -14,7 +14,7 @@ use crate::handle::SharedState;
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
 use crate::requests::Requests;
-use crate::runner::{Logits, ModelRunner, RunError, Runners};
+use crate::runner::{ModelRunner, RunError, Runners};
 use crate::sleep::{SleepError, SleepLevel};
 use crate::speculator::{RequestDrafter, Speculator};
 use crate::spill::Spill;
@@ -196,7 +196,7 @@ impl Core {
         self.report.guide_time = shared.clock.now() - run_ended;
         match result {
             Ok(logits) => {
-                check_logits(&logits, &self.batch)?;
+                logits.check_rows(self.batch.logits_indices().count())?;
                 let Self { batch, requests, workers, speculator, outputs, .. } = self;
                 outputs.clear();
                 outputs.sample_batch(batch, logits, requests, workers, speculator);
@@ -522,14 +522,4 @@ impl Core {
             self.spill = None;
         }
     }
-}
-
-/// Checks the number of logits. A runner that returns a wrong number cannot be trusted with another step.
-fn check_logits(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
-    let (returned, expected) = (logits.rows().len(), batch.logits_indices().count());
-    if returned == expected {
-        return Ok(());
-    }
-    let message = format!("the model returned {returned} rows of logits instead of {expected}");
-    Err(RunError { message, fatal: true })
 }

@@ -129,6 +129,16 @@ impl<'a> Logits<'a> {
         Self { values: first, ..*self }
     }
 
+    /// Checks the number of rows. A runner that returns a wrong number cannot be trusted with another step.
+    pub(crate) fn check_rows(&self, expected: usize) -> Result<(), RunError> {
+        let returned = self.rows().len();
+        if returned == expected {
+            return Ok(());
+        }
+        let message = format!("the model returned {returned} rows of logits instead of {expected}");
+        Err(RunError { message, fatal: true })
+    }
+
     /// Number of logits in all rows.
     pub(crate) fn len(&self) -> usize {
         self.values.len()

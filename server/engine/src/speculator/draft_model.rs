@@ -19,7 +19,7 @@ use super::drafter::{ModelProposer, RequestDrafter};
 use super::text::{CacheDigests, NO_DIGEST, Text, digest};
 use crate::clock::Clock;
 use crate::requests::{ActiveRequest, Requests};
-use crate::runner::{CacheLayout, DraftRunner, Logits, ModelRunner, RunError};
+use crate::runner::{CacheLayout, DraftRunner, ModelRunner, RunError};
 use crate::sampler::{History, Sampler, SamplingContext};
 use crate::sleep::SleepLevel;
 
@@ -256,7 +256,8 @@ impl DraftModel {
         drafters: &mut BTreeMap<u64, RequestDrafter>,
     ) -> Result<(), RunError> {
         let Self { runner, drafting, cache, batch, digests, sampler, padded_logits, vocabulary, .. } = self;
-        let result = runner.run(batch).and_then(|logits| check_logits(&logits, batch).map(|()| logits));
+        let result =
+            runner.run(batch).and_then(|logits| logits.check_rows(batch.samples.len()).map(|()| logits));
         for scheduled in &batch.sequences {
             let range = scheduled.tokens.start as usize..scheduled.tokens.end as usize;
             let digest = |digest: &u64| if result.is_ok() { *digest } else { NO_DIGEST };
@@ -337,13 +338,4 @@ fn resize_logits<'a>(logits: &'a [f32], vocabulary: usize, padded: &'a mut Vec<f
     padded.extend_from_slice(logits);
     padded.resize(vocabulary, f32::NEG_INFINITY);
     padded
-}
-
-fn check_logits(logits: &Logits<'_>, batch: &Batch) -> Result<(), RunError> {
-    let (returned, expected) = (logits.rows().len(), batch.samples.len());
-    if returned == expected {
-        return Ok(());
-    }
-    let message = format!("the model returned {returned} rows of logits instead of {expected}");
-    Err(RunError { message, fatal: true })
 }
