@@ -66,11 +66,6 @@ impl Access {
         Ok(count)
     }
 
-    /// Whether clients must send a key.
-    pub fn is_restricted(&self) -> bool {
-        self.keys.load().is_some()
-    }
-
     /// The client to which the key in `headers` belongs, or `None` if no key is required.
     ///
     /// # Errors
@@ -155,7 +150,6 @@ mod tests {
             std::fs::write(&path, empty).unwrap();
             assert_eq!(access.read(&path).unwrap(), 0, "the last key is revoked");
             assert_eq!(name("Bearer secret"), Err(Error::InvalidKey));
-            assert!(access.is_restricted());
         }
     }
 

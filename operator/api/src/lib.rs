@@ -43,9 +43,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
 
-/// The API group of the resource.
-pub const GROUP: &str = "ovfleet.dev";
-
 /// Returns the custom resource definition, which `crds/` contains.
 ///
 /// # Panics

@@ -95,20 +95,6 @@ impl TokenStream {
         None
     }
 
-    /// Waits for the next event on the calling thread.
-    ///
-    /// # Panics
-    /// If called from asynchronous code.
-    pub fn blocking_next(&mut self) -> Option<Event> {
-        while self.open > 0 {
-            let event = self.events.blocking_recv();
-            if let Some(event) = self.process(event) {
-                return Some(event);
-            }
-        }
-        None
-    }
-
     /// Aborts one sequence of the request: no step that begins later computes it, and its blocks are released. It has
     /// no further events, not even `Finished`. Does nothing if the sequence has ended.
     ///
