@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -334,32 +335,23 @@ impl<'de> Deserialize<'de> for Prompt {
                 };
                 // All elements must have the same type as the first.
                 match first {
-                    PromptElement::Text(text) => {
-                        let mut texts = vec![text];
-                        while let Some(text) = elements.next_element::<String>()? {
-                            texts.push(text);
-                        }
-                        Ok(Prompt::Texts(texts))
-                    }
-                    PromptElement::Token(token) => {
-                        let mut tokens = vec![token];
-                        while let Some(token) = elements.next_element::<u32>()? {
-                            tokens.push(token);
-                        }
-                        Ok(Prompt::Tokens(vec![tokens]))
-                    }
-                    PromptElement::Tokens(tokens) => {
-                        let mut prompts = vec![tokens];
-                        while let Some(tokens) = elements.next_element::<Vec<u32>>()? {
-                            prompts.push(tokens);
-                        }
-                        Ok(Prompt::Tokens(prompts))
-                    }
+                    PromptElement::Text(text) => Ok(Prompt::Texts(list(text, elements)?)),
+                    PromptElement::Token(token) => Ok(Prompt::Tokens(vec![list(token, elements)?])),
+                    PromptElement::Tokens(tokens) => Ok(Prompt::Tokens(list(tokens, elements)?)),
                 }
             }
         }
         deserializer.deserialize_any(PromptVisitor)
     }
+}
+
+/// Returns `first` and the other elements of a list.
+fn list<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut others: A) -> Result<Vec<T>, A::Error> {
+    let mut all = vec![first];
+    while let Some(element) = others.next_element()? {
+        all.push(element);
+    }
+    Ok(all)
 }
 
 const PROMPT_FORMS: &str =
@@ -387,12 +379,8 @@ impl<'de> Deserialize<'de> for PromptElement {
                     .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(token), &"a token"))?;
                 Ok(PromptElement::Token(token))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut tokens: A) -> Result<PromptElement, A::Error> {
-                let mut list = Vec::new();
-                while let Some(token) = tokens.next_element::<u32>()? {
-                    list.push(token);
-                }
-                Ok(PromptElement::Tokens(list))
+            fn visit_seq<A: SeqAccess<'de>>(self, tokens: A) -> Result<PromptElement, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(tokens)).map(PromptElement::Tokens)
             }
         }
         deserializer.deserialize_any(PromptElementVisitor)
