@@ -5,97 +5,91 @@ use std::str::FromStr;
 
 use crate::Tools;
 
-/// The format in which a model writes tool calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ToolFormat {
-    /// The model has no tool format: calls are ordinary text.
-    #[default]
-    None,
-    /// The format of Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": …, "arguments": …}</tool_call>`.
-    Hermes3,
-    /// The formats of Llama 3 and 4: `{"name": …, "parameters": …}` or `[f(a=1)]`.
-    Llama3,
-    /// The formats of Mistral: `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]f[ARGS]{…}`.
-    Mistral,
-    /// The format of Devstral: `[TOOL_CALLS]f[ARGS]{…}`.
-    Devstral,
-    /// The format of Phi 4 mini: `functools[{"name": …, "arguments": …}]`, or the same list between special tokens.
-    Phi4,
-    /// The Harmony format of gpt-oss.
-    Gptoss,
-    /// The format of Qwen 3 Coder: `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
-    Qwen3Coder,
-    /// The format of LFM 2: `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
-    Lfm2,
-    /// The format of Gemma 4, `<|tool_call>call:f{a:1}<tool_call|>`, and the code blocks of Gemma 3.
-    Gemma4,
-    /// The format of MiniCPM 5: `<function name="f"><param name="a">…</param></function>`.
-    MiniCpm5,
-    /// The format of DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block.
-    DeepSeek,
-    /// The formats of Granite: `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes.
-    Granite,
+/// Defines a format of the parsers: its variants with their documentation and names, in the order of the documentation.
+macro_rules! formats {
+    ($(#[$about:meta])* $format:ident { $($(#[$of_variant:meta])* $variant:ident => $name:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum $format { $($(#[$of_variant])* $variant,)* }
+
+        impl $format {
+            /// All formats, in the order of their documentation.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            /// The name of the format in flags.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+
+        impl FromStr for $format {
+            type Err = UnknownFormat;
+
+            fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+                let unknown = || UnknownFormat { name: name.to_owned(), known: vec![$($name),*] };
+                Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(unknown)
+            }
+        }
+    };
 }
 
-/// The format in which a model writes its reasoning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReasoningFormat {
-    /// The model has no reasoning format: reasoning is ordinary text.
-    #[default]
-    None,
-    /// The tags `<think>…</think>` of Qwen 3 and many other models.
-    Qwen3,
-    /// The tags `<think>…</think>` of DeepSeek R1.
-    DeepSeek,
-    /// The analysis channel of Harmony, the format of gpt-oss.
-    Gptoss,
-    /// The channel of Gemma 4: `<|channel>thought … <channel|>`.
-    Gemma4,
-    /// The tags `<think>…</think>` of MiniCPM 5.
-    MiniCpm5,
-    /// The phrase `Here is my thought process:` or the tag `<think>` of Granite.
-    Granite,
-    /// The tags `[THINK]…[/THINK]` of Magistral.
-    Mistral,
+formats! {
+    /// The format in which a model writes tool calls.
+    ToolFormat {
+        /// The model has no tool format: calls are ordinary text.
+        #[default]
+        None => "none",
+        /// The format of Hermes, Qwen 2.5 and Qwen 3: `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+        Hermes3 => "hermes3",
+        /// The formats of Llama 3 and 4: `{"name": …, "parameters": …}` or `[f(a=1)]`.
+        Llama3 => "llama3",
+        /// The formats of Mistral: `[TOOL_CALLS][{"name": …, "arguments": …}]` or `[TOOL_CALLS]f[ARGS]{…}`.
+        Mistral => "mistral",
+        /// The format of Devstral: `[TOOL_CALLS]f[ARGS]{…}`.
+        Devstral => "devstral",
+        /// The format of Phi 4 mini: `functools[{"name": …, "arguments": …}]`, or the same list between special tokens.
+        Phi4 => "phi4",
+        /// The Harmony format of gpt-oss.
+        Gptoss => "gptoss",
+        /// The format of Qwen 3 Coder: `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
+        Qwen3Coder => "qwen3coder",
+        /// The format of LFM 2: `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
+        Lfm2 => "lfm2",
+        /// The format of Gemma 4, `<|tool_call>call:f{a:1}<tool_call|>`, and the code blocks of Gemma 3.
+        Gemma4 => "gemma4",
+        /// The format of MiniCPM 5: `<function name="f"><param name="a">…</param></function>`.
+        MiniCpm5 => "minicpm5",
+        /// The format of DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block.
+        DeepSeek => "deepseek",
+        /// The formats of Granite: `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes.
+        Granite => "granite",
+    }
+}
+
+formats! {
+    /// The format in which a model writes its reasoning.
+    ReasoningFormat {
+        /// The model has no reasoning format: reasoning is ordinary text.
+        #[default]
+        None => "none",
+        /// The tags `<think>…</think>` of Qwen 3 and many other models.
+        Qwen3 => "qwen3",
+        /// The tags `<think>…</think>` of DeepSeek R1.
+        DeepSeek => "deepseek",
+        /// The analysis channel of Harmony, the format of gpt-oss.
+        Gptoss => "gptoss",
+        /// The channel of Gemma 4: `<|channel>thought … <channel|>`.
+        Gemma4 => "gemma4",
+        /// The tags `<think>…</think>` of MiniCPM 5.
+        MiniCpm5 => "minicpm5",
+        /// The phrase `Here is my thought process:` or the tag `<think>` of Granite.
+        Granite => "granite",
+        /// The tags `[THINK]…[/THINK]` of Magistral.
+        Mistral => "mistral",
+    }
 }
 
 impl ToolFormat {
-    /// All tool formats, in the order of their documentation.
-    pub const ALL: [Self; 13] = [
-        Self::None,
-        Self::Hermes3,
-        Self::Llama3,
-        Self::Mistral,
-        Self::Devstral,
-        Self::Phi4,
-        Self::Gptoss,
-        Self::Qwen3Coder,
-        Self::Lfm2,
-        Self::Gemma4,
-        Self::MiniCpm5,
-        Self::DeepSeek,
-        Self::Granite,
-    ];
-
-    /// The name of the format in flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Hermes3 => "hermes3",
-            Self::Llama3 => "llama3",
-            Self::Mistral => "mistral",
-            Self::Devstral => "devstral",
-            Self::Phi4 => "phi4",
-            Self::Gptoss => "gptoss",
-            Self::Qwen3Coder => "qwen3coder",
-            Self::Lfm2 => "lfm2",
-            Self::Gemma4 => "gemma4",
-            Self::MiniCpm5 => "minicpm5",
-            Self::DeepSeek => "deepseek",
-            Self::Granite => "granite",
-        }
-    }
-
     /// The texts of the special tokens that must remain in the text even if other special tokens are omitted, because
     /// the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
@@ -124,32 +118,6 @@ const HARMONY_TOKENS: [&str; 7] =
     ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"];
 
 impl ReasoningFormat {
-    /// All reasoning formats, in the order of their documentation.
-    pub const ALL: [Self; 8] = [
-        Self::None,
-        Self::Qwen3,
-        Self::DeepSeek,
-        Self::Gptoss,
-        Self::Gemma4,
-        Self::MiniCpm5,
-        Self::Granite,
-        Self::Mistral,
-    ];
-
-    /// The name of the format in flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Qwen3 => "qwen3",
-            Self::DeepSeek => "deepseek",
-            Self::Gptoss => "gptoss",
-            Self::Gemma4 => "gemma4",
-            Self::MiniCpm5 => "minicpm5",
-            Self::Granite => "granite",
-            Self::Mistral => "mistral",
-        }
-    }
-
     /// The texts of the special tokens that must remain in the text even if other special tokens are omitted, because
     /// the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
@@ -249,29 +217,6 @@ impl fmt::Display for UnknownFormat {
 }
 
 impl std::error::Error for UnknownFormat {}
-
-impl FromStr for ToolFormat {
-    type Err = UnknownFormat;
-
-    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        find(&Self::ALL, Self::name, name)
-    }
-}
-
-impl FromStr for ReasoningFormat {
-    type Err = UnknownFormat;
-
-    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        find(&Self::ALL, Self::name, name)
-    }
-}
-
-fn find<T: Copy>(all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T, UnknownFormat> {
-    all.iter().copied().find(|format| name_of(*format) == name).ok_or_else(|| UnknownFormat {
-        name: name.to_owned(),
-        known: all.iter().map(|format| name_of(*format)).collect(),
-    })
-}
 
 #[cfg(test)]
 mod tests {
