@@ -76,7 +76,7 @@ impl TermHistograms {
         Self {
             queued_prefill: metrics.request_seconds(
                 "pick_queued_prefill",
-                "Part of the score: time to compute the prompts that are ahead",
+                "Part of the score: time to compute the prompts ahead of the request",
             ),
             prefill: metrics.request_seconds(
                 "pick_prefill",
@@ -278,7 +278,7 @@ impl ReplicaGauges {
             ),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
             asleep: metrics
-                .zero("replica_asleep", "1 if the replica has released its memory and the next request wakes it, as reported"),
+                .zero("replica_asleep", "1 if the replica sleeps and the next request wakes it, as reported"),
             trusted: metrics
                 .zero("replica_trusted", "1 if the replica may get requests, 0 while it is ejected"),
             report_age: metrics.seconds(

@@ -102,8 +102,8 @@ pub struct Args {
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// A file with the replica token, which requests to the API and calls for load reports must have, so that only routers
-    /// can send them.
+    /// A file with the replica token. Requests to the API and calls for load reports are rejected without it, so that only
+    /// routers can send them.
     ///
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. Each of them is accepted. The file is
     /// reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token. Default: no
@@ -147,7 +147,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
-    /// Directory in which rewritten and compiled models are stored, so that the next start is faster.
+    /// Directory in which compiled models are stored, or rewritten graphs where these cannot be cached, so that the next
+    /// start is faster.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
@@ -215,7 +216,7 @@ pub struct Args {
 
     /// Number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The minimum
     /// is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is no longer
-    /// exact, and later prompts cannot reuse their blocks. Default: all tokens stay.
+    /// exact, and later prompts cannot reuse their blocks. Default: no tokens are evicted.
     ///
     /// Beyond it: the blocks to which the latest tokens paid the least attention are evicted.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]

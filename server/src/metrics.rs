@@ -139,7 +139,7 @@ impl Metrics {
             ),
             guide_time: metrics.seconds(
                 "guide_time",
-                "Time that an engine step waits, after the model, for the tokens that structured output allows",
+                "Time that an engine step waits, after running the model, for the tokens that structured output allows",
                 short(),
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),
@@ -150,7 +150,7 @@ impl Metrics {
             blocks_active: metrics.zero("blocks_active", "Blocks of the KV cache that sequences use"),
             blocks_evictable: metrics
                 .zero("blocks_evictable", "Blocks of the KV cache that only the prefix cache uses"),
-            blocks_total: metrics.zero("blocks_total", "Blocks of the KV cache"),
+            blocks_total: metrics.zero("blocks_total", "All blocks of the KV cache"),
             sleeping: metrics.zero("sleeping", "1 if the next request must wake the engine"),
             ready: metrics.zero("ready", "1 if the server is ready to receive requests"),
             spill: SpillMetrics::new(&mut metrics),

@@ -50,7 +50,7 @@ pub struct SamplingContext<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// The logits, or those of the allowed tokens, contain NaN or positive infinity.
-    #[error("the model returned logits that are not numbers")]
+    #[error("the model returned NaN or +inf logits")]
     NotFinite,
     /// The bias and the bans set the logit of every token to negative infinity.
     #[error("the bias, the bans and the form of the answer exclude all tokens")]

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["hf_repo", "url", "s3_object"])))]
 pub struct FetchArgs {
-    /// The target folder. The link `current` in it leads to the model once it is complete.
+    /// The target folder. The link `current` in it points to the model once the fetch is complete.
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
 

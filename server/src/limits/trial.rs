@@ -1,4 +1,4 @@
-//! Trials of grammars in a process of their own, which is ended when it exceeds its limits. The process is this program with the
+//! Trials of grammars, each in a separate process that ends when it exceeds its limits. The process is this program with the
 //! hidden subcommand `try-grammar`.
 
 use std::io::{self, Read as _, Write as _};
@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use server_guidance::{Trial, TrialError, try_grammar};
 
-/// Processor time to compile a form that could be costly. A process of its own compiles it first, and the server only
-/// afterwards. One such form is compiled at a time.
+/// Processor time to compile a form that could be costly. A separate process compiles it first, and then the server
+/// does. One such form is compiled at a time.
 ///
 /// Beyond it: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ const INVALID: u8 = 10;
 /// The exit code for a trial that exceeded its limits.
 const EXCEEDED: u8 = 11;
 
-/// Makes trials in processes.
+/// Runs each trial in a separate process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrialProcesses;
 
@@ -60,7 +60,7 @@ impl Trial for TrialProcesses {
 }
 
 fn run_process(request: &[u8]) -> anyhow::Result<Output> {
-    // The link leads to this program even after its file was replaced.
+    // The link points to this program even after its file has been replaced.
     let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
     let mut child = Command::new(program)
         .arg(SUBCOMMAND)
@@ -69,12 +69,12 @@ fn run_process(request: &[u8]) -> anyhow::Result<Output> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("failed to start it")?;
-    let mut input = child.stdin.take().context("it has no standard input")?;
-    // It writes only after it has read everything. If it has ended, its exit code tells why.
+        .context("failed to start the process")?;
+    let mut input = child.stdin.take().context("the process has no standard input")?;
+    // It writes only after it has read everything. If it has ended, its exit code says why.
     let _ = input.write_all(request);
     drop(input);
-    child.wait_with_output().context("failed to wait for it")
+    child.wait_with_output().context("failed to wait for the process")
 }
 
 /// The error of the process of a trial whose grammar cannot be compiled. Its standard output has the reason.
@@ -89,7 +89,8 @@ impl InvalidGrammar {
     }
 }
 
-/// Makes a trial in this process, whose request is on standard input. The process ends when it exceeds the limits.
+/// Runs a trial in this process. The request is read from standard input. The process ends when it exceeds the
+/// limits.
 ///
 /// # Errors
 /// The grammar cannot be compiled ([`InvalidGrammar`]), or standard input or output fails.
@@ -123,7 +124,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Returns the memory of this process that is in use, in bytes, or `None` where the system does not tell.
+/// Returns the memory of this process that is in use, in bytes, or `None` if the system does not report it.
 fn memory_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: usize = text.split(' ').nth(1)?.parse().ok()?;

@@ -74,7 +74,7 @@ async fn invalid_logits_fail_only_their_request() {
     drop(gate);
     assert_eq!(tokens(first).await, expected_tokens(&prompt(1, 9), 20, VOCABULARY));
     let failed = outcome(second).await;
-    assert!(matches!(&failed.failure, Some(Failure::Step(message)) if message.contains("not numbers")));
+    assert!(matches!(&failed.failure, Some(Failure::Step(message)) if message.contains("NaN")));
     assert_eq!(failed.tokens.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2], "the tokens of steps 1 and 2");
     assert_eq!(tokens(third).await, expected_tokens(&prompt(3, 9), 20, VOCABULARY));
     settled(&handle).await;
