@@ -116,7 +116,7 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
     for pattern in [&*names[0], "*Q4*"] {
         let folder = tempfile::tempdir().unwrap();
         from(folder.path(), pattern).assert_ended(0, "Fetched");
-        assert_eq!(model(folder.path()), Some(content(0)), "the link leads to the first part");
+        assert_eq!(model(folder.path()), Some(content(0)), "the link points to the first part");
         for (seed, name) in (0..).zip(&names) {
             let path = folder.path().join("into/files").join(name);
             assert!(std::fs::read(path).is_ok_and(|found| found == content(seed)), "{name}");

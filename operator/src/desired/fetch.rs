@@ -1,6 +1,6 @@
 //! The container that fetches a model with `ovfleet-server fetch`, and the volume from which replicas read the model. A model is
 //! fetched into each pod by an init container, or once by a Job into a volume that all replicas mount. When the fetch is
-//! complete, the path `current` leads to the model.
+//! complete, the link `current` points to the model.
 
 use operator_api::AccessMode;
 use serde_json::{Value, json};

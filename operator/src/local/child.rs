@@ -90,7 +90,7 @@ impl Child {
         let Program { name, path, flags } = &self.program;
         let parent = format!("--parent={}", std::process::id());
         let tether = ["tether".into(), parent.into(), "--".into(), path.clone().into_os_string()];
-        // This path leads to the running program, even if its file has been replaced.
+        // This link points to the running program, even if its file has been replaced.
         let mut process = Command::new("/proc/self/exe")
             .args(tether.into_iter().chain(flags.iter().map(OsString::from)))
             .stdin(Stdio::null())

@@ -12,7 +12,7 @@ use crate::sampler::Sampler;
 
 /// The highest number of threads that sample. More threads would wait for the memory rather than compute.
 const THREADS_MAX: usize = 16;
-/// The number of logits that are worth another thread. To wake a thread takes about as long as to read that many.
+/// The number of logits that justify another thread. Waking a thread takes about as long as reading that many.
 const LOGITS_PER_THREAD: usize = 1 << 18;
 
 /// The threads that sample, each with its own sampler.
@@ -24,7 +24,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Creates the samplers of this many threads, or of one for each processor. No thread is started yet.
+    /// Creates the samplers of `threads` threads, or of one thread for each processor. No thread is
+    /// started yet.
     pub(crate) fn new(threads: Option<usize>) -> Self {
         let threads =
             threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from).min(THREADS_MAX));

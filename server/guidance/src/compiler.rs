@@ -26,7 +26,7 @@ pub struct Compiler {
     /// The token that stands for the end of the output in masks.
     end: u32,
     forms: Arc<CompiledForms<Guide>>,
-    /// Compiles costly grammars first. Without it, they are compiled regardless of their cost.
+    /// Tries costly grammars before they are compiled. Without it, they are compiled regardless of their cost.
     trial: Option<Box<dyn Trial>>,
     /// Held while a costly grammar is tried and compiled, so that the memory of a trial is the limit for all of them.
     costly: Mutex<()>,
@@ -83,7 +83,7 @@ impl Compiler {
         })
     }
 
-    /// Makes a trial of every grammar whose cost could be large before it is compiled in this process.
+    /// Runs a trial of every grammar whose cost could be large before it is compiled in this process.
     #[must_use]
     pub fn with_trial(self, trial: Box<dyn Trial>) -> Self {
         Self { trial: Some(trial), ..self }

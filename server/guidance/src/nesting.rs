@@ -1,4 +1,4 @@
-//! Limits the parts of forms with which the stack or the memory of llguidance grows, and provides the stack.
+//! Limits the parts of forms that make the stack or the memory of llguidance grow, and provides the stack.
 //!
 //! Its compiler calls itself for each reference from a rule to another, for each group, for each `$ref`, and for each
 //! property of an object. A stack overflow would end the process. Its lexer considers every combination of what the patterns

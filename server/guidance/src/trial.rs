@@ -1,5 +1,5 @@
 //! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows with the
-//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar that could be one of these is first compiled elsewhere, where that can be stopped.
+//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar that could be one of these is first compiled where the compilation can be stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ pub trait Trial: Send + Sync {
     /// Compiles a grammar with [`try_grammar`](crate::try_grammar) within limits of time and memory.
     ///
     /// # Errors
-    /// The grammar cannot be compiled, or not within the limits, or the trial cannot be made.
+    /// The grammar cannot be compiled, or not within the limits, or the trial cannot be run.
     fn run(&self, request: &[u8]) -> Result<(), TrialError>;
 }
 
@@ -33,7 +33,7 @@ pub enum TrialError {
     Invalid(String),
     /// The grammar cannot be compiled within the limits, which the text names.
     TooExpensive(String),
-    /// The trial could not be made, for a reason that has nothing to do with the grammar.
+    /// The trial could not be run, for a reason unrelated to the grammar.
     Failed(String),
 }
 

@@ -34,7 +34,7 @@ fn read(barrier: &Barrier) -> [f64; ROUNDS] {
     std::array::from_fn(|_| {
         barrier.wait();
         let started = Instant::now();
-        // Several sums, because one would wait for each addition.
+        // With a single sum, each addition would wait for the one before it.
         let mut sums = [0u64; 32];
         for words in memory.as_chunks::<32>().0 {
             for (sum, word) in sums.iter_mut().zip(words) {

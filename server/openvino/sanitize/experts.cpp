@@ -15,7 +15,7 @@ using namespace ovfleet::projection;
 constexpr size_t COUNTS[] = {1, 2, 4, 7, 33}, COLUMNS[] = {32, 64, 96, 160, 256}, WEIGHT_GROUPS[] = {16, 32, 64},
                  BITS[] = {4, 6, 8};
 
-// Numbers, and how far the kernels may be off.
+// Numbers, and the largest allowed error of each.
 struct Bounded {
     std::vector<double> values, off;
 };
@@ -99,7 +99,8 @@ void check_case(const TestedKernels& tested, size_t i) {
         pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
     }
 
-    // Those of the router, then, for each expert, those of the gates, of the second halves and of the results.
+    // The biases of the router, then, for each expert, those of the gates, of the second halves and of the
+    // results.
     std::vector<float> biases(has_biases ? count * (1 + 2 * inner + K) : 0);
     for (auto& one : biases) one = random.number();
     const auto biases_of = [&](size_t expert, size_t part) -> const float* {

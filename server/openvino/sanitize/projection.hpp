@@ -72,11 +72,11 @@ struct RandomWeight {
     std::vector<double> values;
 };
 
-// How kernels round the source and the weights.
+// The way in which kernels round the source and the weights.
 enum class Rounding {
-    // The source to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
+    // Rounds the source to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
     to_integers,
-    // The source and the weights to bf16.
+    // Rounds the source and the weights to bf16.
     to_bf16,
 };
 

@@ -176,7 +176,7 @@ fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'
         .into()
 }
 
-/// The architectures with experts whose fixed graphs are known to be right. Mixtral's files name the architecture llama.
+/// The architectures with experts whose corrected graphs are tested. Mixtral's files name the architecture llama.
 const EXPERT_ARCHITECTURES: [&str; 3] = ["gpt-oss", "llama", "qwen3moe"];
 
 fn has_experts(file: &GgufFile) -> bool {
@@ -194,9 +194,9 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fixes the graphs that the front end builds for these architectures: it gives the experts' output the shape of one sequence,
-/// normalizes their weights only if the file demands it, for gpt-oss over a dimension of one number, and for qwen3moe rotates
-/// adjacent pairs although the files have halves.
+/// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts has the
+/// shape of one sequence, and the weights of the chosen experts are normalized only if the file demands it, for gpt-oss over a
+/// dimension of one number. For qwen3moe, adjacent pairs are rotated, although the halves of a head form pairs in the files.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());

@@ -47,7 +47,7 @@ pub(crate) struct GraphProperties {
     pub(crate) experts: ExpertSupport,
 }
 
-/// What the native kernels support of the experts of a graph. The numbers are those of `ovfleet_experts` in `shim/shim.h`.
+/// Which kernels support the experts of a graph. The numbers are those of `ovfleet_experts` in `shim/shim.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertSupport {
     /// The graph has no experts.
@@ -58,7 +58,7 @@ pub(crate) enum ExpertSupport {
 }
 
 impl ExpertSupport {
-    /// The value with a number; `None` if there is none.
+    /// The value with this number, or `None` if there is none.
     pub(crate) fn new(number: u64) -> Option<Self> {
         [Self::Absent, Self::Plugin, Self::Native].into_iter().find(|one| *one as u64 == number)
     }
@@ -156,7 +156,7 @@ pub(crate) struct NativeProjections {
 /// The kernels of the experts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertKernels {
-    /// Those of the native projections, which multiply only the rows of each expert.
+    /// The kernels of the native projections, which multiply only the rows of each expert.
     Native,
     /// The plugin kernels.
     Plugin,

@@ -113,7 +113,7 @@ impl From<&KernelPlan> for RawKernelPlan {
             attention_mass: 0.0,
             block_scores: 0,
             projection_terms: match products {
-                // The kernels in bf16 have no terms.
+                // The bf16 kernels do not split activations into terms.
                 ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
                 ProductPrecision::Int16 => 2,
             },
@@ -565,7 +565,7 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// What the native kernels support of the multiplications by weights in a model.
+/// The multiplications by weights in a model that the native kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
     /// Whether they support all of them, including those of experts.

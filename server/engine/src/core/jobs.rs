@@ -31,7 +31,7 @@ pub(super) struct Job<'a> {
     pub(super) outcome: Result<Outcome, Failure>,
 }
 
-/// What a job computes.
+/// The computation of a job.
 pub(super) enum Work<'a> {
     /// The score of the token after the one at `position` of a prompt.
     Score { position: usize, token: TokenId, count: u32 },

@@ -83,12 +83,12 @@ pub(super) enum LockWait {
     Never,
 }
 
-/// Which sequences are sampled.
+/// The sequences that are sampled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplePhase {
-    /// Those of the batch that was computed.
+    /// The sequences of the computed batch.
     Batch,
-    /// Those that were suspended in earlier steps.
+    /// The sequences that were suspended in earlier steps.
     Resumed,
 }
 
@@ -185,7 +185,7 @@ impl StepOutputs {
         }
     }
 
-    /// Plans to sample a sequence whose guide is ready.
+    /// Adds the job that samples a sequence whose guide is ready.
     fn plan_sample<'a>(
         &mut self,
         sequence: SequenceId,
@@ -200,7 +200,8 @@ impl StepOutputs {
         self.end(sequence);
     }
 
-    /// Plans to find the candidates of a beam. The search advances when it has the candidates of all beams.
+    /// Adds the job that finds the candidates of a beam. The search advances when it has the candidates of
+    /// all beams.
     fn plan_beam<'a>(
         &mut self,
         sequence: SequenceId,
@@ -412,7 +413,8 @@ fn take_ready(requests: &mut Requests, wait: LockWait, locks: &mut Vec<CommitLoc
     ready
 }
 
-/// Plans to find the candidates for the next token of a beam. Does nothing if the sequence has no beam.
+/// Adds the job that finds the candidates for the next token of a beam. Does nothing if the sequence
+/// has no beam.
 fn plan_candidates<'a>(
     sequence: SequenceId,
     logits: Logits<'a>,

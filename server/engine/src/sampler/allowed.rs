@@ -10,7 +10,7 @@ const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;
 
-/// The number of allowed tokens in a word up to which their logits are read one by one.
+/// The maximum number of allowed tokens in a word whose logits are read one by one.
 const BITS_MAX: u32 = 4;
 
 /// Whether few enough tokens are allowed to gather their logits.

@@ -282,7 +282,7 @@ async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
         form.check(&outcome.tokens[0], FinishReason::Stop);
         lengths.push(outcome.tokens[0].len());
     }
-    // The form may first end after six tokens, because the minimum is four, and the stop token follows.
+    // The form can end after six tokens at the earliest, because the minimum is four; the stop token follows.
     assert!(lengths.iter().all(|&length| length == 7), "{lengths:?}");
     settled(&engine.handle()).await;
 }

@@ -7,7 +7,7 @@ use server_guidance::{Compiler, Form, FormError, Tag, Trial, TrialError, Trigger
 
 use crate::support::vocabulary;
 
-/// Makes trials with a given outcome, or in this process, and counts them.
+/// Runs trials in this process or returns a given outcome, and counts them.
 struct Trials {
     count: Arc<Mutex<usize>>,
     outcome: Option<TrialError>,

@@ -21,7 +21,7 @@ pub(super) struct Yarn {
 }
 
 impl Yarn {
-    /// `None` if a parameter has no meaning.
+    /// `None` if a parameter is invalid.
     pub(super) fn new(dimensions: u64, original_context: u64, base: f64, factor: f64) -> Option<Self> {
         if dimensions < 2 || original_context == 0 || base <= 1.0 || factor <= 0.0 {
             return None;

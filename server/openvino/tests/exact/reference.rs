@@ -48,7 +48,7 @@ pub(crate) struct Case {
     context: Option<u32>,
 }
 
-/// What of a model is cached.
+/// The part of a model that is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheContent {
     CompiledModel,
