@@ -91,7 +91,6 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
 // halves, and the next four in the high halves. So do quants of 5 bits: memory contains their codes in E2M1.
 //
-//
 // Of four consecutive fours of 6 bits, three are in the low bits of their bytes, and the last one is in the high bits: in those
 // of the first four, its lowest two bits, and so on.
 //
