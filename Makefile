@@ -147,7 +147,7 @@ deny: ## Check the licenses and sources of all dependencies. Installs cargo-deny
 .PHONY: engine-bench
 engine-bench: fetch
 	@scripts/need cargo g++ python3 venv
-	@$(CARGO) build --release --locked --package server-openvino --example engine-bench
+	@$(CARGO) build --release --locked --workspace --example engine-bench
 	@tests/bench/setup.sh peer
 
 .PHONY: bench-engine
@@ -161,7 +161,7 @@ bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion rand
 
 .PHONY: bench-engine-8b
 bench-engine-8b: engine-bench ## Measure load time, memory and speed of models with 5 GB of random weights. ARGS are passed to the program.
-	@$(CARGO) build --release --locked --package server-openvino --example read-bandwidth
+	@$(CARGO) build --release --locked --workspace --example read-bandwidth
 	@.deps/venv-peer/bin/python tests/bench/bench_size.py $(ARGS)
 
 .PHONY: bench-http
@@ -202,7 +202,7 @@ bench-adapters: engine-bench ## Measure the cost of LoRA adapters. ARGS are pass
 .PHONY: bench-draft
 bench-draft: fetch build ## Measure the cost of a draft model and the acceptance rate at which it breaks even. ARGS are passed to the program.
 	@tests/bench/setup.sh peer
-	@$(CARGO) build --release --locked --package server-openvino --example draft-bench
+	@$(CARGO) build --release --locked --workspace --example draft-bench
 	@.deps/venv-peer/bin/python tests/bench/bench_draft.py $(ARGS)
 
 .PHONY: bench-spill
