@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, value_parser};
 use operator_api::Period;
+use process::env_with_prefix;
 pub use process::logs::LogFormat;
-use process::variables;
 
 /// Manage LLMDeployments on a Kubernetes cluster, or run one of them on this machine.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-operator", version, max_term_width = 110, after_long_help = EXAMPLES)]
-#[command(mut_args(variables("OVFLEET_OPERATOR_")))]
+#[command(mut_args(env_with_prefix("OVFLEET_OPERATOR_")))]
 pub struct Args {
     /// The subcommand to run.
     #[command(subcommand)]
@@ -52,7 +52,7 @@ pub enum Command {
 
 /// The arguments of `ovfleet-operator run`.
 #[derive(Clone, Debug, ClapArgs)]
-#[command(mut_args(variables("OVFLEET_OPERATOR_")))]
+#[command(mut_args(env_with_prefix("OVFLEET_OPERATOR_")))]
 pub struct RunArgs {
     /// A namespace to manage. Repeatable. Default: all namespaces.
     #[arg(long = "namespace", short = 'n', value_name = "NAME", value_delimiter = ',')]
@@ -153,7 +153,7 @@ pub struct RunArgs {
 
 /// The arguments of `ovfleet-operator local`.
 #[derive(Clone, Debug, ClapArgs)]
-#[command(mut_args(variables("OVFLEET_OPERATOR_LOCAL_")))]
+#[command(mut_args(env_with_prefix("OVFLEET_OPERATOR_LOCAL_")))]
 pub struct LocalArgs {
     /// File with the LLMDeployment, as for kubectl.
     #[arg(long, short = 'f', value_name = "PATH")]

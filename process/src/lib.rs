@@ -1,7 +1,8 @@
 //! Code that all ovfleet programs share: logging and tracing, parsing of sizes and durations on the command line,
-//! environment variables of flags, termination signals, formatting of errors, accepting connections, counting requests, and generating the reference
-//! documentation.
+//! environment variables of flags, termination signals, formatting of errors, accepting connections, counting requests, and
+//! generating the reference documentation.
 
+mod environment;
 pub mod error;
 pub mod listen;
 pub mod logs;
@@ -11,6 +12,5 @@ pub mod signals;
 #[cfg(feature = "trace")]
 pub mod trace;
 pub mod units;
-mod variables;
 
-pub use variables::variables;
+pub use environment::env_with_prefix;

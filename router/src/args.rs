@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use clap::{Parser, ValueEnum, value_parser};
+use process::env_with_prefix;
 use process::logs::LogFormat;
 use process::units::{ByteSize, duration, fraction};
-use process::variables;
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
@@ -22,7 +22,7 @@ use crate::policy::Policy;
 /// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
-#[command(mut_args(variables("OVFLEET_ROUTER_")))]
+#[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
     /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes of replicas, routing,
     /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.

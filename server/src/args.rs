@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
+use process::env_with_prefix;
 pub use process::logs::LogFormat;
 pub use process::units::ByteSize;
 use process::units::{duration, proper_fraction};
-use process::variables;
 use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use adapter::NamedAdapter;
@@ -37,7 +37,7 @@ use crate::fetch::FetchArgs;
 /// /v1). Every option can also be set with the environment variable that is listed with it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-server", version, max_term_width = 110, after_long_help = EXAMPLES)]
-#[command(mut_args(variables("OVFLEET_")))]
+#[command(mut_args(env_with_prefix("OVFLEET_")))]
 pub struct Args {
     /// The subcommand; without one, the server runs.
     #[command(subcommand)]

@@ -4,7 +4,7 @@ use clap::Arg;
 
 /// Gives each flag of a command the environment variable with its name behind `prefix`: with the prefix `OVFLEET_`,
 /// `--max-queue` gets `OVFLEET_MAX_QUEUE`. It is an argument of `Command::mut_args`.
-pub fn variables(prefix: &str) -> impl FnMut(Arg) -> Arg {
+pub fn env_with_prefix(prefix: &str) -> impl FnMut(Arg) -> Arg {
     move |argument| match argument.get_long() {
         Some(flag) => {
             let variable = format!("{prefix}{}", flag.to_uppercase().replace('-', "_"));
@@ -21,7 +21,7 @@ mod tests {
     #[test]
     fn only_flags_have_variables() {
         let variable = |argument| {
-            let argument = variables("OVFLEET_ROUTER_")(argument);
+            let argument = env_with_prefix("OVFLEET_ROUTER_")(argument);
             argument.get_env().map(|name| name.to_string_lossy().into_owned())
         };
         let flag = Arg::new("id").long("max-body-bytes");
