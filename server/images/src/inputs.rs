@@ -1,0 +1,120 @@
+//! The inputs of the vision models of an OpenVINO IR directory, with the names and shapes that these models have.
+
+/// A dense tensor in row-major order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor<T> {
+    shape: Vec<usize>,
+    values: Vec<T>,
+}
+
+impl<T> Tensor<T> {
+    /// Creates a tensor from its values.
+    ///
+    /// # Panics
+    ///
+    /// If the number of values is not the product of the dimensions.
+    #[must_use]
+    pub fn new(shape: Vec<usize>, values: Vec<T>) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "a tensor has the values of its shape");
+        Self { shape, values }
+    }
+
+    /// The dimensions, outermost first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// All values, the innermost dimension varying fastest.
+    #[must_use]
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// The values without their shape.
+    #[must_use]
+    pub fn into_values(self) -> Vec<T> {
+        self.values
+    }
+}
+
+/// The inputs of the vision encoder for one image.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EncoderInputs {
+    /// Qwen2-VL, Qwen2.5-VL and Qwen3-VL take a sequence of patches.
+    Qwen(QwenPatches),
+    /// Gemma 3, LLaVA, LLaVA-NeXT and InternVL take only `pixel_values` [tiles, 3, height, width], and the encoder
+    /// returns [tiles, T, hidden].
+    Tiles(Tensor<f32>),
+    /// Idefics3, SmolVLM and Phi-4-multimodal take tiles whose patches can be masked.
+    MaskedTiles(MaskedTiles),
+    /// MiniCPM-V takes slices of different sizes, which are encoded one by one: without padding, the exported resampler
+    /// needs no mask and is exact. The features of the slices follow each other in the order of this list.
+    Slices(Vec<ResamplerSlice>),
+}
+
+/// The inputs of Qwen's encoder for one image. The patches are in block order: merge blocks row by row, and the patches of
+/// a block row by row. One merged token stands for each block of `spatial_merge_size`² patches.
+///
+/// The attention mask of the merger is not materialized: every patch of an image attends to all patches of the same
+/// image, except in the layers of Qwen2.5-VL that attend within the windows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QwenPatches {
+    /// The input `hidden_states` of `vision_embeddings`: [patches, channels · frames · patch size²], in the order
+    /// channel, frame, row, column.
+    pub hidden_states: Tensor<f32>,
+    /// The angles of the rotary embedding, `rotary_pos_emb`: [patches, head size / 2], first for the row and then for
+    /// the column of the patch.
+    pub rotary_pos_emb: Tensor<f32>,
+    /// The windows of Qwen2.5-VL.
+    pub windows: Option<WindowLayout>,
+    /// The interpolation of the learned position embeddings of Qwen3-VL.
+    pub position_embeddings: Option<PositionInterpolation>,
+}
+
+/// The attention windows of Qwen2.5-VL for one image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowLayout {
+    /// The input `window_index`: the numbers of the merged tokens, window by window. For several images in one run, add
+    /// the number of merged tokens of all previous images.
+    pub window_index: Vec<i64>,
+    /// The number of patches of each window, in the order of `window_index`. `window_attention_mask` is block-diagonal
+    /// with these blocks.
+    pub window_patches: Vec<usize>,
+}
+
+/// The bilinear interpolation of the position embeddings of Qwen3-VL, for patches in block order. The position embedding
+/// of a patch is the sum over the corners of weight · embedding, and is added to the output of `vision_embeddings`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PositionInterpolation {
+    /// The input of `vision_embeddings_pos`: [4, patches], the numbers of the embeddings of the four corners.
+    pub indices: Tensor<i64>,
+    /// The weights of the corners: [4, patches].
+    pub weights: Tensor<f32>,
+}
+
+/// Tiles of equal size with a mask of their patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MaskedTiles {
+    /// The input `pixel_values`: [tiles, 3, height, width].
+    pub pixel_values: Tensor<f32>,
+    /// The input `patch_attention_mask`: [tiles, rows, columns], true for patches that belong to the image.
+    pub patch_attention_mask: Tensor<bool>,
+    /// The input `patch_position_ids`: [tiles, rows · columns].
+    pub patch_position_ids: Tensor<i64>,
+}
+
+/// The inputs of MiniCPM-V's encoder and resampler for one slice of N patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResamplerSlice {
+    /// The input `pixel_values`: [1, 3, patch size, patch size · N], the patches side by side.
+    pub pixel_values: Tensor<f32>,
+    /// The input `patch_attention_mask`: [1, 1, N], true throughout.
+    pub patch_attention_mask: Tensor<bool>,
+    /// The input `position_ids`: [1, N].
+    pub position_ids: Tensor<i64>,
+    /// The input `pos_embed` of the resampler: [N, 1, hidden].
+    pub pos_embed: Tensor<f32>,
+    /// The input `key_padding_mask` of the resampler: [1, N], which is 0 throughout, because nothing is padded.
+    pub key_padding_mask: Tensor<f32>,
+}

@@ -1,0 +1,67 @@
+//! The place of an image in the prompt: its tokens, its text, and the rows of the encoder's output that the tokens read.
+
+use std::ops::Range;
+
+/// The grid of the merged tokens of an image, for position ids with a row and a column (M-RoPE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenGrid {
+    /// The number of rows of merged tokens.
+    pub rows: u32,
+    /// The number of merged tokens of a row.
+    pub columns: u32,
+}
+
+/// The source of the embedding of one image token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FeatureRow {
+    /// A row of the encoder's output, counted over all tiles of the image (row `tile · T + t` of [tiles, T, hidden]).
+    Encoder(u32),
+    /// The learned vector after a row of the picture: `image_newline` of LLaVA-NeXT, `sub_GN` of Phi-4-multimodal.
+    RowEnd,
+    /// The learned vector between the tiles and the global view: `glb_GN` of Phi-4-multimodal.
+    GlobalSeparator,
+}
+
+/// What an image of a certain size becomes in the prompt. It depends only on the size, not on the pixels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageLayout {
+    /// The number of image tokens: positions of the prompt whose embeddings come from the encoder. Text around them
+    /// (start and end tokens, row numbers of tiles) is not included.
+    pub num_tokens: usize,
+    /// The source of the embedding of each image token in the order of the prompt; `None` if token i reads row i of the
+    /// encoder's output.
+    pub feature_rows: Option<Vec<FeatureRow>>,
+    /// The grid of the tokens, for models with M-RoPE.
+    pub grid: Option<TokenGrid>,
+    /// The text that replaces the marker of the image in the prompt, as a function of the image's number.
+    pub(crate) text: PromptText,
+}
+
+/// The text of an image, in which only the number of the image is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PromptText {
+    /// The text in front of the number of the image, if the text contains the number.
+    pub(crate) before_number: Option<String>,
+    /// The rest of the text.
+    pub(crate) rest: String,
+}
+
+impl ImageLayout {
+    /// The text that replaces the marker of the image in the prompt. `number` counts the images of the request from 0.
+    #[must_use]
+    pub fn prompt_text(&self, number: usize) -> String {
+        match &self.text.before_number {
+            Some(before) => format!("{before}{number}{}", self.text.rest),
+            None => self.text.rest.clone(),
+        }
+    }
+}
+
+/// The image tokens of one image in a tokenized prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSpan {
+    /// The positions of the image tokens, in order. A family with text between its tiles has several ranges.
+    pub ranges: Vec<Range<usize>>,
+    /// The grid of the tokens, for models with M-RoPE.
+    pub grid: Option<TokenGrid>,
+}

@@ -1,0 +1,36 @@
+//! Turns the bytes of an image into the inputs of a model's vision encoder, and into the text and the positions that the
+//! image has in the prompt.
+//!
+//! This crate decides which images are valid, how the processor of each model family resizes, tiles and normalizes
+//! them, and how many tokens they take. It knows neither OpenVINO nor HTTP: it does no network access, starts no thread
+//! and reads no clock. Only `ImageProcessor::load` reads files. Images are not trusted: every size is checked before
+//! memory is allocated.
+//!
+//! ```text
+//! bytes ─► ImageHeader::read ─► Size ─► ImageProcessor::layout ─► ImageLayout ─► expand_prompt ─► text
+//!   └────► decode ─► RgbImage ─► ImageProcessor::preprocess ─► EncoderInputs     (then tokens)
+//!                                                            tokens ─► image_spans ─► mrope_positions, token_types
+//! ```
+//!
+//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens and the text of the prompt are known
+//! before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate does what transformers 4.57
+//! does with Pillow.
+
+mod error;
+mod family;
+mod inputs;
+mod layout;
+pub mod limits;
+mod positions;
+mod prompt;
+mod raster;
+
+pub use error::{ImageError, LoadError};
+pub use family::{Detail, ModelFamily};
+pub use inputs::{
+    EncoderInputs, MaskedTiles, PositionInterpolation, QwenPatches, ResamplerSlice, Tensor, WindowLayout,
+};
+pub use layout::{FeatureRow, ImageLayout, ImageSpan, TokenGrid};
+pub use positions::{MropePositions, mrope_positions, token_types};
+pub use prompt::{PromptError, expand_prompt, image_spans};
+pub use raster::{RgbImage, Size};
