@@ -25,6 +25,14 @@ pub enum LoadError {
         #[source]
         source: serde_json::Error,
     },
+    /// The folder lacks a required file.
+    #[error("{folder} has no {file}")]
+    NoFile {
+        /// The path of the folder.
+        folder: PathBuf,
+        /// The name of the missing file.
+        file: &'static str,
+    },
     /// The model has no supported image processor.
     #[error("model type {model_type:?} does not support images; supported: {}", supported_types())]
     Family {
@@ -62,12 +70,20 @@ pub enum ImageError {
     #[error("the format of the image is not supported; supported: PNG, JPEG, WebP, GIF and BMP")]
     Format,
     /// The image has too many pixels.
-    #[error("the image has {size} pixels, which are {} (limit: {limit} pixels)", size.pixels())]
+    #[error("the image has {size} = {} pixels (limit: {limit} pixels)", size.pixels())]
     Pixels {
         /// The size of the image.
         size: Size,
         /// The largest allowed number of pixels.
         limit: u64,
+    },
+    /// A side of the image is too long.
+    #[error("the image has {size} pixels (limit: {limit} pixels for each side)")]
+    Side {
+        /// The size of the image.
+        size: Size,
+        /// The largest allowed side.
+        limit: u32,
     },
     /// The content of the file is invalid or truncated.
     #[error("the {format} image cannot be decoded: {problem}")]
@@ -96,5 +112,7 @@ pub enum ImageError {
         size: Size,
         /// The size after resizing.
         resized: Size,
+        /// The smallest allowed side after resizing.
+        limit: u32,
     },
 }

@@ -46,6 +46,13 @@ pub(crate) struct PromptText {
     pub(crate) rest: String,
 }
 
+impl PromptText {
+    /// A text that does not contain the number of the image.
+    pub(crate) fn plain(text: String) -> Self {
+        Self { before_number: None, rest: text }
+    }
+}
+
 impl ImageLayout {
     /// The text that replaces the marker of the image in the prompt. `number` counts the images of the request from 0.
     #[must_use]
@@ -53,6 +60,44 @@ impl ImageLayout {
         match &self.text.before_number {
             Some(before) => format!("{before}{number}{}", self.text.rest),
             None => self.text.rest.clone(),
+        }
+    }
+}
+
+/// A text that stands for an image in a rendered prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageMarker {
+    /// The text is the same for all images.
+    Text(&'static str),
+    /// The text contains the number of the image, counted from 1.
+    Numbered {
+        /// The text in front of the number.
+        start: &'static str,
+        /// The text behind the number.
+        end: &'static str,
+    },
+}
+
+impl ImageMarker {
+    /// The marker of an image; `number` counts from 0.
+    #[must_use]
+    pub fn text(self, number: usize) -> String {
+        match self {
+            Self::Text(text) => text.to_owned(),
+            Self::Numbered { start, end } => format!("{start}{}{end}", number + 1),
+        }
+    }
+
+    /// The range in bytes of the first marker in a text.
+    pub(crate) fn find(self, text: &str) -> Option<Range<usize>> {
+        match self {
+            Self::Text(marker) => text.find(marker).map(|start| start..start + marker.len()),
+            Self::Numbered { start, end } => text.match_indices(start).find_map(|(at, _)| {
+                let rest = &text[at + start.len()..];
+                let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+                let is_marker = digits > 0 && rest[digits..].starts_with(end);
+                is_marker.then(|| at..at + start.len() + digits + end.len())
+            }),
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! This crate decides which images are valid, how the processor of each model family resizes, tiles and normalizes
 //! them, and how many tokens they take. It knows neither OpenVINO nor HTTP: it does no network access, starts no thread
-//! and reads no clock. Only `ImageProcessor::load` reads files. Images are not trusted: every size is checked before
+//! and reads no clock. Only [`ImageProcessor::load`] reads files. Images are not trusted: every size is checked before
 //! memory is allocated.
 //!
 //! ```text
@@ -16,21 +16,33 @@
 //! before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate does what transformers 4.57
 //! does with Pillow.
 
+mod config;
+mod decode;
 mod error;
 mod family;
+mod header;
 mod inputs;
 mod layout;
 pub mod limits;
+mod normalize;
+mod patch_positions;
 mod positions;
+mod preprocess;
+mod processor;
 mod prompt;
 mod raster;
+mod resample;
 
+pub use decode::{DecodeLimits, decode};
 pub use error::{ImageError, LoadError};
 pub use family::{Detail, ModelFamily};
+pub use header::{ImageFormat, ImageHeader, Orientation};
 pub use inputs::{
     EncoderInputs, MaskedTiles, PositionInterpolation, QwenPatches, ResamplerSlice, Tensor, WindowLayout,
 };
-pub use layout::{FeatureRow, ImageLayout, ImageSpan, TokenGrid};
+pub use layout::{FeatureRow, ImageLayout, ImageMarker, ImageSpan, TokenGrid};
 pub use positions::{MropePositions, mrope_positions, token_types};
+pub use processor::{ImageDigest, ImageProcessor, LearnedRows};
 pub use prompt::{PromptError, expand_prompt, image_spans};
 pub use raster::{RgbImage, Size};
+pub use resample::{Filter, resize};

@@ -7,7 +7,11 @@ pub const FILE_BYTES_MAX: usize = 20 << 20;
 /// Number of pixels of an image. It is checked before any pixel is decoded.
 ///
 /// Beyond it: 400
-pub const IMAGE_PIXELS_MAX: u64 = 64 << 20;
+pub const IMAGE_PIXELS_MAX: u64 = 50_000_000;
+/// Number of pixels of a row or column of an image. The weights of resampling need memory for each of them.
+///
+/// Beyond it: 400
+pub const IMAGE_SIDE_MAX: u32 = 1 << 15;
 /// Number of pixels that an image with `detail: low` keeps, for families with a pixel budget.
 ///
 /// Beyond it: the image is resized to this number of pixels.

@@ -87,9 +87,13 @@ mod tests {
     use super::*;
     use crate::layout::TokenGrid;
 
+    fn ranges(range: std::ops::Range<usize>) -> Vec<std::ops::Range<usize>> {
+        std::iter::once(range).collect()
+    }
+
     fn span(start: usize, rows: u32, columns: u32) -> ImageSpan {
         let end = start + (rows * columns) as usize;
-        ImageSpan { ranges: vec![start..end], grid: Some(TokenGrid { rows, columns }) }
+        ImageSpan { ranges: ranges(start..end), grid: Some(TokenGrid { rows, columns }) }
     }
 
     #[test]
@@ -123,7 +127,7 @@ mod tests {
     #[should_panic(expected = "each cell of the grid has a token")]
     fn a_span_of_another_size_than_its_grid_is_a_defect() {
         let grid = Some(TokenGrid { rows: 2, columns: 2 });
-        let _ = mrope_positions(5, &[ImageSpan { ranges: vec![0..3], grid }]);
+        let _ = mrope_positions(5, &[ImageSpan { ranges: ranges(0..3), grid }]);
     }
 
     #[test]

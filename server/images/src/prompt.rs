@@ -1,6 +1,6 @@
 //! The images in the text and in the tokens of a prompt.
 
-use crate::layout::{ImageLayout, ImageSpan};
+use crate::layout::{ImageLayout, ImageMarker, ImageSpan};
 
 /// The images of a request and its prompt do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +32,11 @@ pub enum PromptError {
 /// # Errors
 ///
 /// If the number of markers is not the number of images.
-pub fn expand_prompt(prompt: &str, markers: &[&str], images: &[ImageLayout]) -> Result<String, PromptError> {
+pub fn expand_prompt(
+    prompt: &str,
+    markers: &[ImageMarker],
+    images: &[ImageLayout],
+) -> Result<String, PromptError> {
     let mut text = String::with_capacity(prompt.len());
     let mut rest = prompt;
     let mut count = 0;
@@ -51,9 +55,8 @@ pub fn expand_prompt(prompt: &str, markers: &[&str], images: &[ImageLayout]) -> 
     Ok(text)
 }
 
-fn next_marker(text: &str, markers: &[&str]) -> Option<std::ops::Range<usize>> {
-    let found =
-        markers.iter().filter_map(|marker| text.find(marker).map(|start| start..start + marker.len()));
+fn next_marker(text: &str, markers: &[ImageMarker]) -> Option<std::ops::Range<usize>> {
+    let found = markers.iter().filter_map(|marker| marker.find(text));
     found.min_by_key(|range| (range.start, std::cmp::Reverse(range.end)))
 }
 
@@ -94,6 +97,8 @@ mod tests {
     use super::*;
     use crate::layout::PromptText;
 
+    const MARKER: ImageMarker = ImageMarker::Text("<image>");
+
     fn image(num_tokens: usize, before_number: Option<&str>, rest: &str) -> ImageLayout {
         let text = PromptText { before_number: before_number.map(str::to_owned), rest: rest.to_owned() };
         ImageLayout { num_tokens, feature_rows: None, grid: None, text }
@@ -102,14 +107,26 @@ mod tests {
     #[test]
     fn markers_are_replaced_in_order_and_once() {
         let images = [image(2, None, "<x><image><image>"), image(1, Some("<id>"), "</id><image>")];
-        let text = expand_prompt("a<image>b<image>c", &["<image>"], &images).unwrap();
+        let text = expand_prompt("a<image>b<image>c", &[MARKER], &images).unwrap();
         assert_eq!(text, "a<x><image><image>b<id>1</id><image>c");
     }
 
     #[test]
     fn the_longest_marker_counts() {
         let images = [image(1, None, "I")];
-        assert_eq!(expand_prompt("(<image>)", &["<image>", "(<image>)"], &images).unwrap(), "I");
+        assert_eq!(
+            expand_prompt("(<image>)", &[MARKER, ImageMarker::Text("(<image>)")], &images).unwrap(),
+            "I"
+        );
+    }
+
+    #[test]
+    fn numbered_markers_are_recognized() {
+        let images = [image(1, None, "I"), image(1, None, "J")];
+        let marker = ImageMarker::Numbered { start: "<|image_", end: "|>" };
+        let text = expand_prompt("<|image_|><|image_1|>a<|image_12|>", &[marker], &images).unwrap();
+        assert_eq!(text, "<|image_|>IaJ");
+        assert_eq!(marker.text(1), "<|image_2|>");
     }
 
     #[test]
@@ -117,7 +134,7 @@ mod tests {
         let images = [image(1, None, "I")];
         for (prompt, markers) in [("none", 0), ("<image> and <image>", 2)] {
             let error = PromptError::Markers { markers, images: 1 };
-            assert_eq!(expand_prompt(prompt, &["<image>"], &images), Err(error));
+            assert_eq!(expand_prompt(prompt, &[MARKER], &images), Err(error));
         }
     }
 
@@ -125,8 +142,10 @@ mod tests {
     fn tokens_are_assigned_in_order() {
         let images = [image(2, None, ""), image(1, None, ""), image(3, None, "")];
         let spans = image_spans(&[1, 9, 9, 9, 2, 9, 3, 9, 9], 9, &images).unwrap();
-        let ranges: Vec<_> = spans.into_iter().map(|span| span.ranges).collect();
-        assert_eq!(ranges, [vec![1..3], vec![3..4], vec![5..6, 7..9]]);
+        let positions: Vec<Vec<usize>> =
+            spans.iter().map(|span| span.ranges.iter().cloned().flatten().collect()).collect();
+        assert_eq!(positions, [vec![1, 2], vec![3], vec![5, 7, 8]]);
+        assert_eq!(spans[2].ranges.len(), 2);
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! The conversion of 8-bit pixels to the numbers that an encoder takes.
+
+use crate::{
+    config::JsonFile,
+    error::LoadError,
+    inputs::Tensor,
+    raster::{RgbImage, Size},
+};
+
+/// The number for each value of each color: (value · scale - mean) / standard deviation. Each step is rounded to 32 bits
+/// as in the processors of transformers that use NumPy.
+#[derive(Clone)]
+pub(crate) struct Normalization {
+    table: Box<[[f32; 256]; 3]>,
+}
+
+/// The mean and the standard deviation of each color.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ColorStatistics {
+    pub(crate) mean: [f64; 3],
+    pub(crate) std: [f64; 3],
+}
+
+impl ColorStatistics {
+    /// The statistics of CLIP.
+    pub(crate) const CLIP: Self =
+        Self { mean: [0.48145466, 0.4578275, 0.40821073], std: [0.26862954, 0.26130258, 0.27577711] };
+    /// The statistics of ImageNet.
+    pub(crate) const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
+    /// Maps 0..=255 to -1..=1.
+    pub(crate) const HALF: Self = Self { mean: [0.5; 3], std: [0.5; 3] };
+}
+
+impl std::fmt::Debug for Normalization {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ends = self.table.each_ref().map(|table| [table[0], table[255]]);
+        f.debug_struct("Normalization").field("black_and_white", &ends).finish()
+    }
+}
+
+impl Normalization {
+    pub(crate) fn new(scale: f64, statistics: ColorStatistics) -> Self {
+        let mut table = Box::new([[0.0; 256]; 3]);
+        for (color, table) in table.iter_mut().enumerate() {
+            let (mean, std) = (statistics.mean[color] as f32, statistics.std[color] as f32);
+            for (value, number) in table.iter_mut().enumerate() {
+                *number = ((value as f64 * scale) as f32 - mean) / std;
+            }
+        }
+        Self { table }
+    }
+
+    /// Reads the normalization of a processor; `default` stands for missing statistics.
+    pub(crate) fn read(file: &JsonFile, default: ColorStatistics) -> Result<Self, LoadError> {
+        file.expect_bool("do_rescale", true)?;
+        let scale = file.optional_number("rescale_factor")?.unwrap_or(1.0 / 255.0);
+        let statistics = if file.optional_bool("do_normalize")? == Some(false) {
+            ColorStatistics { mean: [0.0; 3], std: [1.0; 3] }
+        } else {
+            let colors = |names: [&str; 2]| -> Result<Option<[f64; 3]>, LoadError> {
+                Ok(file.optional_colors(names[0])?.or(file.optional_colors(names[1])?))
+            };
+            ColorStatistics {
+                mean: colors(["image_mean", "norm_mean"])?.unwrap_or(default.mean),
+                std: colors(["image_std", "norm_std"])?.unwrap_or(default.std),
+            }
+        };
+        if statistics.std.iter().any(|std| *std as f32 == 0.0) {
+            return Err(file.fault("image_std", "contains 0"));
+        }
+        Ok(Self::new(scale, statistics))
+    }
+
+    /// The number for a value of a color (0: red, 1: green, 2: blue).
+    pub(crate) fn number(&self, color: usize, value: u8) -> f32 {
+        self.table[color][usize::from(value)]
+    }
+
+    /// Appends the numbers of an image: all red ones, then all green ones, then all blue ones.
+    pub(crate) fn push_planes(&self, image: &RgbImage, numbers: &mut Vec<f32>) {
+        for color in 0..3 {
+            let values = image.pixels()[color..].iter().step_by(3);
+            numbers.extend(values.map(|value| self.number(color, *value)));
+        }
+    }
+
+    /// The tensor `pixel_values` [tiles, 3, height, width] of tiles of one size.
+    pub(crate) fn pixel_values(&self, tiles: &[RgbImage], size: Size) -> Tensor<f32> {
+        let mut numbers = Vec::with_capacity(tiles.len() * 3 * size.pixels() as usize);
+        for tile in tiles {
+            assert_eq!(tile.size(), size, "all tiles have one size");
+            self.push_planes(tile, &mut numbers);
+        }
+        Tensor::new(vec![tiles.len(), 3, size.height as usize, size.width as usize], numbers)
+    }
+}

@@ -1,0 +1,58 @@
+//! What the image processors of all families have in common.
+
+use std::fmt::Debug;
+
+use crate::{
+    config::JsonFile,
+    error::{ImageError, LoadError},
+    family::Detail,
+    inputs::EncoderInputs,
+    layout::{ImageLayout, ImageMarker},
+    raster::{RgbImage, Size},
+    resample::Filter,
+};
+
+/// The largest edge of a tile that an encoder may have.
+pub(crate) const TILE_EDGE_MAX: u32 = 4096;
+/// The largest number of tiles of an image.
+pub(crate) const TILES_MAX: u32 = 256;
+
+/// The image processor of a family.
+pub(crate) trait Preprocess: Debug + Send + Sync {
+    /// The texts that stand for an image in a rendered prompt.
+    fn markers(&self) -> &'static [ImageMarker];
+
+    /// The texts around the marker in the text for a chat template that does not support image parts.
+    fn tag_frame(&self) -> [&'static str; 2] {
+        ["", ""]
+    }
+
+    /// The text of the special token whose embeddings come from the encoder.
+    fn image_token(&self) -> &'static str;
+
+    fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError>;
+
+    fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError>;
+}
+
+/// Reads the resampling filter of a processor.
+pub(crate) fn read_filter(file: &JsonFile, default: Filter) -> Result<Filter, LoadError> {
+    let Some(value) = file.get("resample") else { return Ok(default) };
+    let filter = value.as_u64().and_then(Filter::from_pillow);
+    let problem = || format!("is {value}; supported: 1 (Lanczos), 2 (bilinear) and 3 (bicubic)");
+    filter.ok_or_else(|| file.fault("resample", problem()))
+}
+
+/// Cuts an image into tiles, row by row. The sides of the image are multiples of those of the tiles.
+pub(crate) fn cut(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
+    let corners = |length: u32, step: u32| (0..length / step).map(move |index| index * step);
+    let size = image.size();
+    corners(size.height, tile.height)
+        .flat_map(|top| corners(size.width, tile.width).map(move |left| image.crop(left, top, tile)))
+        .collect()
+}
+
+/// Divides integers as Python does: the result is the closest 64-bit number.
+pub(crate) fn divide(a: u64, b: u64) -> f64 {
+    a as f64 / b as f64
+}

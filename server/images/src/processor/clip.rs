@@ -1,0 +1,120 @@
+//! The processor of CLIP, which LLaVA applies to the image and LLaVA-NeXT to every tile: the shorter edge gets a fixed
+//! length, and a part of the center is cut out.
+
+use crate::{
+    config::ModelConfig,
+    error::LoadError,
+    normalize::{ColorStatistics, Normalization},
+    preprocess::{TILE_EDGE_MAX, divide, read_filter},
+    raster::{RgbImage, Size},
+    resample::{Filter, Part, resize_part},
+};
+
+#[derive(Debug)]
+pub(super) struct Clip {
+    resize: ClipResize,
+    pub(super) crop: Size,
+    pub(super) filter: Filter,
+    pub(super) normalization: Normalization,
+    /// The edge of a patch of the encoder.
+    pub(super) patch: u32,
+    /// The number of image tokens of one picture.
+    pub(super) num_tokens: u32,
+}
+
+/// The rule by which a picture is resized before it is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ClipResize {
+    /// The shorter edge gets this length, and the proportions stay.
+    ShortestEdge(u32),
+    /// The picture gets this size.
+    Exact(Size),
+}
+
+impl Clip {
+    pub(super) fn read(config: &ModelConfig) -> Result<Self, LoadError> {
+        let ModelConfig { model, preprocessor } = config;
+        preprocessor.expect_bool("do_resize", true)?;
+        let edge = |field| preprocessor.count_up_to(field, TILE_EDGE_MAX);
+        let resize = if preprocessor.get("size.shortest_edge").is_some() {
+            ClipResize::ShortestEdge(edge("size.shortest_edge")?)
+        } else {
+            ClipResize::Exact(Size::new(edge("size.width")?, edge("size.height")?))
+        };
+        let smallest = match resize {
+            ClipResize::ShortestEdge(edge) => Size::square(edge),
+            ClipResize::Exact(size) => size,
+        };
+        let crop = if preprocessor.optional_bool("do_center_crop")? == Some(false) {
+            match resize {
+                ClipResize::Exact(size) => size,
+                ClipResize::ShortestEdge(_) => {
+                    let problem = "is false, but size has only the shortest edge";
+                    return Err(preprocessor.fault("do_center_crop", problem));
+                }
+            }
+        } else {
+            Size::new(edge("crop_size.width")?, edge("crop_size.height")?)
+        };
+        if crop.width > smallest.width || crop.height > smallest.height {
+            return Err(preprocessor.fault("crop_size", format!("is {crop}, which is larger than size")));
+        }
+        let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
+        let patches = (crop.width / patch) * (crop.height / patch);
+        // CLIP has a class token besides the patches, and SigLIP does not. The default strategy drops the first token.
+        let has_class_token = model.optional_str("vision_config.model_type")? == Some("clip_vision_model");
+        let drops_first = match model.optional_str("vision_feature_select_strategy")? {
+            None | Some("default") => true,
+            Some("full") => false,
+            Some(other) => {
+                let problem = format!("is {other:?}; supported: \"default\" and \"full\"");
+                return Err(model.fault("vision_feature_select_strategy", problem));
+            }
+        };
+        let num_tokens = (patches + u32::from(has_class_token)).saturating_sub(u32::from(drops_first));
+        if num_tokens == 0 {
+            return Err(preprocessor.fault("crop_size", format!("is {crop}, which contains no patch")));
+        }
+        Ok(Self {
+            resize,
+            crop,
+            filter: read_filter(preprocessor, Filter::Bicubic)?,
+            normalization: Normalization::read(preprocessor, ColorStatistics::CLIP)?,
+            patch,
+            num_tokens,
+        })
+    }
+
+    /// The size of the global view of LLaVA-NeXT.
+    pub(super) fn global_size(&self) -> Size {
+        match self.resize {
+            ClipResize::ShortestEdge(edge) => Size::square(edge),
+            ClipResize::Exact(size) => size,
+        }
+    }
+
+    /// Resizes and cuts a picture. Only the part that remains is computed, so a very long picture costs no more than a
+    /// square one.
+    pub(super) fn tile(&self, image: &RgbImage) -> RgbImage {
+        let Size { width, height } = image.size();
+        let size = match self.resize {
+            ClipResize::ShortestEdge(edge) => {
+                let longer = |long: u32, short: u32| {
+                    divide(u64::from(edge) * u64::from(long), u64::from(short)) as u32
+                };
+                if width <= height {
+                    Size::new(edge, longer(height, width))
+                } else {
+                    Size::new(longer(width, height), edge)
+                }
+            }
+            ClipResize::Exact(size) => size,
+        };
+        let part = Part {
+            left: (size.width - self.crop.width) / 2,
+            top: (size.height - self.crop.height) / 2,
+            size: self.crop,
+        };
+        resize_part(image, size, self.filter, part)
+    }
+}

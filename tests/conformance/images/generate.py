@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Writes the reference values of the tests of `server/images`, with Pillow and the processors of transformers.
+
+Usage: generate.py FOLDER, with the packages in requirements.txt. FOLDER is `server/images/tests/reference`. The same
+versions write the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+from PIL import Image
+
+import families
+import files
+from pictures import draw
+
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC,
+           "lanczos": Image.Resampling.LANCZOS}
+# Width and height before and after: growing, shrinking, one axis only, single pixels, and extreme proportions.
+RESIZES = [
+    ((1, 1), (5, 3)), ((2, 1), (1, 7)), ((3, 200), (28, 476)), ((300, 200), (308, 196)), ((300, 200), (56, 56)),
+    ((182, 126), (182, 60)), ((182, 126), (61, 126)), ((17, 31), (448, 448)), ((4000, 28), (448, 448)),
+    ((4000, 28), (5376, 448)), ((801, 333), (336, 140)), ((640, 480), (364, 364)), ((5, 5), (4, 4)),
+    ((1000, 3), (3, 1000)),
+]
+
+
+def sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def resizes() -> list[dict]:
+    values = []
+    for before, after in RESIZES:
+        picture = draw(*before)
+        for name, number in FILTERS.items():
+            pixels = np.asarray(picture.resize(after, number))
+            values.append({"from": before, "to": after, "filter": name, "sha256": sha256(pixels),
+                           "first": pixels.reshape(-1)[:6].tolist()})
+    return values
+
+
+def write(path: pathlib.Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--parts", default="resize,files,families", help="the files to write")
+    arguments = parser.parse_args()
+    parts = arguments.parts.split(",")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if "resize" in parts:
+        write(arguments.folder / "resize.json", resizes())
+    if "files" in parts:
+        write(arguments.folder / "files.json", files.write_all(arguments.folder / "files"))
+    if "families" in parts:
+        for name, value in families.references():
+            write(arguments.folder / f"{name}.json", value)
+
+
+if __name__ == "__main__":
+    main()
