@@ -1,17 +1,19 @@
 //! Keys of blocks: names that identify the content of a block as reliably as the content itself, for storage of evicted
 //! blocks outside the cache.
 //!
-//! The key of a block is derived from the key of the block before it and from the block's tokens, and the key of a
-//! first block from the request's prefix seed and adapter. The caller provides the function, which must be
+//! The key of a block is derived from the key of the block before it and from the block's tokens and images, and the key
+//! of a first block from the request's prefix seed and adapter. The caller provides the function, which must be
 //! collision-resistant, because content that is found by its key is not compared.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
+use crate::images::with_block_words;
 
 /// A cryptographic hash of the content of a block and of all blocks before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(pub [u8; 32]);
 
-/// Derives the key of a block from the key before it and from its tokens.
+/// Derives the key of a block from the key before it and from its tokens. If the block has images, the words that
+/// identify them follow the tokens.
 pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
 
 /// The scheme by which the keys of blocks are derived.
@@ -61,13 +63,19 @@ impl BlockKeys {
         }
     }
 
-    /// The key of the block with these tokens after the key `parent`.
-    pub(crate) fn block_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
-        (self.scheme.block_key)(parent, tokens)
+    /// The key of the block with these tokens and images after the key `parent`.
+    pub(crate) fn block_key(&self, parent: BlockKey, tokens: &[TokenId], images: &[u32]) -> BlockKey {
+        with_block_words(tokens, images, |words| (self.scheme.block_key)(parent, words))
     }
 
-    pub(crate) fn record_cached(&mut self, block: BlockId, parent: BlockParent, tokens: &[TokenId]) {
-        self.keys[block.0 as usize] = self.block_key(self.parent_key(parent), tokens);
+    pub(crate) fn record_cached(
+        &mut self,
+        block: BlockId,
+        parent: BlockParent,
+        tokens: &[TokenId],
+        images: &[u32],
+    ) {
+        self.keys[block.0 as usize] = self.block_key(self.parent_key(parent), tokens, images);
     }
 
     /// Records that a block is no longer cached.

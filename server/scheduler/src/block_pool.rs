@@ -12,13 +12,15 @@
 //!    └───────────── allocate, when no block is free: the first in the queue ──┘
 //! ```
 //!
-//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and follow the same cached
+//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and images, and follow the same cached
 //! content: every registration has its own serial number, and a block stores the serial number of its parent. So a hash
 //! collision can only cause a cache miss, and never returns the content of another prefix.
 //!
 //! The parent of a cached block is also cached: a sequence that holds a block also holds the blocks before it, releases
 //! the later blocks first, and acquires a cached block only after the blocks before it. So the eviction queue has
 //! children before their parents.
+
+use std::collections::BTreeMap;
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::block_keys::BlockKeys;
@@ -60,6 +62,8 @@ pub(crate) struct BlockContent<'a> {
     pub(crate) hash: BlockHash,
     pub(crate) parent: Serial,
     pub(crate) tokens: &'a [TokenId],
+    /// The words that identify the images of the block; empty if it has none.
+    pub(crate) images: &'a [u32],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +105,8 @@ pub(crate) struct BlockPool {
     blocks: Vec<Block>,
     /// The tokens of the cached blocks, block after block.
     tokens: Vec<TokenId>,
+    /// The words that identify the images of the cached blocks that have any.
+    images: BTreeMap<BlockId, Box<[u32]>>,
     free: Vec<BlockId>,
     evictable: EvictionQueue,
     /// Number of evictions during which several hits of a block count as one.
@@ -123,6 +129,7 @@ impl BlockPool {
             block_tokens: block_tokens as usize,
             blocks: vec![blank; blocks_total as usize],
             tokens: vec![0; blocks_total as usize * block_tokens as usize],
+            images: BTreeMap::new(),
             // Blocks are allocated from the end of the list, so the first block is the last entry.
             free: (0..blocks_total).rev().map(BlockId).collect(),
             evictable: EvictionQueue::new(blocks_total, retention),
@@ -273,8 +280,11 @@ impl BlockPool {
         }
         let start = block.0 as usize * self.block_tokens;
         self.tokens[start..start + self.block_tokens].copy_from_slice(content.tokens);
+        if !content.images.is_empty() {
+            self.images.insert(block, content.images.into());
+        }
         if let Some(keys) = &mut self.keys {
-            keys.record_cached(block, parent, content.tokens);
+            keys.record_cached(block, parent, content.tokens, content.images);
         }
         let parent = match parent {
             BlockParent::Start { .. } => None,
@@ -327,7 +337,7 @@ impl BlockPool {
             ref_counts[block.0 as usize] += 1;
         }
         let mut active = 0;
-        let mut serials = std::collections::BTreeMap::new();
+        let mut serials = BTreeMap::new();
         for (index, block) in self.blocks.iter().enumerate() {
             assert_eq!(
                 block.ref_count, ref_counts[index],
@@ -352,6 +362,8 @@ impl BlockPool {
             assert!(*parent >= block.hits, "invariant: a hit of a block is a hit of its parent");
         }
         assert_eq!(self.by_hash.len(), serials.len(), "invariant: the map has only cached blocks");
+        let has_content = |block: &BlockId| self.blocks[block.0 as usize].cached.is_some();
+        assert!(self.images.keys().all(has_content), "invariant: only cached blocks have images");
         self.check_inactive(active);
     }
 
@@ -367,7 +379,7 @@ impl BlockPool {
             );
         }
         let evictable = self.evictable.check_invariants();
-        let mut deadlines = std::collections::BTreeMap::new();
+        let mut deadlines = BTreeMap::new();
         for &(block, list, deadline) in &evictable {
             let entry = &self.blocks[block.0 as usize];
             let CachedBlock { serial, hits, .. } =
@@ -401,6 +413,7 @@ impl BlockPool {
         let start = block.0 as usize * self.block_tokens;
         self.blocks[block.0 as usize].cached.is_some_and(|cached| cached.parent_serial == content.parent)
             && self.tokens[start..start + self.block_tokens] == *content.tokens
+            && self.images.get(&block).map_or(&[][..], |images| &images[..]) == content.images
     }
 
     fn evict(&mut self) -> Option<BlockId> {
@@ -414,6 +427,7 @@ impl BlockPool {
         let cached = self.blocks[block.0 as usize].cached.take();
         let cached = cached.expect("invariant: only a cached block is removed from the cache");
         self.by_hash.remove(&cached.hash);
+        self.images.remove(&block);
         if let Some(keys) = &mut self.keys {
             keys.record_evicted(block);
         }

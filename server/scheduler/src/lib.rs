@@ -28,6 +28,8 @@ mod claims;
 mod config;
 mod fairness;
 mod id_map;
+mod image_cache;
+mod images;
 mod load;
 mod request;
 mod restore;
@@ -43,6 +45,8 @@ pub use config::{
     CacheSize, DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, RequestLimits, SCORED_TOKENS_MAX,
     SchedulerConfig,
 };
+pub use image_cache::ImageRequest;
+pub use images::{ImageDigest, ImageSpan, PromptImages, SpanAttention};
 pub use load::Load;
 pub use request::{Event, FinishReason, NewRequest, Rejection, SampledToken, SequenceId, StopCriteria};
 pub use restore::{RestoreId, RestoreRequest, RestoreTarget};

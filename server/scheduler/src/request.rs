@@ -1,6 +1,7 @@
 //! The requests that a scheduler accepts, and the tokens and events that it exchanges with its caller.
 
 use crate::block::{BlockHash, TokenId};
+use crate::images::PromptImages;
 
 /// Identifies a sequence for the life of the scheduler: the request and the index of the sequence within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub struct NewRequest {
     pub num_sequences: u32,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
+    /// The images of the prompt. With bidirectional spans, `scores_prompt` is not supported.
+    pub images: PromptImages,
     /// The criteria by which each of the sequences ends.
     pub stop: StopCriteria,
     /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt, they run or wait
@@ -54,6 +57,7 @@ impl NewRequest {
             id,
             num_sequences,
             prompt,
+            images: PromptImages::default(),
             stop,
             lockstep: false,
             scores_prompt: false,

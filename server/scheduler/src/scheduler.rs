@@ -1,7 +1,7 @@
 //! The scheduler: the queues of waiting and running sequences, and the calls that change them.
 //!
 //! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its
-//! results, `restore` restores stored blocks, and `invariants` checks the invariants.
+//! results, `restore` restores stored blocks, `images` reserves encoder outputs, and `invariants` checks the invariants.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use crate::block_pool::BlockPool;
 use crate::claims::Claims;
 use crate::config::{CacheSize, SchedulerConfig};
 use crate::fairness::FairQueue;
+use crate::image_cache::ImageCache;
+use crate::images::SpanAttention;
 use crate::load::Load;
 use crate::request::{NewRequest, Rejection, SequenceId};
 use crate::restore::BlockRestores;
@@ -22,6 +24,7 @@ use crate::step_time::StepTimeModel;
 use sequence_table::SequenceTable;
 
 mod commit;
+mod images;
 mod invariants;
 mod restore;
 mod schedule;
@@ -37,7 +40,8 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 /// # Guarantees
 /// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the batch reads
 ///   or writes is allocated to another sequence, even if sequences are aborted in the meantime.
-/// - The next batch is not empty, unless [`Self::is_idle`], [`Self::is_restoring`] or [`Self::has_suspended`].
+/// - The next batch is not empty, unless [`Self::is_idle`], [`Self::is_restoring`], [`Self::has_suspended`] or
+///   [`Self::is_waiting_for_images`].
 /// - A step that only decodes does not allocate memory.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
@@ -51,6 +55,9 @@ pub struct Scheduler {
     step_time: StepTimeModel,
     /// `None` if evicted blocks are not stored.
     restores: Option<Box<BlockRestores>>,
+    images: ImageCache,
+    /// Whether the latest pass over the waiting sequences has found room for the images of all those before.
+    images_have_room: bool,
     sequences: SequenceTable,
     fairness: FairQueue,
     shares: StepShares,
@@ -109,6 +116,8 @@ impl Scheduler {
             claims: Claims::with_capacity(blocks_total),
             step_time: StepTimeModel::default(),
             restores: None,
+            images: ImageCache::new(0),
+            images_have_room: true,
             sequences: SequenceTable::with_capacity(reserved),
             fairness: FairQueue::default(),
             shares: StepShares::default(),
@@ -134,11 +143,18 @@ impl Scheduler {
     /// and `max_tokens` together: a caller without a limit sets `max_tokens` to the rest of the maximum length.
     ///
     /// # Panics
-    /// If the request has no sequences, or its id is in use.
+    /// If the request has no sequences, its id is in use, or its images are invalid.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejection> {
         self.check_limits(&request)?;
         let NewRequest { id, num_sequences, prompt, .. } = request;
         let prompt_tokens = prompt.len() as u32;
+        let images = request.images;
+        assert!(images.is_valid(prompt_tokens), "the spans of images must be within the prompt");
+        assert!(
+            !request.scores_prompt || images.attention == SpanAttention::Causal,
+            "the logits of a prompt with bidirectional spans are not computed"
+        );
+        let block_words = images.block_words(self.cache.block_tokens);
         let priority = Priority {
             start: self.fairness.arrive(request.tenant, prompt_tokens),
             arrival: self.arrivals,
@@ -154,12 +170,15 @@ impl Scheduler {
                 lockstep: request.lockstep,
                 adapter: request.adapter,
                 tenant: request.tenant,
+                images,
+                block_words,
             }),
             siblings: (1..num_sequences).map(|index| SequenceId::new(id, index)).collect(),
             tokens: prompt,
             prefix: PrefixChain::new(request.prefix_seed, request.adapter, self.block_hash),
             residency: Residency::default(),
             restore: RestoreState::Eligible,
+            held_images: Vec::new(),
             unscored: if request.scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             cached_tokens: None,
             is_started: false,
@@ -238,9 +257,10 @@ impl Scheduler {
         self.step_time.record_step(batch, time);
     }
 
-    /// Evicts all cached blocks that no sequence holds.
+    /// Evicts all cached blocks and encoder outputs that no sequence holds.
     pub fn clear_cache(&mut self) {
         self.pool.evict_all();
+        self.images.evict_all();
     }
 
     /// Returns the current load in constant time.
@@ -287,10 +307,10 @@ impl Scheduler {
         if !self.config.prefix_caching {
             return;
         }
-        let Sequence { tokens, prefix, .. } = sequence;
+        let Sequence { tokens, prefix, group, .. } = sequence;
         let block_tokens = self.cache.block_tokens as usize;
-        for block in tokens.chunks_exact(block_tokens).skip(prefix.hashes.len()) {
-            prefix.hashes.push((self.block_hash)(prefix.last_hash(), block));
+        for (index, block) in tokens.chunks_exact(block_tokens).enumerate().skip(prefix.hashes.len()) {
+            prefix.hashes.push(group.hash_block(index, prefix.last_hash(), block, self.block_hash));
         }
     }
 
@@ -323,7 +343,7 @@ impl Scheduler {
         sequence
     }
 
-    /// Releases all blocks and claims of a sequence, so that it has no computed tokens.
+    /// Releases all blocks, claims and images of a sequence, so that it has no computed tokens.
     fn release_blocks(&mut self, slot: u32) {
         let Sequence { prefix, residency, .. } = self.sequences.get_mut(slot);
         for index in std::mem::replace(&mut prefix.claims, 0..0) {
@@ -336,5 +356,6 @@ impl Scheduler {
         residency.scores.clear();
         residency.evicted_tokens = 0;
         self.uncomputed_tokens += u64::from(std::mem::take(&mut residency.computed_tokens));
+        self.release_images(slot);
     }
 }

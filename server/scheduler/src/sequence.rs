@@ -1,6 +1,7 @@
 //! A sequence and its state, in three parts: what it shares with the other sequences of its request ([`SequenceGroup`]),
 //! how its blocks are identified in the prefix cache ([`PrefixChain`]), and what it holds in the KV cache ([`Residency`]).
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use crate::batch::{Batch, ScheduledSequence};
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::block_pool::{BlockContent, BlockPool, Serial};
 use crate::block_scores::BlockScores;
+use crate::images::{ImageDigest, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
 
 /// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then in
@@ -29,6 +31,27 @@ pub(crate) struct SequenceGroup {
     pub(crate) lockstep: bool,
     pub(crate) adapter: u32,
     pub(crate) tenant: u128,
+    pub(crate) images: PromptImages,
+    /// The words that identify the images of the full blocks that have any, by the index of the block.
+    pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
+}
+
+impl SequenceGroup {
+    /// The words that identify the images of the block with this index; empty if it has none.
+    pub(crate) fn words_of_block(&self, index: usize) -> &[u32] {
+        self.block_words.get(&(index as u32)).map_or(&[][..], |words| &words[..])
+    }
+
+    /// The hash of the block with this index and these tokens after the block with the hash `parent`.
+    pub(crate) fn hash_block(
+        &self,
+        index: usize,
+        parent: BlockHash,
+        tokens: &[TokenId],
+        block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
+    ) -> BlockHash {
+        with_block_words(tokens, self.words_of_block(index), |words| block_hash(parent, words))
+    }
 }
 
 /// The identity of a sequence's full blocks in the prefix cache.
@@ -134,6 +157,8 @@ pub(crate) struct Sequence {
     pub(crate) prefix: PrefixChain,
     pub(crate) residency: Residency,
     pub(crate) restore: RestoreState,
+    /// The images whose encoder output the sequence holds or waits for.
+    pub(crate) held_images: Vec<ImageDigest>,
     /// The positions of the prompt tokens whose logits are needed and not computed yet.
     pub(crate) unscored: Range<u32>,
     /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted. `None` before its
@@ -196,12 +221,41 @@ impl Sequence {
         if self.is_lockstep_member() { next.min(self.uncomputed_tokens().saturating_sub(1)) } else { next }
     }
 
+    /// The number of next tokens to compute if `num_tokens` are allowed: a step does not end within a span whose tokens
+    /// attend to each other. `None` if the first span must be computed as a whole and has more tokens.
+    pub(crate) fn whole_spans(&self, num_tokens: u32) -> Option<u32> {
+        let computed = self.residency.computed_tokens;
+        match self.group.images.indivisible_at(computed + num_tokens) {
+            None => Some(num_tokens),
+            Some(span) if span.start > computed => Some(span.start - computed),
+            Some(_) => None,
+        }
+    }
+
+    /// The number of next tokens up to the end of the first span that is not computed.
+    pub(crate) fn tokens_of_first_span(&self) -> u32 {
+        let computed = self.residency.computed_tokens;
+        let span = self.group.images.spans.iter().find(|span| span.end() > computed);
+        span.map_or(0, |span| span.end() - computed)
+    }
+
+    /// The number of leading blocks, at most `blocks`, after which the computation may begin: not within a span whose
+    /// tokens attend to each other, because the step must compute such a span as a whole.
+    pub(crate) fn reusable_blocks(&self, blocks: usize, block_tokens: u32) -> usize {
+        let mut blocks = blocks;
+        while let Some(span) = self.group.images.indivisible_at(blocks as u32 * block_tokens) {
+            blocks = (span.start / block_tokens) as usize;
+        }
+        blocks
+    }
+
     /// The content of the block after the cached blocks `blocks`, whose hash must be known.
     pub(crate) fn next_content(&self, blocks: &[BlockId], pool: &BlockPool) -> BlockContent<'_> {
         let index = blocks.len();
         let tokens = &self.tokens[index * pool.block_tokens()..][..pool.block_tokens()];
         let parent = self.prefix.parent_serial(blocks, pool);
-        BlockContent { hash: self.prefix.hashes[index], parent, tokens }
+        let images = self.group.words_of_block(index);
+        BlockContent { hash: self.prefix.hashes[index], parent, tokens, images }
     }
 
     /// Reserves memory for the longest possible sequence, so that its growth does not allocate.
@@ -246,6 +300,7 @@ impl Sequence {
             prefix: self.prefix.fork(),
             residency: self.residency.fork(),
             restore: RestoreState::Finished,
+            held_images: Vec::new(),
             unscored: 0..0,
             cached_tokens: self.cached_tokens,
             is_started: true,

@@ -5,7 +5,7 @@ use super::*;
 const START: BlockParent = BlockParent::Start { prefix_seed: BlockHash::NONE, adapter: 0 };
 
 fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> BlockContent<'_> {
-    BlockContent { hash: BlockHash(hash), parent, tokens }
+    BlockContent { hash: BlockHash(hash), parent, tokens, images: &[] }
 }
 
 /// Allocates a block and caches `tokens` in it, under a hash of the caller's choice.

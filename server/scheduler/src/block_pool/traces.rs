@@ -80,7 +80,7 @@ impl Replay {
         let mut cached = 0;
         for token in &tokens {
             hash = block_hash(hash, &[*token]);
-            let content = BlockContent { hash, parent, tokens: &[*token] };
+            let content = BlockContent { hash, parent, tokens: &[*token], images: &[] };
             let block = match self.pool.find(content) {
                 Some(block) => {
                     self.pool.acquire(block);

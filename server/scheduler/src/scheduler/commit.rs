@@ -103,10 +103,14 @@ impl Scheduler {
         *computed_tokens += num_tokens + accepted.len() as u32;
         sequence.unscored.start = sequence.unscored.start.max(*computed_tokens).min(sequence.unscored.end);
         self.uncomputed_tokens -= u64::from(num_tokens);
+        let has_read_images = *computed_tokens >= sequence.group.images.end();
         if !sequence.is_started {
             sequence.is_started = true;
             let cached_tokens = sequence.cached_tokens.expect("invariant: a scheduled sequence was admitted");
             events.push(Event::Started { sequence: sequence.id, cached_tokens });
+        }
+        if has_read_images {
+            self.release_images(slot);
         }
         if self.config.prefix_caching && self.sequences.get(slot).residency.evicted_tokens == 0 {
             self.cache_full_blocks(slot);
@@ -159,7 +163,8 @@ impl Scheduler {
             let index = sequence.prefix.registered as usize;
             if sequence.prefix.hashes.len() == index {
                 let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
-                let hash = (self.block_hash)(sequence.prefix.last_hash(), tokens);
+                let parent = sequence.prefix.last_hash();
+                let hash = sequence.group.hash_block(index, parent, tokens, self.block_hash);
                 sequence.prefix.hashes.push(hash);
             }
             let block = sequence.residency.block_table[index];

@@ -14,6 +14,7 @@ impl Scheduler {
         let restored = self.restores.iter().flat_map(|restores| restores.held_blocks());
         self.pool.check_invariants(held.chain(restored));
         self.check_restores();
+        self.check_images();
         self.check_queues();
         self.check_running();
         self.check_waiting();
@@ -125,6 +126,20 @@ impl Scheduler {
             assert_eq!(count, usize::from(waits), "invariant: a restore has one sequence that waits for it");
             let holds_blocks = !sequence.residency.block_table.is_empty();
             assert!(!waits || !holds_blocks, "invariant: a sequence that waits for a restore does not run");
+        }
+    }
+
+    fn check_images(&self) {
+        let sequences = || self.sequences.iter().map(|(_, sequence)| sequence);
+        self.images.check_invariants(sequences().flat_map(|sequence| sequence.held_images.iter().copied()));
+        for sequence in sequences().filter(|sequence| !sequence.residency.block_table.is_empty()) {
+            for image in sequence.group.images.needed_after(sequence.residency.computed_tokens) {
+                assert!(
+                    sequence.held_images.contains(&image.digest)
+                        && self.images.are_available([&image.digest].into_iter()),
+                    "invariant: a running sequence holds the images that it has not read"
+                );
+            }
         }
     }
 

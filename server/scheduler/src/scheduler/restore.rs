@@ -1,11 +1,13 @@
 //! Restores evicted blocks from storage: decides which blocks are restored, for which request, and where they are written.
 
+use std::ops::Range;
+
 use super::Scheduler;
-use crate::block::{BlockParent, TokenId};
+use crate::block::BlockParent;
 use crate::block_keys::{BlockKey, BlockKeyScheme, BlockKeys, EvictedBlock};
 use crate::block_pool::RegisterResult;
 use crate::restore::{BlockRestore, RestoreId, RestoreRequest, RestoreTarget};
-use crate::sequence::RestoreState;
+use crate::sequence::{RestoreState, Sequence};
 
 impl Scheduler {
     /// Starts reporting evicted blocks, with keys according to `scheme`, so that the caller can store them. The keys
@@ -155,8 +157,7 @@ impl Scheduler {
         let cacheable = cacheable.min(sequence.prefix.hashes.len());
         let block_table = self.find_cached(sequence, cacheable);
         let first = block_table.len();
-        let blocks = sequence.tokens.chunks_exact(block_tokens as usize).take(cacheable).skip(first);
-        let keys = self.stored_keys(sequence.prefix.parent(&block_table), blocks);
+        let keys = self.stored_keys(sequence, sequence.prefix.parent(&block_table), first..cacheable);
         if keys.is_empty() {
             return false;
         }
@@ -178,17 +179,15 @@ impl Scheduler {
         true
     }
 
-    /// The keys of consecutive `blocks` after `parent`, up to the first that is not stored.
-    fn stored_keys<'a>(
-        &self,
-        parent: BlockParent,
-        blocks: impl Iterator<Item = &'a [TokenId]>,
-    ) -> Vec<BlockKey> {
+    /// The keys of these blocks of a sequence, the first of which follows `parent`, up to the first that is not stored.
+    fn stored_keys(&self, sequence: &Sequence, parent: BlockParent, blocks: Range<usize>) -> Vec<BlockKey> {
         let restores = self.restores.as_ref().filter(|restores| !restores.stored.is_empty());
         let Some((restores, keys)) = restores.zip(self.pool.keys()) else { return Vec::new() };
         let mut key = keys.parent_key(parent);
-        let next_key = |tokens| {
-            key = keys.block_key(key, tokens);
+        let block_tokens = self.cache.block_tokens as usize;
+        let next_key = |index| {
+            let tokens = &sequence.tokens[index * block_tokens..][..block_tokens];
+            key = keys.block_key(key, tokens, sequence.group.words_of_block(index));
             restores.stored.contains(&key).then_some(key)
         };
         blocks.map_while(next_key).collect()

@@ -42,14 +42,16 @@ struct Budget {
     tokens: u32,
     scored_tokens: u32,
     draft_tokens: u32,
+    /// Whether no prompt tokens have been added to the step.
+    is_without_prompts: bool,
 }
 
 /// The result of an attempt to admit a group.
 enum Admission {
     /// The group runs at these positions of the running queue.
     Admitted(Range<usize>),
-    /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
-    /// admitted.
+    /// The next block of the group is being computed or restored, its images are being encoded, or the group is
+    /// suspended. Groups behind it may be admitted.
     Deferred,
     /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
     ShareExceeded,
@@ -91,6 +93,7 @@ impl Scheduler {
             tokens: self.config.max_num_batched_tokens,
             scored_tokens: SCORED_TOKENS_MAX,
             draft_tokens: if self.shares.is_shared() { SHARED_DRAFT_TOKENS_MAX } else { DRAFT_TOKENS_MAX },
+            is_without_prompts: true,
         };
         self.schedule_decodes(batch, &mut budget);
         budget.tokens = budget.tokens.min(self.prompt_budget(batch));
@@ -268,8 +271,16 @@ impl Scheduler {
 
     /// Schedules as many of a sequence's next tokens as possible, which may be none.
     fn schedule_chunk(&mut self, slot: u32, batch: &mut Batch, budget: &mut Budget) {
-        let tokens = self.sequences.get(slot).chunk_tokens(budget.scored_tokens).min(budget.tokens);
+        let sequence = self.sequences.get(slot);
+        let tokens = sequence.chunk_tokens(budget.scored_tokens).min(budget.tokens);
+        let tokens = match sequence.whole_spans(tokens) {
+            Some(tokens) => tokens,
+            // A span that cannot be divided exceeds the budget, at most once in a step.
+            None if budget.is_without_prompts => sequence.tokens_of_first_span(),
+            None => 0,
+        };
         if tokens > 0 {
+            budget.is_without_prompts = false;
             self.schedule_tokens(slot, tokens, 0, batch, budget);
         }
     }
@@ -288,7 +299,7 @@ impl Scheduler {
         let computed_tokens = sequence.residency.computed_tokens;
         sequence.batch_index = Some(self.in_flight.len() as u32);
         sequence.add_to_batch(num_tokens, num_draft_tokens, self.cache.block_tokens, batch);
-        budget.tokens -= num_tokens + num_draft_tokens;
+        budget.tokens = budget.tokens.saturating_sub(num_tokens + num_draft_tokens);
         budget.draft_tokens -= num_draft_tokens;
         budget.scored_tokens -= batch.sequences.last().map_or(0, |last| last.scored_tokens.len() as u32);
         self.in_flight.push(Some(slot));
@@ -363,6 +374,7 @@ impl Scheduler {
     /// Admits waiting groups in order, as long as there is room.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
+        self.images_have_room = true;
         // The tenants that have reached their share: their later requests must not overtake their earlier ones.
         let mut full_tenants = Vec::new();
         for _ in 0..ADMISSION_ATTEMPTS_MAX {
@@ -431,6 +443,9 @@ impl Scheduler {
         if group.len() == 1 && self.begin_restore(self.waiting[group.start].slot) {
             return Admission::Deferred;
         }
+        if !self.reserve_images(group.clone()) {
+            return Admission::Deferred;
+        }
         if !self.allocate_group(group.clone(), batch) {
             return Admission::NoRoom;
         }
@@ -453,6 +468,7 @@ impl Scheduler {
         let cacheable = (sequence.cacheable_tokens() / self.cache.block_tokens) as usize;
         let hashes = &sequence.prefix.hashes;
         let cached = hashes.partition_point(|&hash| self.pool.contains_hash(hash)).min(cacheable);
+        let cached = sequence.reusable_blocks(cached, self.cache.block_tokens);
         let active = hashes[..cached].partition_point(|&hash| self.pool.is_hash_active(hash));
         CachedPrefix { cached, active }
     }
@@ -564,6 +580,7 @@ impl Scheduler {
         let block_tokens = self.cache.block_tokens as usize;
         let cacheable = sequence.cacheable_tokens() as usize / block_tokens;
         let mut blocks = self.find_cached(sequence, cacheable);
+        blocks.truncate(sequence.reusable_blocks(blocks.len(), self.cache.block_tokens));
         let cached = blocks.len();
         let last = if cached * block_tokens == sequence.tokens.len() { blocks.pop() } else { None };
         blocks.iter().for_each(|&block| self.pool.acquire(block));

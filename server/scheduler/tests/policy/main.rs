@@ -4,6 +4,7 @@ mod adapters;
 mod admission;
 mod chunks;
 mod drafts;
+mod images;
 mod limits;
 mod lockstep;
 mod prefix;

@@ -8,6 +8,10 @@
 //!        tenant=2           the tenant to which it belongs
 //!        scores=prompt      the logits of the prompt are needed
 //!        lockstep=yes       the sequences advance in lockstep
+//!        image=A@2+4        the four tokens from position 2 on are those of image A
+//!        spans=whole        the tokens of an image attend to each other
+//! provide A                  image A has been encoded
+//! cancel A                   image A cannot be encoded
 //! step 1=x                  a step in which sequence 1 samples x and all others sample z
 //! step 2<1=x                … sequence 2 continues from the tokens of 1
 //! draft 1 xy                sequence 1 may have these drafts in the next step,
@@ -29,8 +33,8 @@ use std::fmt::Write;
 
 use expect_test::Expect;
 use server_scheduler::{
-    Batch, BlockHash, CacheSize, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId,
-    StopCriteria, TokenId,
+    Batch, BlockHash, CacheSize, Event, ImageDigest, ImageSpan, NewRequest, SampledToken, Scheduler,
+    SchedulerConfig, SequenceId, SpanAttention, StopCriteria, TokenId,
 };
 
 /// A small configuration with enough room for the tests that do not set their own limits.
@@ -56,6 +60,9 @@ pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
     check_in_cache(cache(), config, script, expect);
 }
 
+/// The number of rows of encoder outputs in the tests.
+const IMAGE_ROWS_MAX: u32 = 12;
+
 #[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
 pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: &str, expect: Expect) {
     let mut run = Run {
@@ -67,6 +74,7 @@ pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: 
         ids: Vec::new(),
         out: String::new(),
     };
+    run.scheduler.set_image_rows_max(IMAGE_ROWS_MAX);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
         run.scheduler.check_invariants();
@@ -122,6 +130,12 @@ impl Run {
                 let removed = self.scheduler.fail(&self.batch);
                 self.write(&format!("dropped {}", self.names(&removed)));
             }
+            "provide" => self.scheduler.provide_image(image(rest)),
+            "cancel" => {
+                let names = self.names(&self.scheduler.sequences_with_image(image(rest)));
+                self.scheduler.cancel_image(image(rest));
+                self.write(&format!("needed by {names}"));
+            }
             "load" => {
                 let load = self.scheduler.load();
                 self.write(&format!(
@@ -157,6 +171,8 @@ impl Run {
                 ("tenant", value) => request.tenant = u128::from(number(value)),
                 ("scores", value) => request.scores_prompt = value == "prompt",
                 ("lockstep", value) => request.lockstep = value == "yes",
+                ("image", value) => request.images.spans.push(span(value)),
+                ("spans", "whole") => request.images.attention = SpanAttention::Bidirectional,
                 (other, _) => panic!("unknown word {other}"),
             }
         }
@@ -168,6 +184,13 @@ impl Run {
     fn schedule(&mut self) {
         self.scheduler.schedule(&mut self.batch);
         self.in_flight = true;
+        for request in self.scheduler.drain_image_requests() {
+            let (image, name) = (char::from(request.digest.0[0]), self.names(&[request.sequence]));
+            self.write(&format!("image {image} is needed by {name}"));
+        }
+        for evicted in self.scheduler.drain_evicted_images() {
+            self.write(&format!("image {} is evicted", char::from(evicted.0[0])));
+        }
         let drafts = std::mem::take(&mut self.drafts);
         for sequence in &self.batch.sequences {
             let range = self.batch.drafts_of(sequence);
@@ -288,6 +311,18 @@ fn tokens(text: &str) -> Vec<TokenId> {
         }
     }
     tokens
+}
+
+/// The digest of the image with this name, a letter.
+fn image(name: &str) -> ImageDigest {
+    ImageDigest([name.as_bytes()[0]; 32])
+}
+
+fn span(text: &str) -> ImageSpan {
+    let (name, range) = text.split_once('@').expect("an image and its positions");
+    let (start, num_tokens) = range.split_once('+').expect("a position and a length");
+    let (start, num_tokens) = (number(start) as u32, number(num_tokens) as u32);
+    ImageSpan { digest: image(name), start, num_tokens, first_row: 0 }
 }
 
 fn number(text: &str) -> u64 {

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::random::Random;
+use images::Encoder;
 use server_scheduler::{
-    Batch, BlockHash, CacheSize, Event, FinishReason, NewRequest, Rejection, SampledToken, ScheduledSequence,
-    Scheduler, SchedulerConfig, SequenceId, StopCriteria, TokenId,
+    Batch, BlockHash, CacheSize, Event, FinishReason, NewRequest, PromptImages, Rejection, SampledToken,
+    ScheduledSequence, Scheduler, SchedulerConfig, SequenceId, SpanAttention, StopCriteria, TokenId,
 };
 use storage::Storage;
 
+mod images;
 mod storage;
 mod tokens;
 
@@ -22,6 +24,8 @@ pub(crate) struct Setup {
     pub(crate) vocabulary: u32,
     /// Whether evicted blocks are stored and restored.
     pub(crate) spills: bool,
+    /// Whether prompts have images.
+    pub(crate) images: bool,
 }
 
 /// Counts of events.
@@ -52,6 +56,8 @@ pub(crate) struct Totals {
     pub(crate) cleared: u32,
     pub(crate) suspended: u32,
     pub(crate) evicted_tokens: u32,
+    pub(crate) encoded_images: u32,
+    pub(crate) failed_images: u32,
     /// A digest of the sequences and blocks of all steps.
     pub(crate) digest: u64,
 }
@@ -62,6 +68,7 @@ struct SequenceRecord {
     tokens: Vec<TokenId>,
     prompt_tokens: usize,
     adapter: u32,
+    images: PromptImages,
     alive: bool,
 }
 
@@ -89,6 +96,8 @@ pub(crate) struct Harness {
     cache: Cache,
     spills: bool,
     storage: Storage,
+    has_images: bool,
+    encoder: Encoder,
     batch: Batch,
     sequences: BTreeMap<SequenceId, SequenceRecord>,
     /// Suspended sequences, and some that were suspended and have ended.
@@ -110,8 +119,9 @@ impl Drop for Harness {
 
 impl Harness {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
-        let Setup { config, cache: cache_size, hash, vocabulary, spills } = setup;
+        let Setup { config, cache: cache_size, hash, vocabulary, spills, images: has_images } = setup;
         let mut scheduler = Scheduler::with_block_hash(config.clone(), cache_size, hash);
+        scheduler.set_image_rows_max(images::ROWS_MAX);
         if spills {
             scheduler.enable_spill(storage::key_scheme(2));
         }
@@ -123,6 +133,8 @@ impl Harness {
             scheduler,
             spills,
             storage: Storage::default(),
+            has_images,
+            encoder: Encoder::default(),
             cache: Cache::new(cache_size.blocks_total, cache_size.block_tokens),
             cache_size,
             config,
@@ -195,7 +207,11 @@ impl Harness {
         request.prefix_seed = if random.once_in(3) { BlockHash(7) } else { BlockHash::NONE };
         request.adapter = if random.once_in(12) { random.below(3) } else { 0 };
         request.tenant = u128::from(random.below(3));
-        let adapter = request.adapter;
+        if self.has_images && random.once_in(2) {
+            request.images = images::draw(random, prompt_tokens);
+            request.scores_prompt &= request.images.attention == SpanAttention::Causal;
+        }
+        let (adapter, images) = (request.adapter, request.images.clone());
         let to_score = if request.scores_prompt { prompt_tokens.saturating_sub(1) } else { 0 };
         let result = self.scheduler.submit(request);
         let config = &self.config;
@@ -224,7 +240,9 @@ impl Harness {
         for id in sequences {
             let tokens = prompt.clone();
             let prompt_tokens = tokens.len();
-            let record = SequenceRecord { request: number, prompt_tokens, tokens, adapter, alive: true };
+            let images = images.clone();
+            let record =
+                SequenceRecord { request: number, prompt_tokens, tokens, adapter, images, alive: true };
             self.sequences.insert(id, record);
         }
         let request =
@@ -263,15 +281,19 @@ impl Harness {
         self.resume();
         self.check();
         self.restore_blocks();
+        self.encode_images();
         self.scheduler.schedule(&mut batch);
         self.store_evicted();
+        self.request_images();
         self.storage.request(self.scheduler.drain_restores());
         for sequence in &batch.sequences {
             let drafts = batch.drafts_of(sequence);
             batch.tokens[drafts].fill_with(|| self.random.below(self.vocabulary));
         }
-        let waits =
-            self.scheduler.is_idle() || self.scheduler.is_restoring() || self.scheduler.has_suspended();
+        let waits = self.scheduler.is_idle()
+            || self.scheduler.is_restoring()
+            || self.scheduler.has_suspended()
+            || self.scheduler.is_waiting_for_images();
         assert!(!batch.sequences.is_empty() || waits, "a scheduler with work schedules some");
         assert!(batch.sequences.is_empty() || !self.scheduler.is_idle());
         self.check();
@@ -313,7 +335,7 @@ impl Harness {
     /// Checks a batch before it is run.
     fn check_batch(&self, batch: &Batch) {
         assert!(
-            batch.tokens.len() <= self.config.max_num_batched_tokens as usize,
+            batch.tokens.len() <= self.config.max_num_batched_tokens as usize + self.excess_max(batch),
             "the budget is not exceeded"
         );
         assert!(batch.sequences.len() <= self.config.max_num_seqs as usize);
@@ -349,6 +371,7 @@ impl Harness {
             );
             assert_eq!(!sequence.samples.is_empty(), range.end == tokens.len(), "only the end is sampled");
             self.check_scores(sequence);
+            self.check_images(record, sequence);
             for &id in batch.samples_of(sequence) {
                 assert!(self.sequences[&id].alive && self.sequences[&id].request == record.request);
             }
@@ -388,11 +411,17 @@ impl Harness {
 
     fn run(&mut self, batch: &Batch) {
         for sequence in &batch.sequences {
-            self.cache.write(batch, sequence, &with_drafts(&self.sequences[&sequence.id], batch, sequence));
+            self.cache.write(batch, sequence, &self.identities(batch, sequence));
         }
         for sequence in &batch.sequences {
-            self.cache.read(batch, sequence, &with_drafts(&self.sequences[&sequence.id], batch, sequence));
+            self.cache.read(batch, sequence, &self.identities(batch, sequence));
         }
+    }
+
+    /// What the cache contains for each token of a sequence, drafts included.
+    fn identities(&self, batch: &Batch, sequence: &ScheduledSequence) -> Vec<TokenId> {
+        let record = &self.sequences[&sequence.id];
+        images::identities(record, &with_drafts(record, batch, sequence))
     }
 
     fn fail(&mut self, batch: &Batch) {

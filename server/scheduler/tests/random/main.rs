@@ -52,8 +52,14 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
 #[test]
 fn holds_when_blocks_are_scarce() {
     for seed in 1..=4 {
-        let setup =
-            Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false };
+        let setup = Setup {
+            config: config(),
+            cache: cache(),
+            hash: block_hash,
+            vocabulary: 2,
+            spills: false,
+            images: false,
+        };
         let totals = check(seed, 15_000, setup);
         assert!(totals.preempted > 50 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
@@ -63,7 +69,11 @@ fn holds_when_blocks_are_scarce() {
 fn holds_when_a_sequence_can_fill_the_cache() {
     let config = SchedulerConfig { max_num_seqs: 4, ..config() };
     let cache = CacheSize { blocks_total: 12, ..cache() };
-    let totals = check(5, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false });
+    let totals = check(
+        5,
+        15_000,
+        Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false, images: false },
+    );
     assert!(totals.preempted > 50, "{totals:?}");
 }
 
@@ -72,7 +82,11 @@ fn holds_when_there_is_room_and_little_budget() {
     let config =
         SchedulerConfig { max_num_batched_tokens: 7, max_chunk_tokens: 3, max_num_seqs: 9, ..config() };
     let cache = CacheSize { blocks_total: 400, ..cache() };
-    let totals = check(6, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 3, spills: false });
+    let totals = check(
+        6,
+        15_000,
+        Setup { config, cache, hash: block_hash, vocabulary: 3, spills: false, images: false },
+    );
     assert_eq!(totals.preempted, 0, "there is room");
 }
 
@@ -81,7 +95,7 @@ fn holds_when_steps_are_limited_by_random_times() {
     let config =
         SchedulerConfig { max_num_batched_tokens: 64, max_itl: Some(Duration::from_millis(3)), ..config() };
     let cache = CacheSize { blocks_total: 60, ..cache() };
-    check(12, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false });
+    check(12, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false, images: false });
 }
 
 #[test]
@@ -96,7 +110,7 @@ fn holds_when_sequences_evict_blocks() {
         (18, uncached, cache(), block_hash, false),
         (19, evicting, cache(), few, true),
     ] {
-        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills });
+        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills, images: false });
         assert!(totals.evicted_tokens > 4_000, "{totals:?}");
     }
 }
@@ -104,14 +118,21 @@ fn holds_when_sequences_evict_blocks() {
 #[test]
 fn holds_when_a_block_is_a_token() {
     let cache = CacheSize { block_tokens: 1, blocks_total: 80 };
-    check(7, 15_000, Setup { config: config(), cache, hash: block_hash, vocabulary: 2, spills: false });
+    check(
+        7,
+        15_000,
+        Setup { config: config(), cache, hash: block_hash, vocabulary: 2, spills: false, images: false },
+    );
 }
 
 #[test]
 fn holds_without_a_prefix_cache() {
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let totals =
-        check(8, 15_000, Setup { config, cache: cache(), hash: block_hash, vocabulary: 2, spills: false });
+    let totals = check(
+        8,
+        15_000,
+        Setup { config, cache: cache(), hash: block_hash, vocabulary: 2, spills: false, images: false },
+    );
     assert_eq!(totals.cached_tokens, 0, "nothing is cached");
 }
 
@@ -120,14 +141,35 @@ fn holds_when_hashes_collide() {
     // The hash has four different values, and then only one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
-    let few =
-        check(9, 15_000, Setup { config: config(), cache: cache(), hash: few, vocabulary: 2, spills: false });
+    let few = check(
+        9,
+        15_000,
+        Setup { config: config(), cache: cache(), hash: few, vocabulary: 2, spills: false, images: false },
+    );
     let one = check(
         10,
         15_000,
-        Setup { config: config(), cache: cache(), hash: one, vocabulary: 2, spills: false },
+        Setup { config: config(), cache: cache(), hash: one, vocabulary: 2, spills: false, images: false },
     );
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
+}
+
+#[test]
+fn holds_when_prompts_have_images() {
+    let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
+    let roomy = CacheSize { blocks_total: 100, ..cache() };
+    for (seed, cache, hash, spills) in [
+        (20, cache(), block_hash as fn(_, &[_]) -> _, false),
+        (21, roomy, block_hash, false),
+        (22, cache(), block_hash, true),
+        (23, cache(), few, true),
+        (24, CacheSize { block_tokens: 1, blocks_total: 80 }, block_hash, false),
+    ] {
+        let totals =
+            check(seed, 15_000, Setup { config: config(), cache, hash, vocabulary: 1, spills, images: true });
+        assert!(totals.encoded_images > 400 && totals.failed_images > 20, "{totals:?}");
+        assert!(totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
+    }
 }
 
 #[test]
@@ -141,7 +183,8 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
     ] {
         let config = SchedulerConfig { max_num_seqs, ..config() };
         let cache = CacheSize { blocks_total, ..cache() };
-        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills: true });
+        let totals =
+            check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills: true, images: false });
         assert!(totals.restored > 300 && totals.ended_restores > 20 && totals.missing > 20, "{totals:?}");
         assert!(totals.cleared > 20, "{totals:?}");
     }
@@ -153,7 +196,14 @@ fn the_same_calls_give_the_same_batches() {
         check(
             11,
             2_000,
-            Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false },
+            Setup {
+                config: config(),
+                cache: cache(),
+                hash: block_hash,
+                vocabulary: 2,
+                spills: false,
+                images: false,
+            },
         )
     };
     assert_eq!(run(), run());

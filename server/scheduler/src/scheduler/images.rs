@@ -1,0 +1,125 @@
+//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so that
+//! a running sequence never waits for the encoder.
+
+use std::ops::Range;
+
+use super::Scheduler;
+use crate::image_cache::{ImageRequest, Reservation};
+use crate::images::{ImageDigest, NeededImage};
+use crate::request::SequenceId;
+
+impl Scheduler {
+    /// Sets the number of rows of encoder outputs that the caller stores, those of images that are being encoded
+    /// included. If the images of a single prompt have more rows, only they are stored.
+    pub fn set_image_rows_max(&mut self, rows_max: u32) {
+        self.images.set_rows_max(rows_max);
+    }
+
+    /// Returns the images whose encoder outputs were requested since the last call, in the order in which they are
+    /// needed. The caller encodes them and calls [`Self::provide_image`] or [`Self::cancel_image`] for each.
+    pub fn drain_image_requests(&mut self) -> Vec<ImageRequest> {
+        self.images.drain_requests()
+    }
+
+    /// Returns the images whose encoder outputs were evicted since the last call. They may be in use until the batch in
+    /// flight has ended, and will be requested again if they are needed again.
+    pub fn drain_evicted_images(&mut self) -> Vec<ImageDigest> {
+        self.images.drain_evicted()
+    }
+
+    /// Records that the caller stores the requested encoder output of an image.
+    pub fn provide_image(&mut self, digest: ImageDigest) {
+        self.images.provide(digest);
+    }
+
+    /// Records that a requested encoder output will not exist. The caller aborts the sequences that need it
+    /// ([`Self::sequences_with_image`]), or they request it again.
+    pub fn cancel_image(&mut self, digest: ImageDigest) {
+        self.images.cancel(digest);
+        // No other entry may count holders of an entry that no longer exists.
+        for slot in self.slots_with_image(digest) {
+            self.sequences.get_mut(slot).held_images.retain(|held| *held != digest);
+        }
+    }
+
+    /// Whether a sequence needs the requested encoder output of this image.
+    pub fn is_image_needed(&self, digest: ImageDigest) -> bool {
+        self.images.is_held(digest)
+    }
+
+    /// Returns a sequence of each request that needs the encoder output of this image.
+    pub fn sequences_with_image(&self, digest: ImageDigest) -> Vec<SequenceId> {
+        self.slots_with_image(digest).into_iter().map(|slot| self.sequences.get(slot).id).collect()
+    }
+
+    /// Whether waiting sequences need encoder outputs that do not exist yet. In this case, batches may be empty.
+    pub fn is_waiting_for_images(&self) -> bool {
+        self.images.is_awaited()
+    }
+
+    fn slots_with_image(&self, digest: ImageDigest) -> Vec<u32> {
+        let holds = |slot: &u32| self.sequences.get(*slot).held_images.contains(&digest);
+        self.sequences.iter().map(|(slot, _)| slot).filter(holds).collect()
+    }
+
+    /// Reserves the images that the waiting sequences of a group need, and requests those that have not been encoded.
+    /// Returns whether all of their encoder outputs exist.
+    pub(super) fn reserve_images(&mut self, group: Range<usize>) -> bool {
+        let mut are_ready = true;
+        for position in group {
+            let slot = self.waiting[position].slot;
+            let sequence = self.sequences.get(slot);
+            if sequence.group.images.spans.is_empty() {
+                continue;
+            }
+            let block_tokens = self.cache.block_tokens;
+            let cacheable = (sequence.cacheable_tokens() / block_tokens) as usize;
+            let cached = sequence.reusable_blocks(self.find_cached(sequence, cacheable).len(), block_tokens);
+            // The last token is computed even if its block is cached.
+            let computed_tokens = (cached as u32 * block_tokens).min(sequence.num_tokens() - 1);
+            let needed = sequence.group.images.needed_after(computed_tokens);
+            let holds = |image: &NeededImage| sequence.held_images.contains(&image.digest);
+            if needed.len() != sequence.held_images.len() || !needed.iter().all(holds) {
+                self.release_images(slot);
+                if !self.hold_images(position, &needed) {
+                    are_ready = false;
+                    continue;
+                }
+            }
+            are_ready &= self.images.are_available(self.sequences.get(slot).held_images.iter());
+        }
+        are_ready
+    }
+
+    /// Reserves images for the waiting sequence at `position`, which holds none. If there is no room, waiting sequences
+    /// behind it release theirs. Returns false if that does not suffice.
+    fn hold_images(&mut self, position: usize, needed: &[NeededImage]) -> bool {
+        if needed.is_empty() {
+            return true;
+        }
+        // No sequence overtakes one that waits for room for its images.
+        while self.images_have_room {
+            let sequence = self.sequences.get_mut(self.waiting[position].slot);
+            if self.images.reserve(sequence.id, needed) != Reservation::NoRoom {
+                sequence.held_images = needed.iter().map(|image| image.digest).collect();
+                return true;
+            }
+            let behind = self.waiting.range(position + 1..).rev();
+            let holder =
+                behind.map(|entry| entry.slot).find(|slot| !self.sequences.get(*slot).held_images.is_empty());
+            match holder {
+                Some(slot) => self.release_images(slot),
+                None => self.images_have_room = false,
+            }
+        }
+        false
+    }
+
+    /// Releases the encoder outputs that a sequence holds or waits for.
+    pub(super) fn release_images(&mut self, slot: u32) {
+        let held = std::mem::take(&mut self.sequences.get_mut(slot).held_images);
+        if !held.is_empty() {
+            self.images.release(held.into_iter());
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! Tests that prompts wait for the encoder outputs of their images, and that blocks with different images are not shared.
+
+use expect_test::expect;
+
+use crate::script::{check, config};
+
+#[test]
+fn a_prompt_waits_for_its_images_and_others_overtake_it() {
+    let script = "
+        submit 1 ab....cd max=2 image=A@2+4
+        submit 2 xyz max=2
+        schedule
+        commit
+        step
+        provide A
+        step
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 ab....cd max=2 image=A@2+4
+        > submit 2 xyz max=2
+        > schedule
+        image A is needed by 1
+        2: 0+3 [0] -> 2
+        > commit
+        2 started, 0 cached
+        > step
+        2: 3+1 [0] -> 2
+        2 finished, Length
+        > provide A
+        > step
+        1: 0+8 [1 2] -> 1
+        1 started, 0 cached
+        > step
+        1: 8+1 [1 2 3] -> 1
+        1 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn equal_placeholders_of_different_images_are_not_shared() {
+    let script = "
+        submit 1 ab......cdefgh image=A@2+6
+        step
+        provide A
+        step
+        submit 2 ab......cdefgh image=B@2+6
+        step
+        provide B
+        step
+        submit 3 ab......cdefgh image=A@2+6
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 ab......cdefgh image=A@2+6
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+14 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 ab......cdefgh image=B@2+6
+        > step
+        image B is needed by 2
+        nothing
+        > provide B
+        > step
+        2: 0+14 [3 4 5 6] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 ab......cdefgh image=A@2+6
+        > step
+        3: 12+2 [0 1 2 6] -> 3
+        3 started, 12 cached
+        3 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_cached_prefix_needs_no_encoder_output() {
+    let script = "
+        submit 1 ab......cdefgh image=A@2+6
+        step
+        provide A
+        step
+        submit 2 b...........cd image=B@1+11
+        step
+        provide B
+        step
+        submit 3 ab......cdefghij image=A@2+6
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 ab......cdefgh image=A@2+6
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+14 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 b...........cd image=B@1+11
+        > step
+        image B is needed by 2
+        image A is evicted
+        nothing
+        > provide B
+        > step
+        2: 0+14 [3 4 5 6] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 ab......cdefghij image=A@2+6
+        > step
+        3: 12+4 [0 1 2 6] -> 3
+        3 started, 12 cached
+        3 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn concurrent_prompts_with_the_same_image_need_it_once() {
+    let script = "
+        submit 1 a......bcd image=A@1+6
+        submit 2 x......yzx image=A@1+6
+        step
+        provide A
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a......bcd image=A@1+6
+        > submit 2 x......yzx image=A@1+6
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+10 [0 1 2] -> 1
+        2: 0+6 [3 4]
+        1 started, 0 cached
+        2 started, 0 cached
+        1 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn prompts_wait_for_room_for_their_images_in_order() {
+    let script = "
+        submit 1 a........b image=A@1+8
+        submit 2 c........d image=B@1+8
+        submit 3 e..f image=C@1+2
+        submit 4 gh
+        step
+        provide A
+        step
+        step
+        provide B
+        provide C
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a........b image=A@1+8
+        > submit 2 c........d image=B@1+8
+        > submit 3 e..f image=C@1+2
+        > submit 4 gh
+        > step
+        image A is needed by 1
+        4: 0+2 [0] -> 4
+        4 started, 0 cached
+        4 finished, Length
+        > provide A
+        > step
+        1: 0+10 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > step
+        image B is needed by 2
+        image C is needed by 3
+        image A is evicted
+        nothing
+        > provide B
+        > provide C
+        > step
+        2: 0+10 [2 3 4] -> 2
+        3: 0+4 [5] -> 3
+        2 started, 0 cached
+        3 started, 0 cached
+        2 finished, Length
+        3 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_step_computes_bidirectional_spans_as_a_whole() {
+    let script = "
+        submit 1 abcdefghijkl......mnopqrstuv......wx max=2 image=A@12+6 image=B@28+6 spans=whole
+        step
+        provide A
+        provide B
+        step
+        step
+        step
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 abcdefghijkl......mnopqrstuv......wx max=2 image=A@12+6 image=B@28+6 spans=whole
+        > step
+        image A is needed by 1
+        image B is needed by 1
+        nothing
+        > provide A
+        > provide B
+        > step
+        1: 0+12 [0 1 2]
+        1 started, 0 cached
+        > step
+        1: 12+16 [0 1 2 3 4 5 6]
+        > step
+        1: 28+8 [0 1 2 3 4 5 6 7 8] -> 1
+        > step
+        1: 36+1 [0 1 2 3 4 5 6 7 8 9] -> 1
+        1 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn a_bidirectional_span_that_exceeds_the_step_is_computed_alone() {
+    let script = "
+        submit 1 x max=9
+        step
+        submit 2 a....................b max=2 image=A@1+20 spans=whole
+        submit 3 yz
+        step
+        provide A
+        step
+        step
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 x max=9
+        > step
+        1: 0+1 [0] -> 1
+        1 started, 0 cached
+        > submit 2 a....................b max=2 image=A@1+20 spans=whole
+        > submit 3 yz
+        > step
+        image A is needed by 2
+        1: 1+1 [0] -> 1
+        3: 0+2 [1] -> 3
+        3 started, 0 cached
+        3 finished, Length
+        > provide A
+        > step
+        1: 2+1 [0] -> 1
+        2: 0+1 [1]
+        2 started, 0 cached
+        > step
+        1: 3+1 [0] -> 1
+        2: 1+20 [1 2 3 4 5 6]
+        > step
+        image A is evicted
+        1: 4+1 [0 7] -> 1
+        2: 21+1 [1 2 3 4 5 6] -> 2
+    "#]],
+    );
+}
+
+#[test]
+fn a_cached_prefix_does_not_end_within_a_bidirectional_span() {
+    let script = "
+        submit 1 abc......defgh image=A@3+6 spans=whole
+        step
+        provide A
+        step
+        submit 2 abc......xyz image=A@3+6 spans=whole
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 abc......defgh image=A@3+6 spans=whole
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+14 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 abc......xyz image=A@3+6 spans=whole
+        > step
+        2: 0+12 [3 4 5] -> 2
+        2 started, 0 cached
+        2 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn an_image_that_cannot_be_encoded_is_needed_by_all_prompts_that_wait_for_it() {
+    let script = "
+        submit 1 a......bcd image=A@1+6
+        submit 2 x......yzx image=A@1+6
+        submit 3 e....f image=B@1+4
+        step
+        cancel A
+        abort 1
+        abort 2
+        provide B
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a......bcd image=A@1+6
+        > submit 2 x......yzx image=A@1+6
+        > submit 3 e....f image=B@1+4
+        > step
+        image A is needed by 1
+        image B is needed by 3
+        nothing
+        > cancel A
+        needed by 1,2
+        > abort 1
+        > abort 2
+        > provide B
+        > step
+        3: 0+6 [0 1] -> 3
+        3 started, 0 cached
+        3 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn an_aborted_prompt_releases_its_images() {
+    let script = "
+        submit 1 a......bcd image=A@1+6
+        step
+        abort 1
+        submit 2 a.......cd image=B@1+7
+        step
+        provide A
+        provide B
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 a......bcd image=A@1+6
+        > step
+        image A is needed by 1
+        nothing
+        > abort 1
+        > submit 2 a.......cd image=B@1+7
+        > step
+        image B is needed by 2
+        nothing
+        > provide A
+        > provide B
+        > step
+        image A is evicted
+        2: 0+10 [0 1 2] -> 2
+        2 started, 0 cached
+        2 finished, Length
+    "#]],
+    );
+}
