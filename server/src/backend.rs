@@ -62,7 +62,7 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
         identity,
     });
     let draft = draft.map(|runner| DraftRunner { runner, max_model_len: draft_model_len });
-    let options = EngineOptions { draft, spill, sampling_threads: None };
+    let options = EngineOptions { draft, spill, encoder: None, sampling_threads: None };
     let engine = Engine::start_with_options(engine_config, runner, options, metrics.observer())
         .context("failed to start the engine")?;
     let mut model = Model::new(config.names(), text, &description)

@@ -179,6 +179,9 @@ impl Error {
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
+            Self::Failed(Failure::Image(_)) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("image_failed"), None)
+            }
             Self::Failed(Failure::Step(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("step_failed"), None)
             }
@@ -211,6 +214,7 @@ impl Error {
             Self::Failed(Failure::NoToken(_)) => "no_token_left",
             Self::Failed(Failure::TooComplex(_)) => "form_too_complex",
             Self::Failed(Failure::Wake(_)) => "wake_failed",
+            Self::Failed(Failure::Image(_)) => "image_failed",
             Self::Failed(Failure::Step(_)) => "step_failed",
             Self::Failed(Failure::Stopped) => "stopped",
         }

@@ -8,6 +8,7 @@ use server_scheduler::{Rejection, StopCriteria, TokenId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::guide::Guide;
+use crate::images::RequestImages;
 use crate::lookup::PromptLookup;
 use crate::request::{DraftModelParams, Event, Sampling};
 use crate::sampler::History;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) prompt: Vec<TokenId>,
+    pub(crate) images: Option<Arc<RequestImages>>,
     pub(crate) stop: StopCriteria,
     pub(crate) sampling: Sampling,
     pub(crate) beam_search: Option<BeamSearch>,

@@ -9,8 +9,10 @@ use server_scheduler::{
 
 use crate::clock::Clock;
 use crate::command::{Command, SleepCommand, Submission};
+use crate::encoder::{Encoder, FailedImage, fill_step};
 use crate::guides::GuideDispatcher;
 use crate::handle::SharedState;
+use crate::images::StepImages;
 use crate::report::{EngineLoad, EngineState, Observer, Rate, StepReport};
 use crate::request::Failure;
 use crate::requests::Requests;
@@ -36,6 +38,8 @@ pub(crate) struct Core {
     runner: Box<dyn ModelRunner>,
     /// `None` if evicted blocks are not stored.
     spill: Option<Spill>,
+    /// `None` if the model reads no images.
+    encoder: Option<Encoder>,
     workers: Workers,
     guides: GuideDispatcher,
     speculator: Speculator,
@@ -46,10 +50,11 @@ pub(crate) struct Core {
     prefill_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
-    /// Whether the engine cannot compute a step until blocks are restored or guides are ready.
+    /// Whether the engine cannot compute a step until blocks are restored, images are encoded or guides are ready.
     is_stalled: bool,
     // These buffers are reused in every step.
     batch: Batch,
+    step_images: StepImages,
     outputs: StepOutputs,
     sampled: Vec<SampledToken>,
     events: Vec<Event>,
@@ -64,13 +69,14 @@ pub(crate) struct Links {
     pub(crate) waker: Waker,
     pub(crate) clock: Clock,
     pub(crate) spill: Option<(Spill, BlockKeyScheme)>,
+    pub(crate) encoder: Option<Encoder>,
     pub(crate) workers: Workers,
 }
 
 impl Core {
     pub(crate) fn new(config: SchedulerConfig, runners: Runners, observer: Observer, links: Links) -> Self {
         let Runners { target: runner, draft } = runners;
-        let Links { commands, waker, clock, spill, workers } = links;
+        let Links { commands, waker, clock, spill, encoder, workers } = links;
         let layout = runner.layout();
         let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
@@ -80,6 +86,9 @@ impl Core {
             scheduler.enable_spill(key_scheme);
             spill
         });
+        if let Some(encoder) = &encoder {
+            scheduler.set_image_rows_max(encoder.rows_max());
+        }
         Self {
             requests: Requests::default(),
             commands,
@@ -87,6 +96,7 @@ impl Core {
             scheduler,
             runner,
             spill,
+            encoder,
             workers,
             guides,
             speculator,
@@ -98,6 +108,7 @@ impl Core {
             preemptions_total: 0,
             is_stalled: false,
             batch: Batch::default(),
+            step_images: StepImages::default(),
             outputs: StepOutputs::default(),
             sampled: Vec::new(),
             events: Vec::new(),
@@ -175,10 +186,14 @@ impl Core {
     fn step(&mut self, shared: &SharedState) -> Result<(), RunError> {
         let began = shared.clock.now();
         self.report.clear();
+        self.collect_images();
         self.resume_suspended();
         self.speculator.propose(&self.requests, &mut self.scheduler);
         self.scheduler.schedule(&mut self.batch);
         self.save_evicted(began);
+        if let Some(encoder) = &mut self.encoder {
+            encoder.start_requested(&mut self.scheduler, &self.requests);
+        }
         self.publish(shared);
         if self.batch.sequences.is_empty() {
             self.stall();
@@ -188,8 +203,9 @@ impl Core {
         self.count_batch();
 
         self.report.guided_sequences = self.guides.dispatch(&self.batch, &mut self.requests);
+        fill_step(&mut self.step_images, &self.batch, &self.requests, self.encoder.as_ref());
         let run_began = shared.clock.now();
-        let result = self.runner.run(&self.batch);
+        let result = self.runner.run_with_images(&self.batch, &self.step_images);
         let run_ended = shared.clock.now();
         self.guides.collect_awaited(&mut self.requests);
         self.report.run_time = run_ended - run_began;
@@ -209,14 +225,38 @@ impl Core {
         Ok(())
     }
 
-    /// Handles an empty batch: the scheduler is idle, or it waits for restored blocks or guides.
+    /// Handles an empty batch: the scheduler is idle, or it waits for restored blocks, images or guides.
     fn stall(&mut self) {
-        let waits = self.scheduler.is_restoring() || self.scheduler.has_suspended();
+        let waits = self.scheduler.is_restoring()
+            || self.scheduler.has_suspended()
+            || self.scheduler.is_waiting_for_images();
         assert!(waits || self.scheduler.is_idle(), "invariant: a scheduler that waits for nothing schedules");
         self.is_stalled = waits;
         if self.report.generated_tokens + self.report.requests_failed > 0 {
             (self.observer)(&self.report);
         }
+    }
+
+    /// Applies the results of the image encoder. Returns whether there were any.
+    fn collect_images(&mut self) -> bool {
+        let Some(encoder) = &mut self.encoder else { return false };
+        let collected = encoder.collect(&mut self.scheduler);
+        let mut requests_failed = 0;
+        for FailedImage { sequence, message } in collected.failed {
+            tracing::warn!("failed to encode an image: {message}");
+            let failure = Failure::Image(message);
+            let is_failed = self.requests.fail(sequence.request, failure, &mut self.scheduler);
+            requests_failed += u32::from(is_failed);
+        }
+        if collected.is_any {
+            (self.observer)(&StepReport {
+                encoded_images: collected.encoded,
+                encode_time: collected.time,
+                requests_failed,
+                ..StepReport::default()
+            });
+        }
+        collected.is_any
     }
 
     /// Samples suspended sequences whose guides are ready.
@@ -393,14 +433,17 @@ impl Core {
         spill.start_restores(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits for the restored blocks or ready guides that the next step needs. Returns `None` when results are
+    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when results are
     /// available or a restore is overdue. If a command arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
         let restores = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.num_restores());
         let restores_before = restores(self);
         loop {
             self.poll_spill(shared);
-            if self.guides.collect(&mut self.requests) || restores(self) != restores_before {
+            if self.collect_images()
+                || self.guides.collect(&mut self.requests)
+                || restores(self) != restores_before
+            {
                 break;
             }
             let deadline = self.spill.as_ref().and_then(|spill| spill.next_deadline());
@@ -408,7 +451,9 @@ impl Core {
                 Some(deadline) => {
                     self.commands.recv_timeout(deadline.saturating_sub(shared.clock.now())).ok()
                 }
-                None if self.guides.has_pending() => self.commands.recv().ok(),
+                None if self.guides.has_pending() || self.scheduler.is_waiting_for_images() => {
+                    self.commands.recv().ok()
+                }
                 None => break,
             };
             match (command, deadline) {
@@ -431,10 +476,13 @@ impl Core {
 
     /// Evicts all cached blocks that no sequence holds, and stores them if spilling is enabled.
     fn clear_cache(&mut self) {
-        let Self { spill, scheduler, runner, .. } = self;
+        let Self { spill, encoder, requests, scheduler, runner, .. } = self;
         match spill {
             Some(spill) => spill.flush(scheduler, &**runner),
             None => scheduler.clear_cache(),
+        }
+        if let Some(encoder) = encoder {
+            encoder.start_requested(scheduler, requests);
         }
     }
 
@@ -455,6 +503,9 @@ impl Core {
                 self.clear_cache();
                 self.runner.sleep(level);
                 self.speculator.sleep(level);
+                if let Some(encoder) = &mut self.encoder {
+                    encoder.sleep(level);
+                }
                 self.sleep_level = Some(level);
                 tracing::info!(?level, "the engine is asleep until the next request");
                 Ok(())

@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::clock::Clock;
 use crate::command::{CONTROL_COMMANDS_MAX, Command};
 use crate::core::{Core, Links};
+use crate::encoder::{Encoder, EncoderConfig};
 use crate::handle::{EngineError, EngineHandle, EngineLimits, SharedState};
 use crate::report::{EngineLoad, EngineState, Observer};
 use crate::runner::{CacheLayout, DraftRunner, ModelRunner, Runners};
@@ -80,6 +81,8 @@ pub struct EngineOptions {
     pub draft: Option<DraftRunner>,
     /// The directory in which evicted blocks are stored.
     pub spill: Option<SpillConfig>,
+    /// The image encoder, if the model reads images.
+    pub encoder: Option<EncoderConfig>,
     /// The number of threads that sample tokens between two steps, including the engine's thread. `None` uses all
     /// processors, up to 16. Answers do not depend on it.
     pub sampling_threads: Option<usize>,
@@ -138,14 +141,18 @@ impl Engine {
         observer: Observer,
     ) -> Result<Self, StartError> {
         options.check(&config, &*runner)?;
-        let EngineOptions { draft, spill, sampling_threads } = options;
+        let EngineOptions { draft, spill, encoder, sampling_threads } = options;
         let runners = Runners { target: runner, draft };
         let layout = runners.target.layout();
         let EngineConfig { scheduler: config, clock } = config;
         let config = fit(config, layout)?;
         let requests = config.request_limits(layout.size());
-        let limits =
-            EngineLimits { requests, vocabulary: layout.vocabulary, adapters: runners.target.adapters() };
+        let limits = EngineLimits {
+            requests,
+            vocabulary: layout.vocabulary,
+            adapters: runners.target.adapters(),
+            reads_images: encoder.is_some(),
+        };
         let (commands, receiver) = mpsc::sync_channel(config.max_queue as usize + CONTROL_COMMANDS_MAX);
         let waker = Waker::new(commands.clone());
         let stats = spill.as_ref().map(|_| Arc::new(SpillStats::default()));
@@ -154,6 +161,8 @@ impl Engine {
             Ok((started.map_err(StartError::Thread)?, spill::key_scheme(&spill.identity)))
         };
         let started = spill.as_ref().zip(stats.as_ref()).map(start).transpose()?;
+        let start = |config| Encoder::start(config, clock.clone(), waker.clone());
+        let encoder = encoder.map(start).transpose().map_err(StartError::Thread)?;
         let shared = Arc::new(SharedState {
             commands,
             load: watch::Sender::new(EngineLoad::default()),
@@ -173,6 +182,7 @@ impl Engine {
             waker: waker.clone(),
             clock: shared.clock.clone(),
             spill: started,
+            encoder,
             workers: Workers::new(sampling_threads),
         };
         // The handle checks max_queue. Preempted sequences return to the queue, and must not cause rejections.

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::command::{Command, SleepCommand, Submission, WaitingPermit};
+use crate::images::RequestImages;
 use crate::report::{EngineLoad, EngineState};
 use crate::request::{DraftModelParams, Request};
 use crate::sampler::History;
@@ -53,6 +54,8 @@ pub struct EngineLimits {
     pub vocabulary: u32,
     /// Number of adapters. Their numbers begin with 1.
     pub adapters: u32,
+    /// Whether the engine has an image encoder.
+    pub reads_images: bool,
 }
 
 /// The reason why a request was rejected. The engine stores no state for a rejected request.
@@ -130,10 +133,13 @@ impl EngineHandle {
         let submission = Submission {
             histories: vec![History::new(&prompt, &sampling); num_sequences as usize],
             prompt,
+            images: request.images.clone(),
             stop,
             sampling,
             lookup: request.lookup.filter(|_| beam_search.is_none()),
-            draft: request.draft.filter(|_| beam_search.is_none() && has_draft_model),
+            draft: request
+                .draft
+                .filter(|_| beam_search.is_none() && has_draft_model && request.images.is_none()),
             beam_search,
             guide: request.guide,
             cache_salt: request.cache_salt,
@@ -295,8 +301,18 @@ impl EngineHandle {
 
 impl EngineLimits {
     fn check(&self, request: &Request) -> Result<(), SubmitError> {
-        let Request { prompt, num_sequences, beam_search, lookup, draft, sampling, stop, adapter, .. } =
-            request;
+        let Request {
+            prompt,
+            images,
+            num_sequences,
+            beam_search,
+            lookup,
+            draft,
+            sampling,
+            stop,
+            adapter,
+            ..
+        } = request;
         let is_valid = |draft: &DraftModelParams| (0.0..=1.0).contains(&draft.confidence_threshold);
         let invalid = (*num_sequences == 0).then_some("num_sequences");
         let invalid = invalid.or_else(|| sampling.invalid_parameter());
@@ -304,6 +320,10 @@ impl EngineLimits {
         let invalid = invalid
             .or_else(|| beam_search.as_ref().and_then(|search| search.invalid_parameter(*num_sequences)));
         let invalid = invalid.or((!draft.as_ref().is_none_or(is_valid)).then_some("draft"));
+        let are_valid = |images: &Arc<RequestImages>| {
+            self.reads_images && images.are_valid(prompt.len()) && sampling.prompt_logprobs.is_none()
+        };
+        let invalid = invalid.or((!images.as_ref().is_none_or(are_valid)).then_some("images"));
         if let Some(parameter) = invalid {
             return Err(SubmitError::Invalid { parameter });
         }

@@ -11,11 +11,13 @@
 mod clock;
 mod command;
 mod core;
+mod encoder;
 mod engine;
 mod guide;
 mod guides;
 mod handle;
 mod hash;
+mod images;
 mod logprobs;
 mod lookup;
 mod report;
@@ -33,12 +35,16 @@ mod waker;
 mod workers;
 
 pub use clock::Clock;
+pub use encoder::{EncoderConfig, ImageEncoder};
 pub use engine::{Engine, EngineConfig, EngineOptions, MAX_QUEUE_LIMIT, StartError};
 pub use guide::{
     CommitLock, Guide, GuideError, GuideState, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
 };
 pub use handle::{EngineError, EngineHandle, EngineLimits, SubmitError};
 pub use hash::mix;
+pub use images::{
+    ImageFeatures, ImageInput, ImageRows, PromptPositions, RequestImages, SequencePositions, StepImages,
+};
 pub use logprobs::{ScoredToken, TokenLogprob, TokenLogprobs};
 pub use lookup::PromptLookup;
 pub use report::{EngineLoad, EngineState, Observer, RATE_WINDOW, StepReport};
@@ -47,7 +53,8 @@ pub use runner::{ADAPTERS_MAX, CacheLayout, DraftRunner, Logits, ModelRunner, Ru
 pub use sampler::{History, SampleError, Sampler, SamplingContext};
 pub use search::{BeamSearch, EarlyStopping, TextStop};
 pub use server_scheduler::{
-    FinishReason, Load, Rejection, RequestLimits, SchedulerConfig, StopCriteria, TokenId,
+    FinishReason, ImageDigest, ImageSpan, Load, PromptImages, Rejection, RequestLimits, SchedulerConfig,
+    SpanAttention, StopCriteria, TokenId,
 };
 pub use sleep::{SleepError, SleepLevel};
 pub use spill::{SpillConfig, SpillIdentity, SpillStats};

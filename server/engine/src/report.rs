@@ -7,7 +7,7 @@ use server_scheduler::Load;
 use crate::sleep::SleepLevel;
 
 /// A report about one step, for metrics. All counts refer to this step alone. A report without sequences does not
-/// describe a step: the engine woke, or sampled suspended sequences of earlier steps.
+/// describe a step: the engine woke, sampled suspended sequences of earlier steps, or received encoded images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Number of sequences in the batch.
@@ -36,6 +36,10 @@ pub struct StepReport {
     pub draft_time: Duration,
     /// The time that the model took.
     pub run_time: Duration,
+    /// Number of images that were encoded.
+    pub encoded_images: u32,
+    /// The time that the image encoder took for them, beside the steps.
+    pub encode_time: Duration,
     /// Number of sequences whose allowed tokens are computed by guides.
     pub guided_sequences: u32,
     /// Number of sequences that were suspended because their guides were not ready.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use server_scheduler::{FinishReason, StopCriteria, TokenId};
 
 use crate::guide::Guide;
+use crate::images::RequestImages;
 use crate::logprobs::{ScoredToken, TokenLogprobs};
 use crate::lookup::PromptLookup;
 use crate::search::BeamSearch;
@@ -14,6 +15,9 @@ use crate::search::BeamSearch;
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<TokenId>,
+    /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request, and the
+    /// prompt is not scored.
+    pub images: Option<Arc<RequestImages>>,
     /// The number of sequences that continue the prompt, at least 1. Events have the index of their sequence.
     pub num_sequences: u32,
     /// The parameters of a beam search, in which the sequences search for the most probable texts together. Then the
@@ -193,6 +197,9 @@ pub enum Failure {
     /// The guide of the request needs more time or memory than a limit allows.
     #[error("{0}")]
     TooComplex(String),
+    /// An image of the request could not be encoded. The engine continues.
+    #[error("failed to encode an image: {0}")]
+    Image(String),
     /// The engine was asleep and could not be woken. The next request tries again.
     #[error("failed to wake the model: {0}")]
     Wake(String),

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use crate::command::{Submission, WaitingPermit};
 use crate::guide::CommitLock;
 use crate::guides::slot::{GuideSlot, GuideTime};
+use crate::images::RequestImages;
 use crate::logprobs::{ScoredToken, TokenLogprobs};
 use crate::request::{DraftCounts, Event, Failure, Sampling};
 use crate::sampler::History;
@@ -32,6 +33,7 @@ pub(crate) struct Requests {
 pub(crate) struct ActiveRequest {
     pub(crate) sampling: Arc<Sampling>,
     pub(crate) stop: Arc<StopCriteria>,
+    pub(crate) images: Option<Arc<RequestImages>>,
     /// The history of each sequence.
     pub(crate) histories: Vec<History>,
     /// The scores of the prompt, until they are sent.
@@ -70,7 +72,7 @@ impl Requests {
         // submissions.
         let number = self.submissions;
         self.submissions += 1;
-        let Submission { prompt, sampling, stop, histories, events, .. } = submission;
+        let Submission { prompt, images, sampling, stop, histories, events, .. } = submission;
         if events.is_closed() {
             return None;
         }
@@ -85,6 +87,7 @@ impl Requests {
             id: number,
             num_sequences,
             prompt,
+            images: images.as_ref().map(|images| images.prompt.clone()).unwrap_or_default(),
             stop: StopCriteria { stop_token_ids, ..stop },
             lockstep: beam_search.is_some(),
             scores_prompt: scores.is_some(),
@@ -108,6 +111,7 @@ impl Requests {
         let active = ActiveRequest {
             sampling: Arc::new(sampling),
             stop: Arc::new(stop),
+            images,
             scores,
             guides: submission.guide.map_or(Vec::new(), slots),
             guide_time: GuideTime::default(),

@@ -2,6 +2,7 @@
 
 use server_scheduler::{Batch, BlockId, CacheSize};
 
+use crate::images::StepImages;
 use crate::sleep::SleepLevel;
 
 /// Number of LoRA adapters (`--lora`).
@@ -26,6 +27,17 @@ pub trait ModelRunner: Send {
     /// [`RunError`] if the step failed. In this case, the content of the blocks that the batch writes is undefined, and
     /// all other blocks are intact. The runner can run the next batch, unless the error is [fatal](RunError::fatal).
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
+
+    /// Like [`Self::run`], for a batch whose sequences have images.
+    ///
+    /// # Errors
+    /// The same as for [`Self::run`]. The default implementation supports no images.
+    fn run_with_images(&mut self, batch: &Batch, images: &StepImages) -> Result<Logits<'_>, RunError> {
+        if images.is_empty() {
+            return self.run(batch);
+        }
+        Err(RunError { message: "the model reads no images".to_owned(), fatal: false })
+    }
 
     /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all
     /// layers. Only the scores of sequences with one token are meaningful. Empty if the runner has no scores.

@@ -5,6 +5,7 @@
 //! sequences, a missing copy or a wrong prefix changes the output. [`expected_tokens`], which has no cache, returns the
 //! correct output.
 
+mod images;
 mod script;
 
 use std::time::Duration;
@@ -13,9 +14,11 @@ use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
 use crate::clock::Clock;
 use crate::hash::mix;
+use crate::images::StepImages;
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
 use crate::sleep::SleepLevel;
 
+pub use images::{SimEncoder, expected_tokens_with_images};
 pub use script::SimScript;
 
 /// The configuration of a simulated model.
@@ -166,8 +169,14 @@ impl SimRunner {
     }
 
     /// Writes the tokens of a sequence, and appends the needed logits. `digest` is the digest of the tokens before
-    /// them.
-    fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, mut digest: u64) {
+    /// them. `input` returns what the model reads for a token, by its index in the batch and its index in the sequence.
+    fn write(
+        &mut self,
+        batch: &Batch,
+        sequence: &ScheduledSequence,
+        mut digest: u64,
+        input: &dyn Fn(u32, u32, TokenId) -> TokenId,
+    ) {
         let blocks = batch.block_table_of(sequence);
         // Only a script needs the earlier tokens.
         let previous = if self.script.is_some() { sequence.resident_tokens() } else { 0 };
@@ -177,7 +186,7 @@ impl SimRunner {
             (sequence.computed_tokens..).zip(sequence.tokens.clone()).zip(batch.tokens_of(sequence))
         {
             let slot = self.slot(blocks, position - sequence.evicted_tokens);
-            self.slots[slot] = slot_value(digest, token, position);
+            self.slots[slot] = slot_value(digest, input(offset, position, token), position);
             digest = absorb(digest, self.slots[slot]);
             self.tokens[slot] = token;
             text.push(token);
@@ -255,6 +264,10 @@ impl ModelRunner for SimRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        self.run_with_images(batch, &StepImages::default())
+    }
+
+    fn run_with_images(&mut self, batch: &Batch, images: &StepImages) -> Result<Logits<'_>, RunError> {
         assert!(!self.is_asleep, "invariant: a runner that is asleep is not used");
         let fault = self.fault();
         self.steps += 1;
@@ -275,7 +288,10 @@ impl ModelRunner for SimRunner {
         self.read(batch);
         self.logits.clear();
         for (index, sequence) in batch.sequences.iter().enumerate() {
-            self.write(batch, sequence, self.digests[index]);
+            let input = images::StepReader::new(images, index);
+            self.write(batch, sequence, self.digests[index], &|offset, position, token| {
+                input.read(offset, position, token)
+            });
         }
         // Arbitrary but reproducible scores.
         let mut scores = std::mem::take(&mut self.block_scores);
@@ -310,12 +326,23 @@ pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<T
 
 /// Like [`expected_tokens`], but with an adapter.
 pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
+    expected(adapter, prompt, count, vocabulary, &|_, token| token)
+}
+
+/// Like [`expected_tokens_with`], for a model that reads `input` for a token with an index in the sequence.
+fn expected(
+    adapter: u32,
+    prompt: &[TokenId],
+    count: u32,
+    vocabulary: u32,
+    input: &dyn Fn(u32, TokenId) -> TokenId,
+) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     let mut digest = empty_digest(adapter);
     let mut positions = 0..;
     let mut read = |digest: u64, token| {
         let position = positions.next().expect("invariant: the range is infinite");
-        absorb(digest, slot_value(digest, token, position))
+        absorb(digest, slot_value(digest, input(position, token), position))
     };
     for &token in prompt {
         digest = read(digest, token);

@@ -362,6 +362,7 @@ fn request(prompt: &[TokenId]) -> Request {
         cache_salt: 0,
         adapter: 0,
         tenant: 0,
+        images: None,
     }
 }
 

@@ -172,6 +172,7 @@ impl ResolvedParameters {
             cache_salt: self.salt,
             adapter: self.adapter,
             tenant: 0,
+            images: None,
         })
     }
 

@@ -184,6 +184,7 @@ async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Du
             cache_salt: 0,
             adapter: 0,
             tenant: 0,
+            images: None,
         };
         streams.push(handle.submit(request).expect("the request is valid"));
     }

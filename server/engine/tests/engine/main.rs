@@ -15,6 +15,8 @@ mod faults;
 #[cfg(test)]
 mod guides;
 #[cfg(test)]
+mod images;
+#[cfg(test)]
 mod mutated_spill;
 #[cfg(test)]
 #[path = "../../../fuzz/mutations.rs"]

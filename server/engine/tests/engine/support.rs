@@ -140,6 +140,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
         cache_salt: 0,
         adapter: 0,
         tenant: 0,
+        images: None,
     }
 }
 

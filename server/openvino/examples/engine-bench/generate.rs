@@ -106,6 +106,7 @@ fn request(args: &Args, work: &Work) -> Request {
         cache_salt: 0,
         adapter: 0,
         tenant: 0,
+        images: None,
     }
 }
 

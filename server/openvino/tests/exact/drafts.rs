@@ -71,6 +71,7 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
                 cache_salt: 0,
                 adapter: 0,
                 tenant: 0,
+                images: None,
             };
             (engine.handle().submit(request).unwrap(), 1 + which % 2)
         })

@@ -1,0 +1,175 @@
+//! Images in requests: what a request brings, what the encoder returns, and what the runner reads in a step.
+//!
+//! The engine knows images by their digests. Only the encoder reads their content, and only the runner reads its
+//! output.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use server_scheduler::{ImageDigest, ImageSpan, PromptImages, ScheduledSequence};
+
+/// An image as the encoder reads it.
+#[derive(Clone, Debug)]
+pub struct ImageInput {
+    /// The digest of the content, which identifies the output of the encoder.
+    pub digest: ImageDigest,
+    /// Number of rows of the output, at least one.
+    pub rows: u32,
+    /// The pixels after preprocessing, in a type that the encoder of the model knows.
+    pub content: Arc<dyn Any + Send + Sync>,
+}
+
+/// The output of the encoder for an image: a row for each position of the prompt that the image takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageFeatures {
+    values: Box<[f32]>,
+    width: usize,
+}
+
+impl ImageFeatures {
+    /// Splits `values` into rows of `width` values.
+    ///
+    /// # Panics
+    /// If `values` does not consist of whole rows.
+    pub fn new(values: Vec<f32>, width: usize) -> Self {
+        assert!(width > 0 && values.len().is_multiple_of(width), "invariant: features are whole rows");
+        Self { values: values.into_boxed_slice(), width }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> u32 {
+        (self.values.len() / self.width) as u32
+    }
+
+    /// The values of consecutive rows.
+    ///
+    /// # Panics
+    /// If there are fewer rows.
+    pub fn values(&self, rows: Range<u32>) -> &[f32] {
+        &self.values[rows.start as usize * self.width..rows.end as usize * self.width]
+    }
+}
+
+/// The images of a request.
+#[derive(Clone, Debug)]
+pub struct RequestImages {
+    /// The images, each once.
+    pub inputs: Vec<Arc<ImageInput>>,
+    /// The positions of the prompt that the images take.
+    pub prompt: PromptImages,
+    /// The positions of the tokens, if they are not their indices.
+    pub positions: Option<Arc<PromptPositions>>,
+}
+
+/// The positions of the tokens of a sequence for models with M-RoPE: a temporal, a vertical and a horizontal one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptPositions {
+    /// The positions of each token of the prompt.
+    pub prompt: Box<[[i32; 3]]>,
+    /// The difference between the position and the index of a generated token.
+    pub delta: i32,
+}
+
+impl PromptPositions {
+    /// The positions of the token with this index in its sequence.
+    pub fn at(&self, index: u32) -> [i32; 3] {
+        let generated = || [index.cast_signed() + self.delta; 3];
+        self.prompt.get(index as usize).copied().unwrap_or_else(generated)
+    }
+}
+
+impl RequestImages {
+    /// Whether the spans are valid in a prompt of `prompt_tokens` tokens, and each reads rows of one of the images.
+    pub(crate) fn are_valid(&self, prompt_tokens: usize) -> bool {
+        let Self { inputs, prompt, positions } = self;
+        let has_rows = |image: &Arc<ImageInput>| image.rows > 0;
+        let is_unique = |(index, image): (usize, &Arc<ImageInput>)| {
+            inputs[..index].iter().all(|other| other.digest != image.digest)
+        };
+        let reads_rows = |span: &ImageSpan| {
+            let image = inputs.iter().find(|image| image.digest == span.digest);
+            image.is_some_and(|image| span.first_row + span.num_tokens <= image.rows)
+        };
+        u32::try_from(prompt_tokens).is_ok_and(|prompt_tokens| prompt.is_valid(prompt_tokens))
+            && prompt.spans.iter().all(reads_rows)
+            && inputs.iter().all(has_rows)
+            && inputs.iter().enumerate().all(is_unique)
+            && positions.as_ref().is_none_or(|positions| positions.prompt.len() == prompt_tokens)
+    }
+
+    /// The image with this digest.
+    pub(crate) fn input(&self, digest: ImageDigest) -> Option<&Arc<ImageInput>> {
+        self.inputs.iter().find(|image| image.digest == digest)
+    }
+}
+
+/// The inputs of a step that images change. For all other tokens, the runner reads the embedding of the token, and the
+/// position is the index of the token in its sequence.
+#[derive(Clone, Debug, Default)]
+pub struct StepImages {
+    /// The tokens that read the output of the encoder, ascending.
+    pub rows: Vec<ImageRows>,
+    /// The sequences with positions of their own, ascending.
+    pub positions: Vec<SequencePositions>,
+}
+
+/// Consecutive tokens of a step that read consecutive rows of an image.
+#[derive(Clone, Debug)]
+pub struct ImageRows {
+    /// The range in [`Batch::tokens`](server_scheduler::Batch::tokens).
+    pub tokens: Range<u32>,
+    /// The output of the encoder.
+    pub features: Arc<ImageFeatures>,
+    /// The row that the first token reads.
+    pub first_row: u32,
+}
+
+/// The positions of a sequence of a step.
+#[derive(Clone, Debug)]
+pub struct SequencePositions {
+    /// The index in [`Batch::sequences`](server_scheduler::Batch::sequences).
+    pub sequence: usize,
+    /// The positions of its tokens.
+    pub positions: Arc<PromptPositions>,
+}
+
+impl StepImages {
+    /// Whether images change nothing in the step.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.positions.is_empty()
+    }
+
+    /// Removes all content without releasing the memory.
+    pub(crate) fn clear(&mut self) {
+        self.rows.clear();
+        self.positions.clear();
+    }
+
+    /// Adds the images of a sequence of the step, which has the index `index`. `features` returns the output of the
+    /// encoder for an image.
+    pub(crate) fn add(
+        &mut self,
+        index: usize,
+        sequence: &ScheduledSequence,
+        images: &RequestImages,
+        features: impl Fn(ImageDigest) -> Arc<ImageFeatures>,
+    ) {
+        let begin = sequence.computed_tokens;
+        let end = begin + sequence.tokens.len() as u32;
+        let spans = &images.prompt.spans;
+        let first = spans.partition_point(|span| span.end() <= begin);
+        for span in spans[first..].iter().take_while(|span| span.start < end) {
+            let (from, to) = (span.start.max(begin), span.end().min(end));
+            let offset = sequence.tokens.start;
+            self.rows.push(ImageRows {
+                tokens: offset + from - begin..offset + to - begin,
+                features: features(span.digest),
+                first_row: span.first_row + from - span.start,
+            });
+        }
+        if let Some(positions) = &images.positions {
+            self.positions.push(SequencePositions { sequence: index, positions: Arc::clone(positions) });
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Simulated images: the features depend only on the digest of the image, and the model reads them and the positions of
+//! the tokens like tokens of a much larger vocabulary.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use server_scheduler::{ImageDigest, TokenId};
+
+use crate::encoder::ImageEncoder;
+use crate::hash::mix;
+use crate::images::{ImageFeatures, ImageInput, PromptPositions, RequestImages, StepImages};
+use crate::runner::RunError;
+
+/// Number of values in a row of features.
+const WIDTH: usize = 2;
+
+/// An [`ImageEncoder`] that simulates an encoder.
+#[derive(Clone, Debug, Default)]
+pub struct SimEncoder {
+    encoded: Arc<Mutex<Vec<ImageDigest>>>,
+    /// The images that cannot be encoded.
+    faults: Vec<ImageDigest>,
+}
+
+impl SimEncoder {
+    /// Sets the images that cannot be encoded.
+    #[must_use]
+    pub fn with_faults(self, faults: Vec<ImageDigest>) -> Self {
+        Self { faults, ..self }
+    }
+
+    /// The images that this encoder and its clones have encoded, in order.
+    pub fn encoded(&self) -> Vec<ImageDigest> {
+        self.encoded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ImageEncoder for SimEncoder {
+    fn width(&self) -> usize {
+        WIDTH
+    }
+
+    fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError> {
+        self.encoded.lock().unwrap_or_else(PoisonError::into_inner).push(image.digest);
+        if self.faults.contains(&image.digest) {
+            return Err(RunError { message: "a simulated fault".to_owned(), fatal: false });
+        }
+        let values = (0..image.rows).flat_map(|row| features(image.digest, row));
+        Ok(ImageFeatures::new(values.collect(), WIDTH))
+    }
+}
+
+/// A row of the features of an image. The values are integers, which f32 represents exactly.
+fn features(digest: ImageDigest, row: u32) -> [f32; WIDTH] {
+    let words = digest.0.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+    let hash = words.fold(u64::from(row), |hash, word| mix(hash ^ word));
+    [(hash >> 40) as f32, (hash & 0xff_ffff) as f32]
+}
+
+/// What the model reads for a row of features.
+fn input_of_features(features: &[f32]) -> TokenId {
+    features.iter().fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits()))) as TokenId
+}
+
+/// What the model reads for `input` at positions that are not the index of the token.
+fn input_at(positions: Option<&PromptPositions>, index: u32, input: TokenId) -> TokenId {
+    let Some(positions) = positions else { return input };
+    let hash = positions
+        .at(index)
+        .iter()
+        .fold(u64::from(input), |hash, position| mix(hash ^ u64::from(position.cast_unsigned())));
+    hash as TokenId
+}
+
+/// Reads the inputs of a sequence of a step.
+pub(super) struct StepReader<'a> {
+    images: &'a StepImages,
+    positions: Option<&'a PromptPositions>,
+}
+
+impl<'a> StepReader<'a> {
+    pub(super) fn new(images: &'a StepImages, sequence: usize) -> Self {
+        let positions = images.positions.iter().find(|positions| positions.sequence == sequence);
+        Self { images, positions: positions.map(|positions| &*positions.positions) }
+    }
+
+    /// What the model reads for a token, by its index in the batch and its index in the sequence.
+    pub(super) fn read(&self, offset: u32, index: u32, token: TokenId) -> TokenId {
+        let rows = self.images.rows.iter().find(|rows| rows.tokens.contains(&offset));
+        let input = rows.map_or(token, |rows| {
+            let row = rows.first_row + offset - rows.tokens.start;
+            input_of_features(rows.features.values(row..row + 1))
+        });
+        input_at(self.positions, index, input)
+    }
+}
+
+/// Like [`expected_tokens`](super::expected_tokens), for a prompt with images.
+pub fn expected_tokens_with_images(
+    prompt: &[TokenId],
+    images: &RequestImages,
+    count: u32,
+    vocabulary: u32,
+) -> Vec<TokenId> {
+    super::expected(0, prompt, count, vocabulary, &|index, token| {
+        let span = images.prompt.spans.iter().find(|span| (span.start..span.end()).contains(&index));
+        let input = span.map_or(token, |span| {
+            input_of_features(&features(span.digest, span.first_row + index - span.start))
+        });
+        input_at(images.positions.as_deref(), index, input)
+    })
+}
