@@ -7,7 +7,8 @@ use crate::adapters::AdapterSource;
 /// The configuration of a model to load.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Path of a GGUF file, or of a directory with an OpenVINO IR (`openvino_model.xml`).
+    /// Path of a GGUF file, or of a directory with an OpenVINO IR (`openvino_model.xml`) or with a vision-language model
+    /// (`openvino_language_model.xml`).
     pub model: PathBuf,
     /// The OpenVINO device, such as `CPU`, `GPU.1` or `HETERO:GPU,CPU`. Only `CPU` is tested.
     pub device: String,

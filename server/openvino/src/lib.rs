@@ -11,10 +11,13 @@
 //! IR ───► read ──────────────────────────────────────────────────────┘                                         │
 //!                                                       compile ◄─ native kernels ◄─ kernel plan (`kernels.rs`) ◄┘
 //! ```
+//!
+//! The language model of a vision-language model takes the same path. Its other models are compiled unchanged (`vision.rs`).
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;
 mod background;
+mod compiled_graph;
 mod config;
 mod cpu;
 mod device;
@@ -38,6 +41,7 @@ mod runtime;
 mod shim;
 mod sleep;
 mod tiles;
+mod vision;
 mod weights;
 
 pub use adapters::{ADAPTER_RANK_MAX, ADAPTER_RANKS_MAX, AdapterSource};
@@ -49,3 +53,4 @@ pub use numa::{NodeError, NumaBinding, nodes_in_use, run_on_node};
 pub use runner::OpenVinoRunner;
 pub use runtime::NodeTime;
 pub use sleep::SleepableRunner;
+pub use vision::{EncoderImage, EncoderReport, OpenVinoImageEncoder, load_image_encoder};

@@ -1,12 +1,13 @@
 //! Loads a model: reads it, rewrites its graph, compiles it, and allocates its KV cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use server_engine::CacheLayout;
 
 use crate::adapters::{self, Origin};
+use crate::compiled_graph::CompiledGraph;
 use crate::config::Config;
 use crate::cpu::{self, CpuFeatures};
 use crate::device::DeviceOptions;
@@ -16,10 +17,11 @@ use crate::kernels::{
 use crate::kv_cache::CachePorts;
 use crate::model_cache::{self, CacheUpdate, CacheableModel, CompiledCacheEntry};
 use crate::model_source::ModelSource;
-use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
+use crate::runner::{OpenVinoRunner, RunnerParts, VisionParts};
 use crate::runtime::{CompiledModel, Core, Model};
 use crate::shim::{self, AdapterMethod, ProjectionSupport};
 use crate::tiles::{TileSupport, tile_support};
+use crate::vision::{TextEmbeddings, VisionFiles};
 use crate::{Error, gguf, library, memory};
 
 /// A finished stage of loading, for progress reports.
@@ -187,13 +189,22 @@ impl ModelLoader {
     }
 
     /// The entry of the compiled model in the cache directory. Models with adapters are not cached, because their
-    /// adapters must be read at every start.
+    /// adapters must be read at every start, nor are the language models of vision-language models, because the probe of
+    /// the cache has no embeddings for them.
     fn compiled_entry(&self) -> Option<CompiledCacheEntry> {
-        if !self.config.adapters.is_empty() {
+        if !self.config.adapters.is_empty() || self.vision().is_some() {
             return None;
         }
         let graph = self.source.cache_entry(&self.config)?;
         CompiledCacheEntry::new(&graph, &self.config, self.projections)
+    }
+
+    /// The files of the vision-language model; `None` for other models.
+    fn vision(&self) -> Option<&VisionFiles> {
+        match &self.source {
+            ModelSource::Vision(files) => Some(files),
+            ModelSource::Gguf(_) | ModelSource::Ir(_) => None,
+        }
     }
 
     fn plan(&self, graph: GraphProperties) -> Result<KernelPlan, Error> {
@@ -266,13 +277,8 @@ impl ModelLoader {
         let is_merged = self.config.adapters.is_empty();
         let file = match &self.source {
             ModelSource::Gguf(file) => file,
-            ModelSource::Ir(path) => {
-                let mut model = self.core.read_model(path)?;
-                if is_merged {
-                    shim::merge_projections(&mut model)?;
-                }
-                return Ok(SourceGraph { model, from_cache: false });
-            }
+            ModelSource::Ir(path) => return self.read_ir(path),
+            ModelSource::Vision(files) => return self.read_ir(&files.language_model()),
         };
         let entry = if caches_graph { self.source.cache_entry(&self.config) } else { None };
         if let Some(model) = entry.as_ref().and_then(|entry| entry.read(&self.core)) {
@@ -287,12 +293,26 @@ impl ModelLoader {
         Ok(SourceGraph { model: cached.unwrap_or(model), from_cache: false })
     }
 
+    /// Reads an IR, and merges its projections unless adapters must be added first.
+    fn read_ir(&self, path: &Path) -> Result<SourceGraph, Error> {
+        let mut model = self.core.read_model(path)?;
+        if self.config.adapters.is_empty() {
+            shim::merge_projections(&mut model)?;
+        }
+        Ok(SourceGraph { model, from_cache: false })
+    }
+
     /// Adds the adapters to a model whose projections are not merged, and merges the projections. Returns a digest of each
     /// adapter.
     fn add_adapters(&self, model: &mut Model, method: AdapterMethod) -> Result<Vec<u64>, Error> {
         let origin = match &self.source {
             ModelSource::Gguf(file) => Origin::Gguf(file.architecture().unwrap_or_default()),
             ModelSource::Ir(_) => Origin::Ir,
+            ModelSource::Vision(_) => {
+                return Err(Error::Unsupported(
+                    "adapters of vision-language models are not supported".to_owned(),
+                ));
+            }
         };
         let digests = adapters::add(model, &self.config.adapters, origin, method)?;
         shim::merge_projections(model)?;
@@ -348,6 +368,13 @@ impl LoadedModel {
             adapter_digests: source.adapter_digests,
             cache_identity: loader.cache_identity(&ports),
         };
+        let vision = match loader.vision() {
+            Some(files) => Some(VisionParts {
+                embeddings: TextEmbeddings::load(&loader.core, files)?,
+                first_position: files.first_position(),
+            }),
+            None => None,
+        };
         let ModelLoader { config, .. } = loader;
         let cache_writer = source.cache_update.write();
         let runner = OpenVinoRunner::new(RunnerParts {
@@ -357,6 +384,7 @@ impl LoadedModel {
             layout,
             adapters: config.adapters.len() as u32,
             kv_heads: ports.kv_heads,
+            vision,
         })?;
         Ok((runner, report))
     }

@@ -8,27 +8,32 @@ use server_gguf::GgufFile;
 use crate::Error;
 use crate::config::Config;
 use crate::model_cache::{GraphCacheEntry, GraphOptions};
+use crate::vision::VisionFiles;
 
 /// The files of a model.
 pub(crate) enum ModelSource {
     Gguf(Arc<GgufFile>),
     Ir(PathBuf),
+    Vision(VisionFiles),
 }
 
 impl ModelSource {
     /// Finds the model at a path.
     ///
     /// # Errors
-    /// The path contains neither a GGUF file nor an IR, or the GGUF file or one of its parts is invalid.
+    /// The path contains neither a GGUF file nor an IR, the GGUF file or one of its parts is invalid, or a
+    /// vision-language model is incomplete or not supported.
     pub(crate) fn find(path: &Path) -> Result<Self, Error> {
         let missing = |fault| Error::Missing { path: path.to_owned(), fault };
         if path.is_dir() {
             let ir = path.join("openvino_model.xml");
-            return if ir.is_file() {
-                Ok(Self::Ir(ir))
-            } else {
-                Err(missing("the directory has no openvino_model.xml"))
-            };
+            if ir.is_file() {
+                return Ok(Self::Ir(ir));
+            }
+            let vision = VisionFiles::find(path)?;
+            let missing =
+                || missing("the directory has no openvino_model.xml or openvino_language_model.xml");
+            return vision.map(Self::Vision).ok_or_else(missing);
         }
         if !path.is_file() {
             return Err(missing("neither a GGUF file nor the directory of an OpenVINO IR"));
@@ -41,6 +46,7 @@ impl ModelSource {
         match self {
             Self::Gguf(file) => file.paths().map(Path::to_owned).collect(),
             Self::Ir(path) => vec![path.clone(), path.with_extension("bin")],
+            Self::Vision(files) => files.paths(),
         }
     }
 

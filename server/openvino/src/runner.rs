@@ -1,29 +1,14 @@
 //! The runner: it turns a batch into the inputs of the paged model, and the output of the model into logits.
 
-use std::sync::Arc;
-
-use server_engine::{CacheLayout, Logits, ModelRunner, RunError};
+use server_engine::{CacheLayout, Logits, ModelRunner, RunError, StepImages};
 use server_scheduler::{Batch, BlockId};
 
 use crate::Error;
 use crate::background::BackgroundThread;
+use crate::compiled_graph::CompiledGraph;
 use crate::kv_cache::KvCache;
-use crate::runtime::{CompiledModel, Core, Element, InferRequest, NodeTime, Tensor};
-
-/// A compiled model and the request that runs it.
-pub(crate) struct CompiledGraph {
-    // The fields are dropped in this order.
-    pub(crate) request: InferRequest,
-    pub(crate) compiled: Arc<CompiledModel>,
-    _core: Arc<Core>,
-}
-
-impl CompiledGraph {
-    /// Creates a request of a model that `core` has compiled or read.
-    pub(crate) fn new(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Self, Error> {
-        Ok(Self { request: compiled.request()?, compiled, _core: core })
-    }
-}
+use crate::runtime::{Element, InferRequest, NodeTime, Port, Tensor};
+use crate::vision::TextEmbeddings;
 
 /// A model that is compiled for a device, with its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
@@ -49,13 +34,21 @@ pub(crate) struct RunnerParts {
     pub(crate) adapters: u32,
     /// The largest number of KV heads of a layer.
     pub(crate) kv_heads: usize,
+    /// The additional parts of a vision-language model.
+    pub(crate) vision: Option<VisionParts>,
+}
+
+/// The parts that only the runner of a vision-language model has.
+pub(crate) struct VisionParts {
+    pub(crate) embeddings: TextEmbeddings,
+    /// The position of the first token of a sequence.
+    pub(crate) first_position: i64,
 }
 
 impl OpenVinoRunner {
     pub(crate) fn new(parts: RunnerParts) -> Result<Self, Error> {
-        let RunnerParts { mut graph, cache_writer, kv_cache, layout, adapters, kv_heads } = parts;
-        let names: Vec<String> = graph.compiled.inputs()?.into_iter().map(|port| port.name).collect();
-        let inputs = StepInputs::new(&names, kv_heads)?;
+        let RunnerParts { mut graph, cache_writer, kv_cache, layout, adapters, kv_heads, vision } = parts;
+        let inputs = StepInputs::new(&graph.compiled.inputs()?, kv_heads, vision)?;
         inputs.bind(&mut graph.request)?;
         kv_cache.bind(&mut graph.request)?;
         Ok(Self {
@@ -85,7 +78,7 @@ impl OpenVinoRunner {
     /// The step failed.
     pub fn score(&mut self, batch: &Batch, logits_indices: &[u32]) -> Result<Logits<'_>, Error> {
         let indices = logits_indices.iter().map(|token| i64::from(*token));
-        self.step(batch, logits_indices.len(), indices)?;
+        self.step(batch, &StepImages::default(), logits_indices.len(), indices)?;
         self.logits(logits_indices.len())
     }
 
@@ -102,6 +95,7 @@ impl OpenVinoRunner {
     fn step(
         &mut self,
         batch: &Batch,
+        images: &StepImages,
         count: usize,
         logits_indices: impl Iterator<Item = i64>,
     ) -> Result<(), Error> {
@@ -110,7 +104,7 @@ impl OpenVinoRunner {
         for copy in &batch.copies {
             self.kv_cache.copy(*copy)?;
         }
-        self.inputs.fill(batch)?;
+        self.inputs.fill(batch, images)?;
         // A model computes at least one row of logits. If none is needed, request that of the last token.
         match count {
             0 => self.inputs.logits_indices.write(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
@@ -159,9 +153,13 @@ impl ModelRunner for OpenVinoRunner {
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
+        self.run_with_images(batch, &StepImages::default())
+    }
+
+    fn run_with_images(&mut self, batch: &Batch, images: &StepImages) -> Result<Logits<'_>, RunError> {
         let failed = |error: Error| RunError { message: error.chain(), fatal: false };
         let rows = batch.logits_indices().count();
-        self.step(batch, rows, batch.logits_indices().map(i64::from)).map_err(failed)?;
+        self.step(batch, images, rows, batch.logits_indices().map(i64::from)).map_err(failed)?;
         self.logits(rows).map_err(failed)
     }
 }
@@ -169,7 +167,10 @@ impl ModelRunner for OpenVinoRunner {
 /// The inputs of a step. Their memory is reused in every step.
 struct StepInputs {
     input_ids: Input<i64>,
+    inputs_embeds: Input<f32>,
     position_ids: Input<i64>,
+    /// 1 for tokens of images, 0 for all others.
+    token_type_ids: Input<i64>,
     past_lens: Input<i32>,
     subsequence_begins: Input<i32>,
     block_indices: Input<i32>,
@@ -180,13 +181,16 @@ struct StepInputs {
     block_scores: Input<u8>,
     /// The largest number of KV heads of a layer.
     kv_heads: usize,
+    vision: Option<VisionParts>,
 }
 
 impl StepInputs {
-    fn new(names: &[String], kv_heads: usize) -> Result<Self, Error> {
-        const KNOWN: [&str; 10] = [
+    fn new(ports: &[Port], kv_heads: usize, vision: Option<VisionParts>) -> Result<Self, Error> {
+        const KNOWN: [&str; 12] = [
             "input_ids",
+            "inputs_embeds",
             "position_ids",
+            "token_type_ids",
             "past_lens",
             "subsequence_begins",
             "block_indices",
@@ -196,15 +200,36 @@ impl StepInputs {
             "adapters",
             "block_scores",
         ];
-        if let Some(name) =
-            names.iter().find(|name| !KNOWN.contains(&name.as_str()) && !name.contains("_cache."))
-        {
+        let is_known = |port: &&Port| KNOWN.contains(&port.name.as_str()) || port.name.contains("_cache.");
+        if let Some(Port { name, .. }) = ports.iter().find(|port| !is_known(port)) {
             return Err(Error::Unsupported(format!("its input {name:?} is unknown")));
         }
-        let has = |input: &str| names.iter().any(|name| name == input);
+        let port = |input: &str| ports.iter().find(|port| port.name == input);
+        let has = |input: &str| port(input).is_some();
+        let reads_embeddings = has("inputs_embeds");
+        if reads_embeddings != vision.is_some() {
+            return Err(Error::Unsupported("it reads embeddings of an unknown model".to_owned()));
+        }
+        let columns = vision.as_ref().map_or(0, |vision| vision.embeddings.width());
+        let positions = match port("position_ids") {
+            None => Shape::Tokens,
+            Some(port) => Shape::of_positions(port).ok_or_else(|| {
+                Error::Unsupported(format!("its input position_ids has the shape {:?}", port.shape))
+            })?,
+        };
         Ok(Self {
-            input_ids: Input::new("input_ids", Presence::InModel)?,
-            position_ids: Input::new("position_ids", Presence::of(has("position_ids")))?,
+            input_ids: Input::new("input_ids", Presence::of(!reads_embeddings))?,
+            inputs_embeds: Input::with_shape(
+                "inputs_embeds",
+                Presence::of(reads_embeddings),
+                Shape::Rows(columns),
+            )?,
+            position_ids: Input::with_shape("position_ids", Presence::of(has("position_ids")), positions)?,
+            token_type_ids: Input::with_shape(
+                "token_type_ids",
+                Presence::of(has("token_type_ids")),
+                Shape::Column,
+            )?,
             past_lens: Input::new("past_lens", Presence::InModel)?,
             subsequence_begins: Input::new("subsequence_begins", Presence::InModel)?,
             block_indices: Input::new("block_indices", Presence::InModel)?,
@@ -214,13 +239,16 @@ impl StepInputs {
             adapters: Input::new("adapters", Presence::of(has("adapters")))?,
             block_scores: Input::new("block_scores", Presence::of(has("block_scores")))?,
             kv_heads,
+            vision,
         })
     }
 
     /// Binds the inputs to a request of this model.
     fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
         self.input_ids.bind(request)?;
+        self.inputs_embeds.bind(request)?;
         self.position_ids.bind(request)?;
+        self.token_type_ids.bind(request)?;
         self.past_lens.bind(request)?;
         self.subsequence_begins.bind(request)?;
         self.block_indices.bind(request)?;
@@ -231,14 +259,15 @@ impl StepInputs {
         self.block_scores.bind(request)
     }
 
-    fn fill(&mut self, batch: &Batch) -> Result<(), Error> {
+    fn fill(&mut self, batch: &Batch, images: &StepImages) -> Result<(), Error> {
         let (tokens, sequences) = (batch.tokens.len(), &batch.sequences);
         self.input_ids.write(tokens, batch.tokens.iter().map(|token| i64::from(*token)))?;
-        let positions = sequences.iter().flat_map(|sequence| {
-            let past = i64::from(sequence.computed_tokens);
-            (0..i64::from(sequence.tokens.end - sequence.tokens.start)).map(move |offset| past + offset)
-        });
-        self.position_ids.write(tokens, positions)?;
+        self.write_embeddings(batch, images)?;
+        self.write_positions(batch, images)?;
+        if self.token_type_ids.presence == Presence::InModel {
+            let is_image = |token: u32| images.rows.iter().any(|rows| rows.tokens.contains(&token));
+            self.token_type_ids.write(tokens, (0..tokens as u32).map(|token| i64::from(is_image(token))))?;
+        }
         let adapters = sequences.iter().flat_map(|sequence| {
             let count = sequence.tokens.end - sequence.tokens.start;
             std::iter::repeat_n(sequence.adapter.cast_signed(), count as usize)
@@ -259,6 +288,53 @@ impl StepInputs {
         self.max_context_len.values_mut::<i32>()?[0] = context.unwrap_or(0).cast_signed();
         let score_bytes = self.kv_heads * batch.blocks.len() * size_of::<f32>();
         self.block_scores.write(score_bytes, std::iter::repeat_n(0, score_bytes))
+    }
+
+    /// Writes the embeddings of the tokens, and the features of the images over those of their placeholders.
+    fn write_embeddings(&mut self, batch: &Batch, images: &StepImages) -> Result<(), Error> {
+        let Some(VisionParts { embeddings, .. }) = &mut self.vision else { return Ok(()) };
+        let width = self.inputs_embeds.shape.columns();
+        let rows = self.inputs_embeds.values_mut(batch.tokens.len())?;
+        // A placeholder may have no embedding, so its token is not looked up.
+        let mut image_rows = images.rows.iter().peekable();
+        let tokens = batch.tokens.iter().enumerate().map(|(index, token)| {
+            let index = index as u32;
+            while image_rows.next_if(|rows| rows.tokens.end <= index).is_some() {}
+            let is_image = image_rows.peek().is_some_and(|rows| rows.tokens.contains(&index));
+            if is_image { 0 } else { *token }
+        });
+        embeddings.write(tokens, rows)?;
+        for image in &images.rows {
+            let values = image.features.values(image.first_row..image.first_row + image.tokens.len() as u32);
+            let to = &mut rows[image.tokens.start as usize * width..image.tokens.end as usize * width];
+            if values.len() != to.len() {
+                let message = format!("the features of an image do not have {width} columns");
+                return Err(Error::runtime("read the features of an image", &message));
+            }
+            to.copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    fn write_positions(&mut self, batch: &Batch, images: &StepImages) -> Result<(), Error> {
+        let first = self.vision.as_ref().map_or(0, |vision| vision.first_position);
+        let streams = self.position_ids.shape.streams();
+        let positions = (0..streams).flat_map(|stream| {
+            let mut of_images = images.positions.iter().peekable();
+            batch.sequences.iter().enumerate().flat_map(move |(index, sequence)| {
+                while of_images.next_if(|positions| positions.sequence < index).is_some() {}
+                let own = of_images.peek().copied();
+                let own = own.filter(|positions| streams > 1 && positions.sequence == index);
+                let own = own.map(|positions| &*positions.positions);
+                let tokens =
+                    sequence.computed_tokens..sequence.computed_tokens + sequence.tokens.len() as u32;
+                tokens.map(move |token| match own {
+                    Some(positions) => i64::from(positions.at(token)[stream]),
+                    None => first + i64::from(token),
+                })
+            })
+        });
+        self.position_ids.write(batch.tokens.len(), positions)
     }
 
     /// Sums the attention to each block of the step over all heads. The result is empty if the model has no block scores.
@@ -290,22 +366,75 @@ impl Presence {
     }
 }
 
-/// A one-dimensional input whose memory is reused. Writes to an absent input have no effect.
+/// The shape of an input with values for each token of a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// `[tokens]`
+    Tokens,
+    /// `[3, tokens]`
+    Streams,
+    /// `[tokens, 1]`
+    Column,
+    /// `[tokens, columns]`
+    Rows(usize),
+}
+
+impl Shape {
+    fn of_positions(port: &Port) -> Option<Self> {
+        match port.shape[..] {
+            [_] => Some(Self::Tokens),
+            [Some(3), _] => Some(Self::Streams),
+            _ => None,
+        }
+    }
+
+    /// Number of values for each token.
+    fn columns(self) -> usize {
+        match self {
+            Self::Tokens | Self::Column => 1,
+            Self::Streams => 3,
+            Self::Rows(columns) => columns,
+        }
+    }
+
+    /// Number of positions of each token.
+    fn streams(self) -> usize {
+        if self == Self::Streams { 3 } else { 1 }
+    }
+
+    fn dimensions(self, tokens: i64) -> Vec<i64> {
+        match self {
+            Self::Tokens => vec![tokens],
+            Self::Streams => vec![3, tokens],
+            Self::Column => vec![tokens, 1],
+            Self::Rows(columns) => vec![tokens, columns as i64],
+        }
+    }
+}
+
+/// An input whose memory is reused. Writes to an absent input have no effect.
 struct Input<T> {
     name: &'static str,
     tensor: Tensor,
+    shape: Shape,
     length: i64,
     presence: Presence,
     _element: std::marker::PhantomData<T>,
 }
 
-/// Number of elements for which an input initially has room. The input grows when a batch needs more.
-const INPUT_ELEMENTS: i64 = 4096;
+/// Number of tokens for which an input initially has room. The input grows when a batch needs more.
+const INPUT_TOKENS: i64 = 4096;
 
 impl<T: Element> Input<T> {
     fn new(name: &'static str, presence: Presence) -> Result<Self, Error> {
-        let tensor = Tensor::new(T::TYPE, &[INPUT_ELEMENTS])?;
-        Ok(Self { name, tensor, length: INPUT_ELEMENTS, presence, _element: std::marker::PhantomData })
+        Self::with_shape(name, presence, Shape::Tokens)
+    }
+
+    fn with_shape(name: &'static str, presence: Presence, shape: Shape) -> Result<Self, Error> {
+        // An absent input needs no memory.
+        let length = if presence == Presence::Absent { 1 } else { INPUT_TOKENS };
+        let tensor = Tensor::new(T::TYPE, &shape.dimensions(length))?;
+        Ok(Self { name, tensor, shape, length, presence, _element: std::marker::PhantomData })
     }
 
     fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
@@ -319,13 +448,18 @@ impl<T: Element> Input<T> {
         if self.presence == Presence::Absent {
             return Ok(());
         }
-        if self.length != length as i64 {
-            self.length = length as i64;
-            self.tensor.reshape(&[self.length])?;
-        }
-        for (to, value) in self.tensor.values_mut::<T>()?.iter_mut().zip(values) {
+        for (to, value) in self.values_mut(length)?.iter_mut().zip(values) {
             *to = value;
         }
         Ok(())
+    }
+
+    /// The values of `length` tokens, to be written.
+    fn values_mut(&mut self, length: usize) -> Result<&mut [T], Error> {
+        if self.length != length as i64 {
+            self.length = length as i64;
+            self.tensor.reshape(&self.shape.dimensions(self.length))?;
+        }
+        self.tensor.values_mut::<T>()
     }
 }

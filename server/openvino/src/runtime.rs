@@ -201,6 +201,18 @@ impl CompiledModel {
         read
     }
 
+    /// The first of the outputs.
+    pub(crate) fn first_output(&self) -> Result<Port, Error> {
+        let mut port = ptr::null_mut();
+        // SAFETY: both pointers are valid; the port is freed below.
+        let status = unsafe { ov::ov_compiled_model_output_by_index(self.0, 0, &raw mut port) };
+        check(status, "read an output")?;
+        let read = read_port(port);
+        // SAFETY: the pointer comes from the call above and is freed once.
+        unsafe { ov::ov_output_const_port_free(port) };
+        read
+    }
+
     /// Creates a request that runs the model.
     pub(crate) fn request(&self) -> Result<InferRequest, Error> {
         let mut request = ptr::null_mut();
@@ -294,7 +306,17 @@ impl InferRequest {
         unsafe { profile::node_times(self.0) }
     }
 
-    /// The first output of the last run.
+    /// The output with this index of the last run.
+    pub(crate) fn output_at(&self, index: usize) -> Result<Tensor, Error> {
+        let mut tensor = ptr::null_mut();
+        // SAFETY: on success the tensor handle is ours to free.
+        let status =
+            unsafe { ov::ov_infer_request_get_output_tensor_by_index(self.0, index, &raw mut tensor) };
+        check(status, "read an output")?;
+        Ok(Tensor(tensor))
+    }
+
+    /// The only output of the last run.
     pub(crate) fn output(&self) -> Result<Tensor, Error> {
         let mut tensor = ptr::null_mut();
         // SAFETY: on success the tensor handle is ours to free.

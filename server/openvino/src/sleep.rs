@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel};
+use server_engine::{CacheLayout, Logits, ModelRunner, RunError, SleepLevel, StepImages};
 use server_scheduler::{Batch, BlockId};
 
 use crate::config::Config;
@@ -52,6 +52,11 @@ impl ModelRunner for SleepableRunner {
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
         self.runner.as_mut().expect("invariant: a sleeping runner runs no batch").run(batch)
+    }
+
+    fn run_with_images(&mut self, batch: &Batch, images: &StepImages) -> Result<Logits<'_>, RunError> {
+        let runner = self.runner.as_mut().expect("invariant: a sleeping runner runs no batch");
+        runner.run_with_images(batch, images)
     }
 
     fn block_scores(&self) -> &[f32] {

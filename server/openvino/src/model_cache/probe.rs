@@ -6,8 +6,9 @@ use server_engine::ModelRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 use crate::Error;
+use crate::compiled_graph::CompiledGraph;
 use crate::kv_cache::CachePorts;
-use crate::runner::{CompiledGraph, OpenVinoRunner, RunnerParts};
+use crate::runner::{OpenVinoRunner, RunnerParts};
 use crate::runtime::{CompiledModel, Core};
 
 /// Number of tokens in each step: a prompt in two chunks, which needs more than one block, and a decode.
@@ -26,6 +27,7 @@ pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Ve
         layout,
         adapters: 0,
         kv_heads: ports.kv_heads,
+        vision: None,
     })?;
     let mut all = Vec::new();
     let mut past = 0;

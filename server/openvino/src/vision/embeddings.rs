@@ -1,0 +1,79 @@
+//! The embeddings of tokens, which a model of their own computes.
+
+use std::sync::Arc;
+
+use super::files::VisionFiles;
+use crate::Error;
+use crate::compiled_graph::CompiledGraph;
+use crate::runtime::{Core, Tensor};
+
+/// The model that returns the embeddings of tokens.
+pub(crate) struct TextEmbeddings {
+    // The fields are dropped in this order.
+    output: Option<Tensor>,
+    tokens: Tensor,
+    num_tokens: usize,
+    width: usize,
+    graph: CompiledGraph,
+}
+
+impl TextEmbeddings {
+    /// Compiles the model. It runs on the CPU, because it only looks up rows of a matrix.
+    pub(crate) fn load(core: &Arc<Core>, files: &VisionFiles) -> Result<Self, Error> {
+        let model = core.read_model(&files.text_embeddings())?;
+        let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("INFERENCE_NUM_THREADS", "1")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let compiled = Arc::new(core.compile(&model, "CPU", &properties)?);
+        let inputs = compiled.inputs()?;
+        let [input] = &inputs[..] else {
+            let message = format!("its text embedding model has {} inputs instead of one", inputs.len());
+            return Err(Error::Unsupported(message));
+        };
+        let width = compiled.first_output()?.shape.last().copied().flatten();
+        let width = width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0);
+        let width =
+            width.ok_or_else(|| Error::Unsupported("the size of its embeddings is not static".to_owned()))?;
+        let mut graph = CompiledGraph::new(Arc::clone(core), compiled)?;
+        let tokens = Tensor::new(openvino_sys::ov_element_type_e::I64, &[1, 1])?;
+        graph.request.set(&input.name, &tokens)?;
+        Ok(Self { output: None, tokens, num_tokens: 1, width, graph })
+    }
+
+    /// Number of values in an embedding.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Writes the embeddings of tokens to `rows`, one after the other.
+    ///
+    /// # Errors
+    /// The model fails, or returns embeddings of another size.
+    pub(crate) fn write(
+        &mut self,
+        tokens: impl ExactSizeIterator<Item = u32>,
+        rows: &mut [f32],
+    ) -> Result<(), Error> {
+        self.output = None;
+        if self.num_tokens != tokens.len() {
+            self.num_tokens = tokens.len();
+            self.tokens.reshape(&[1, tokens.len() as i64])?;
+        }
+        for (to, token) in self.tokens.values_mut::<i64>()?.iter_mut().zip(tokens) {
+            *to = i64::from(token);
+        }
+        self.graph.request.infer()?;
+        let output = self.output.insert(self.graph.request.output()?);
+        let values = output.values::<f32>()?;
+        if values.len() != rows.len() {
+            let message = format!(
+                "the model returned {} values for {} embeddings instead of {}",
+                values.len(),
+                self.num_tokens,
+                rows.len()
+            );
+            return Err(Error::runtime("look up embeddings", &message));
+        }
+        rows.copy_from_slice(values);
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! The files of a vision-language model.
+
+use std::path::{Path, PathBuf};
+
+use server_images::ModelFamily;
+
+use crate::Error;
+
+/// The largest `config.json` that is read.
+const CONFIG_BYTES_MAX: u64 = 64 << 20;
+
+/// The directory of a vision-language model.
+#[derive(Clone, Debug)]
+pub(crate) struct VisionFiles {
+    folder: PathBuf,
+    pub(crate) family: ModelFamily,
+}
+
+impl VisionFiles {
+    /// Finds the vision-language model in a folder. `None` if the folder has none.
+    ///
+    /// # Errors
+    /// The family of the model is not supported, or a file is missing.
+    pub(crate) fn find(folder: &Path) -> Result<Option<Self>, Error> {
+        if !folder.join("openvino_language_model.xml").is_file() {
+            return Ok(None);
+        }
+        let files = Self { folder: folder.to_owned(), family: family(folder)? };
+        if let Some(missing) = files.paths().iter().find(|path| !path.is_file()) {
+            let name = missing.file_name().unwrap_or_default().to_string_lossy();
+            return Err(Error::Unsupported(format!("it is a vision-language model without {name}")));
+        }
+        Ok(Some(files))
+    }
+
+    /// The model that reads embeddings and returns logits.
+    pub(crate) fn language_model(&self) -> PathBuf {
+        self.folder.join("openvino_language_model.xml")
+    }
+
+    /// The model that returns the embeddings of tokens.
+    pub(crate) fn text_embeddings(&self) -> PathBuf {
+        self.folder.join("openvino_text_embeddings_model.xml")
+    }
+
+    /// The model that reads pixels.
+    pub(crate) fn vision_embeddings(&self) -> PathBuf {
+        self.folder.join("openvino_vision_embeddings_model.xml")
+    }
+
+    /// The model that merges the patches of Qwen's encoder.
+    pub(crate) fn merger(&self) -> PathBuf {
+        self.folder.join("openvino_vision_embeddings_merger_model.xml")
+    }
+
+    /// All files whose content affects the output of the model.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        let mut models = vec![self.language_model(), self.text_embeddings(), self.vision_embeddings()];
+        if matches!(self.family, ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl) {
+            models.push(self.merger());
+        }
+        models.into_iter().flat_map(|model| [model.with_extension("bin"), model]).collect()
+    }
+
+    /// The position of the first token.
+    pub(crate) fn first_position(&self) -> i64 {
+        // Gemma 3 is trained and run with positions that start at 1.
+        i64::from(self.family == ModelFamily::Gemma3)
+    }
+}
+
+/// The family of the model, which must be supported.
+fn family(folder: &Path) -> Result<ModelFamily, Error> {
+    let path = folder.join("config.json");
+    let unusable = |why: String| Error::Unsupported(format!("its config.json {why}"));
+    let bytes = std::fs::metadata(&path).map(|metadata| metadata.len());
+    if bytes.is_ok_and(|bytes| bytes > CONFIG_BYTES_MAX) {
+        return Err(unusable(format!("has more than {CONFIG_BYTES_MAX} bytes")));
+    }
+    let text = std::fs::read(&path).map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    let config: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| unusable(format!("is not valid JSON: {error}")))?;
+    let model_type = config.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
+    match ModelFamily::from_model_type(model_type) {
+        Some(
+            family @ (ModelFamily::Llava
+            | ModelFamily::Gemma3
+            | ModelFamily::InternVl
+            | ModelFamily::Qwen2Vl
+            | ModelFamily::Qwen2_5Vl),
+        ) => Ok(family),
+        _ => Err(Error::Unsupported(format!(
+            "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
+             internvl_chat, qwen2_vl, qwen2_5_vl"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(config: &str, files: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        for file in files {
+            for extension in ["xml", "bin"] {
+                std::fs::write(folder.path().join(format!("openvino_{file}_model.{extension}")), "").unwrap();
+            }
+        }
+        folder
+    }
+
+    const TILES: [&str; 3] = ["language", "text_embeddings", "vision_embeddings"];
+
+    #[test]
+    fn a_folder_is_recognized_by_its_language_model() {
+        let llava = folder(r#"{"model_type": "llava"}"#, &TILES);
+        let found = VisionFiles::find(llava.path()).unwrap().unwrap();
+        assert_eq!((found.family, found.first_position()), (ModelFamily::Llava, 0));
+        assert_eq!(found.paths().len(), 6);
+        let gemma = folder(r#"{"model_type": "gemma3"}"#, &TILES);
+        assert_eq!(VisionFiles::find(gemma.path()).unwrap().unwrap().first_position(), 1);
+        let text = folder(r#"{"model_type": "gemma3"}"#, &[]);
+        assert!(VisionFiles::find(text.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn an_incomplete_or_unsupported_model_is_refused_by_name() {
+        let refusal = |config: &str, files: &[&str]| {
+            VisionFiles::find(folder(config, files).path()).unwrap_err().to_string()
+        };
+        let message = refusal(r#"{"model_type": "qwen2_vl"}"#, &TILES);
+        assert!(message.contains("openvino_vision_embeddings_merger_model.bin"), "{message}");
+        let message = refusal(r#"{"model_type": "phi3_v"}"#, &TILES);
+        assert!(message.contains(r#""phi3_v" are not supported"#), "{message}");
+        assert!(refusal("{", &TILES).contains("not valid JSON"));
+    }
+}

@@ -1,0 +1,394 @@
+"""Makes tiny vision-language models with random weights, exports them to OpenVINO, and records what transformers answers.
+
+    python make_models.py FOLDER [FAMILY ...]
+
+For each family, FOLDER/FAMILY is the exported model, and FOLDER/FAMILY/reference has cases for tests: `cases.json` has
+the tokens of the prompts, the positions of the images, and the tokens and the logits of a greedy answer; the other files
+have the inputs of the encoder in f32. requirements.txt lists the versions with which the models are made.
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
+
+SENTENCES = [
+    "What is in this image? Describe the picture in one sentence.",
+    "The quick brown fox jumps over the lazy dog near the river bank.",
+    "A red circle and a blue square are on a green background.",
+    "user assistant system model: answer the question about the image.",
+    "Compare the first image with the second image and count the colors.",
+]
+ANSWER_TOKENS = 16
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+}
+
+
+def train_tokenizer(special, bos=None):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
+    if bos:
+        pair = [(bos, tokenizer.token_to_id(bos))]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=pair),
+            ]
+        )
+    return tokenizer
+
+
+def draw_weights(model, embedding_deviation, seed, wide=()):
+    """Draws every matrix with a deviation that keeps activations at their size, so that answers depend on the image."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() < 2:
+                if name.endswith("bias"):
+                    parameter.normal_(0.0, 0.05, generator=generator)
+                continue
+            if "embed_tokens" in name or "lm_head" in name and model.config.tie_word_embeddings:
+                deviation = embedding_deviation
+            else:
+                deviation = 1 / math.sqrt(parameter[0].numel())
+            if any(part in name for part in wide):
+                deviation *= 4
+            parameter.normal_(0.0, deviation, generator=generator)
+
+
+def fast_tokenizer(tokenizer, **special):
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **special
+    )
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def llava():
+    special = ["<unk>", "<s>", "</s>", "<image>", "<pad>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = fast_tokenizer(
+        train_tokenizer(special, bos="<s>"),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+    )
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            image_size=56,
+            patch_size=14,
+            projection_dim=64,
+        ),
+        # The native attention supports heads of this size.
+        text_config=transformers.LlamaConfig(**{**TEXT, "head_dim": 32}, vocab_size=len(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    draw_weights(model, 0.5, 1, wide=["multi_modal_projector.linear_2"])
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
+            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+        ),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHATML.replace("IMAGE", "<image>\n"),
+    )
+    return model, processor, "<image>"
+
+
+def gemma3():
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    special += ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "<|im_start|>", "<|im_end|>"]
+    names = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    tokenizer = fast_tokenizer(
+        train_tokenizer(special, bos="<bos>"),
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        extra_special_tokens=names,
+    )
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=112,
+            patch_size=14,
+            vision_use_head=False,
+        ),
+        text_config=transformers.Gemma3TextConfig(
+            **TEXT, vocab_size=len(tokenizer), sliding_window=32, query_pre_attn_scalar=16
+        ),
+        mm_tokens_per_image=16,
+        boi_token_index=ids["boi_token"],
+        eoi_token_index=ids["eoi_token"],
+        image_token_index=ids["image_token"],
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    draw_weights(model, 0.06, 2)
+    processor = transformers.Gemma3Processor(
+        image_processor=transformers.Gemma3ImageProcessor(size={"height": 112, "width": 112}),
+        tokenizer=tokenizer,
+        image_seq_length=16,
+        chat_template=CHATML.replace("IMAGE", "<start_of_image>"),
+    )
+    return model, processor, "<start_of_image>"
+
+
+def qwen_tokenizer():
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+    special += ["<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
+    return Qwen2TokenizerFast(
+        tokenizer_object=train_tokenizer(special),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=special,
+    )
+
+
+def qwen(config_class, model_class, processor_class, vision, seed, heads, mrope_section):
+    tokenizer = qwen_tokenizer()
+    token = tokenizer.convert_tokens_to_ids
+    text = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
+    rope = {"type": "mrope", "mrope_section": mrope_section}
+    config = config_class(
+        text_config={**text, "vocab_size": len(tokenizer), "rope_scaling": rope},
+        vision_config=vision,
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    model = model_class(config)
+    draw_weights(model, 1.0, seed)
+    pixels = {"min_pixels": 4 * 28 * 28, "max_pixels": 64 * 28 * 28}
+    processor = processor_class(
+        image_processor=transformers.Qwen2VLImageProcessor(**pixels),
+        tokenizer=tokenizer,
+        video_processor=transformers.Qwen2VLVideoProcessor(),
+        chat_template=CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
+    )
+    return model, processor, "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def qwen2_vl():
+    vision = {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2}
+    return qwen(
+        transformers.Qwen2VLConfig,
+        transformers.Qwen2VLForConditionalGeneration,
+        transformers.Qwen2VLProcessor,
+        vision,
+        seed=3,
+        heads=4,
+        mrope_section=[2, 3, 3],
+    )
+
+
+def qwen2_5_vl():
+    vision = {
+        "depth": 3,
+        "hidden_size": 64,
+        "out_hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 4,
+        "window_size": 112,
+        "fullatt_block_indexes": [1],
+    }
+    return qwen(
+        transformers.Qwen2_5_VLConfig,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        transformers.Qwen2_5_VLProcessor,
+        vision,
+        seed=4,
+        # The native attention supports heads of this size.
+        heads=2,
+        mrope_section=[4, 6, 6],
+    )
+
+
+FAMILIES = {"llava": llava, "gemma3": gemma3, "qwen2_vl": qwen2_vl, "qwen2_5_vl": qwen2_5_vl}
+
+
+def picture(seed, width, height):
+    """A picture with areas of random colors and some noise, so that resizing and patches matter."""
+    random = np.random.default_rng(seed)
+    areas = random.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    pixels = np.asarray(Image.fromarray(areas).resize((width, height), Image.Resampling.BILINEAR)).astype(int)
+    pixels = np.clip(pixels + random.integers(-20, 21, pixels.shape), 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+# The sizes of the images of each case. The sizes shrink, grow, and hit rounding ties.
+CASES = {
+    "text only": [],
+    "square": [(112, 112)],
+    "wide": [(300, 100)],
+    "tall and small": [(30, 75)],
+    "tie": [(182, 126)],
+    "two": [(90, 120), (200, 200)],
+    "equal": [(140, 70), (140, 70)],
+}
+
+
+class Tensors:
+    """Writes tensors to files, and returns their descriptions."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.count = 0
+
+    def write(self, values):
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        name = f"tensor-{self.count}.f32"
+        self.count += 1
+        (self.folder / name).write_bytes(values.tobytes())
+        return {"file": name, "shape": list(values.shape)}
+
+
+def encoder_inputs(model, inputs, index, offset, tensors):
+    """The inputs of the encoder for the image with this index. `offset` is the index of its first patch."""
+    if "image_grid_thw" not in inputs:
+        return {"tiles": tensors.write(inputs["pixel_values"][index : index + 1].numpy())}, 0
+    grid = inputs["image_grid_thw"][index : index + 1]
+    patches = int(grid.prod())
+    visual = model.model.visual
+    angles = visual.rot_pos_emb(grid).reshape(patches, -1)
+    entry = {
+        "patches": tensors.write(inputs["pixel_values"][offset : offset + patches].numpy()),
+        "rotary": tensors.write(angles.numpy()),
+        "grid": [int(size) // 2 for size in grid[0, 1:]],
+    }
+    if hasattr(visual, "get_window_index"):
+        window_index, starts = visual.get_window_index(grid)
+        starts = torch.unique_consecutive(torch.tensor(starts)).tolist()
+        entry["window_index"] = window_index.tolist()
+        entry["window_patches"] = [end - start for start, end in zip(starts, starts[1:])]
+    return entry, patches
+
+
+def cases(model, processor, marker, folder):
+    tensors = Tensors(folder)
+    image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    recorded = []
+    for number, (name, sizes) in enumerate(CASES.items()):
+        images = [picture(10 if name == "equal" else 10 * number + at, *size) for at, size in enumerate(sizes)]
+        text = "".join(f"{marker} image {at + 1}. " for at in range(len(images))) + "Describe the picture."
+        inputs = processor(text=text, images=images or None, return_tensors="pt")
+        prompt = inputs["input_ids"][0]
+        with torch.no_grad():
+            output = model.generate(
+                **inputs,
+                max_new_tokens=ANSWER_TOKENS,
+                min_new_tokens=ANSWER_TOKENS,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        logits = torch.stack(output.logits)[:, 0].float()
+        answer = output.sequences[0, len(prompt) :]
+        top = logits.topk(2).values
+        entry = {
+            "name": name,
+            "text": text,
+            "sizes": sizes,
+            "prompt": prompt.tolist(),
+            "image_token": image_token,
+            "answer": answer.tolist(),
+            "smallest_gap": float((top[:, 0] - top[:, 1]).min()),
+            "first_logits": tensors.write(logits[0].numpy()),
+            "images": [],
+            "positions": None,
+        }
+        offset = 0
+        for index, image in enumerate(images):
+            image.save(folder / f"image-{number}-{index}.png")
+            inputs_of_image, patches = encoder_inputs(model, inputs, index, offset, tensors)
+            offset += patches
+            entry["images"].append(inputs_of_image)
+        if hasattr(model.model, "get_rope_index"):
+            positions, delta = model.model.get_rope_index(
+                inputs["input_ids"], inputs.get("image_grid_thw"), attention_mask=inputs["attention_mask"]
+            )
+            entry["positions"] = positions[:, 0].tolist()
+            entry["delta"] = int(delta[0])
+        recorded.append(entry)
+        print(f"  {name}: {len(prompt)} tokens, answer {answer.tolist()}, gap {entry['smallest_gap']:.3f}")
+    answers = [tuple(entry["answer"]) for entry in recorded]
+    assert len(set(answers)) == len(answers), "different images must have different answers"
+    return recorded
+
+
+def make(name, folder):
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig
+
+    model, processor, marker = FAMILIES[name]()
+    model = model.eval()
+    # No token ends an answer.
+    model.generation_config.eos_token_id = None
+    original, exported = folder / f"{name}-torch", folder / name
+    for path in (original, exported):
+        shutil.rmtree(path, ignore_errors=True)
+    model.save_pretrained(original)
+    processor.save_pretrained(original)
+    main_export(
+        str(original), output=exported, task="image-text-to-text", ov_config=OVConfig(dtype="fp32"), convert_tokenizer=True
+    )
+    reference = exported / "reference"
+    reference.mkdir()
+    recorded = cases(model, processor, marker, reference)
+    (reference / "cases.json").write_text(json.dumps(recorded, indent=1))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for family in sys.argv[2:] or FAMILIES:
+        print(family)
+        make(family, folder)
