@@ -46,7 +46,20 @@ def resizes() -> list[dict]:
 
 
 def write(path: pathlib.Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Writes one line for each value of the outermost object or list, and of its list of images."""
+    def dump(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    if isinstance(value, list):
+        text = "[\n" + ",\n".join(map(dump, value)) + "\n]"
+    else:
+        parts = []
+        for key, part in value.items():
+            is_list = key == "images"
+            content = "[\n" + ",\n".join(map(dump, part)) + "\n]" if is_list else dump(part)
+            parts.append(f"{dump(key)}: {content}")
+        text = "{\n" + ",\n".join(parts) + "\n}"
+    path.write_text(text + "\n")
 
 
 def main() -> None:
