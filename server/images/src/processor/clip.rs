@@ -1,8 +1,10 @@
 //! The processor of CLIP, which LLaVA applies to the image and LLaVA-NeXT to every tile: the shorter edge gets a fixed
 //! length, and a part of the center is cut out.
 
+use serde_json::Value;
+
 use crate::{
-    config::ModelConfig,
+    config::{JsonFile, ModelConfig},
     error::LoadError,
     normalize::{ColorStatistics, Normalization},
     preprocess::{TILE_EDGE_MAX, divide, read_filter},
@@ -35,26 +37,20 @@ impl Clip {
     pub(super) fn read(config: &ModelConfig) -> Result<Self, LoadError> {
         let ModelConfig { model, preprocessor } = config;
         preprocessor.expect_bool("do_resize", true)?;
-        let edge = |field| preprocessor.count_up_to(field, TILE_EDGE_MAX);
-        let resize = if preprocessor.get("size.shortest_edge").is_some() {
-            ClipResize::ShortestEdge(edge("size.shortest_edge")?)
-        } else {
-            ClipResize::Exact(Size::new(edge("size.width")?, edge("size.height")?))
-        };
+        let resize = read_size(preprocessor)?;
         let smallest = match resize {
             ClipResize::ShortestEdge(edge) => Size::square(edge),
             ClipResize::Exact(size) => size,
         };
-        let crop = if preprocessor.optional_bool("do_center_crop")? == Some(false) {
-            match resize {
-                ClipResize::Exact(size) => size,
-                ClipResize::ShortestEdge(_) => {
-                    let problem = "is false, but size has only the shortest edge";
-                    return Err(preprocessor.fault("do_center_crop", problem));
-                }
+        let is_cropped = preprocessor.optional_bool("do_center_crop")?;
+        let crop = match resize {
+            // The processor of SigLIP does not crop.
+            ClipResize::Exact(size) if !is_cropped.unwrap_or(preprocessor.get("crop_size").is_some()) => size,
+            ClipResize::ShortestEdge(_) if is_cropped == Some(false) => {
+                let problem = "is false, but size has only the shortest edge";
+                return Err(preprocessor.fault("do_center_crop", problem));
             }
-        } else {
-            Size::new(edge("crop_size.width")?, edge("crop_size.height")?)
+            ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
         };
         if crop.width > smallest.width || crop.height > smallest.height {
             return Err(preprocessor.fault("crop_size", format!("is {crop}, which is larger than size")));
@@ -116,5 +112,27 @@ impl Clip {
             size: self.crop,
         };
         resize_part(image, size, self.filter, part)
+    }
+}
+
+/// Reads the field `size`; a number is the length of the shortest edge.
+fn read_size(preprocessor: &JsonFile) -> Result<ClipResize, LoadError> {
+    let edge = |field| preprocessor.count_up_to(field, TILE_EDGE_MAX);
+    if preprocessor.get("size").is_some_and(Value::is_number) {
+        Ok(ClipResize::ShortestEdge(edge("size")?))
+    } else if preprocessor.get("size.shortest_edge").is_some() {
+        Ok(ClipResize::ShortestEdge(edge("size.shortest_edge")?))
+    } else {
+        Ok(ClipResize::Exact(Size::new(edge("size.width")?, edge("size.height")?)))
+    }
+}
+
+/// Reads the field `crop_size`; a number is the edge of a square.
+fn read_crop(preprocessor: &JsonFile) -> Result<Size, LoadError> {
+    let edge = |field| preprocessor.count_up_to(field, TILE_EDGE_MAX);
+    if preprocessor.get("crop_size").is_some_and(Value::is_number) {
+        Ok(Size::square(edge("crop_size")?))
+    } else {
+        Ok(Size::new(edge("crop_size.width")?, edge("crop_size.height")?))
     }
 }
