@@ -14,6 +14,7 @@ use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, ByteBudget, HttpLimits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
+use crate::prepare::{Media, MediaReference};
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
 
@@ -150,6 +151,19 @@ impl App {
         };
         let retry_after = self.0.admission.retry_after(Instant::now());
         Error::Overloaded { resource, limit, retry_after }
+    }
+
+    /// Fetches media for a request.
+    ///
+    /// # Errors
+    /// A medium is not allowed, or cannot be fetched.
+    pub(crate) async fn fetch_media(&self, references: Vec<MediaReference>) -> Result<Media, Error> {
+        let media = Media::default();
+        for MediaReference { url: _, param } in references {
+            let problem = "only data: URLs are supported, such as data:image/png;base64,…";
+            return Err(Error::invalid(param, problem));
+        }
+        Ok(media)
     }
 
     /// Returns the admission of requests about stored objects.

@@ -137,6 +137,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
+    /// Size of the cache for the outputs of the image encoder of a vision-language model.
+    ///
+    /// Beyond it: outputs that no request needs are evicted, and further images wait to be encoded.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
+    pub image_cache_size: ByteSize,
+
     /// The precision of the KV cache: u8, bf16, f16, f32, or u4, which is not exact.
     ///
     /// u4 uses 0.6 times the memory of u8. Default: the device's preferred precision.

@@ -13,15 +13,17 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use server_engine::{
-    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, SchedulerConfig, SpillConfig,
+    CacheLayout, Clock, DraftRunner, EncoderConfig, Engine, EngineConfig, EngineOptions, SchedulerConfig,
+    SpillConfig,
 };
 use server_text::{LoadOptions, ModelText, TextSource};
 
 use crate::app::ServedModel;
 use crate::args::Backend;
+use crate::image_reader::ImageReader;
 use crate::metrics::Metrics;
 use crate::model::Model;
-use runners::Runners;
+use runners::{ImageBackend, Runners};
 
 pub use built_in_text::{built_in_text, built_in_text_with};
 pub(crate) use config::{BackendConfig, KvSpill, OpenVinoConfig};
@@ -38,7 +40,14 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
     let context = config.max_model_len.or(trained.flatten());
     let LoadedModel { texts: Texts { text, draft_model_len }, runners } =
         load(config, source.as_ref(), context)?;
-    let Runners { model: runner, draft, description, identity } = runners;
+    let Runners { model: runner, draft, description, identity, images } = runners;
+    let (reader, encoder) = match images {
+        None => (None, None),
+        Some(ImageBackend { processor, encoder, content }) => {
+            let reader = ImageReader::new(processor, &text, content, config.max_image_memory)?;
+            (Some(reader), Some(EncoderConfig { encoder, cache_bytes: config.image_cache_size }))
+        }
+    };
     let layout = runner.layout();
     let engine_config = EngineConfig {
         scheduler: SchedulerConfig {
@@ -62,14 +71,15 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
         identity,
     });
     let draft = draft.map(|runner| DraftRunner { runner, max_model_len: draft_model_len });
-    let options = EngineOptions { draft, spill, encoder: None, sampling_threads: None };
+    let options = EngineOptions { draft, spill, encoder, sampling_threads: None };
     let engine = Engine::start_with_options(engine_config, runner, options, metrics.observer())
         .context("failed to start the engine")?;
     let mut model = Model::new(config.names(), text, &description)
         .with_formats(config.tool_parser, config.reasoning_parser)?
         .with_adapters(config.adapters.clone())
         .with_tokenizer_memory(config.max_tokenizer_memory)
-        .with_api_rules(config.api_rules);
+        .with_api_rules(config.api_rules)
+        .with_images(reader);
     model.prompt_lookup = config.prompt_lookup;
     model.grammar_trials = true;
     let CacheLayout { block_tokens, blocks_total, block_bytes, vocabulary } = layout;
@@ -141,6 +151,7 @@ fn load_texts(config: &BackendConfig, source: Option<&TextSource>) -> anyhow::Re
     let started = Instant::now();
     let mut text = match source {
         Some(source) => source.load(&LoadOptions::default()).context(NO_TOKENIZER)?,
+        None if config.sim.sim_images => sim::text_with_images()?,
         None => built_in_text()?,
     };
     tracing::info!(ms = started.elapsed().as_millis() as u64, "loaded the tokenizer");

@@ -9,6 +9,8 @@ use proto::replica_token;
 use server_engine::{Failure, Rejection, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, RequestError};
 
+use crate::prepare::MediaReference;
+
 /// The reason why a request was rejected or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
@@ -23,6 +25,9 @@ pub(crate) enum Error {
     ContextLength { param: String, message: String },
     #[error("this server does not serve the model {0:?}")]
     UnknownModel(String),
+    /// The request cannot be prepared before these media are fetched. Clients never see this error.
+    #[error("the media of the request were not fetched")]
+    MediaNeeded(Vec<MediaReference>),
     /// The object with this ID is not stored. It may have been deleted.
     #[error("{message}")]
     NotStored { code: &'static str, param: Option<String>, message: String },
@@ -55,6 +60,8 @@ pub(crate) enum Error {
     /// A resource that all requests share before they reach the engine is exhausted.
     #[error("{resource} (limit: {limit})")]
     Overloaded { resource: Resource, limit: String, retry_after: Duration },
+    #[error("the images of other requests use the memory for images (limit: {0} bytes)")]
+    ImageMemoryFull(usize),
     #[error("the model is being loaded")]
     Starting,
     #[error("the server is shutting down")]
@@ -164,6 +171,9 @@ impl Error {
             Self::Overloaded { resource, .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, RATE, Some(resource.code()), None)
             }
+            Self::ImageMemoryFull(_) => {
+                (StatusCode::TOO_MANY_REQUESTS, RATE, Some("image_memory_full"), None)
+            }
             Self::Busy => (StatusCode::CONFLICT, REQUEST, Some("requests_in_work"), None),
             Self::Starting => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("starting"), None),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopping"), None),
@@ -185,7 +195,9 @@ impl Error {
             Self::Failed(Failure::Step(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("step_failed"), None)
             }
-            Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("internal"), None),
+            Self::Internal(_) | Self::MediaNeeded(_) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("internal"), None)
+            }
         }
     }
 
@@ -207,10 +219,11 @@ impl Error {
             Self::TooManyRequests { .. } => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
             Self::Overloaded { resource, .. } => resource.code(),
+            Self::ImageMemoryFull(_) => "image_memory_full",
             Self::Starting => "starting",
             Self::Stopping => "stopping",
             Self::Busy => "busy",
-            Self::Internal(_) => "internal",
+            Self::Internal(_) | Self::MediaNeeded(_) => "internal",
             Self::Failed(Failure::NoToken(_)) => "no_token_left",
             Self::Failed(Failure::TooComplex(_)) => "form_too_complex",
             Self::Failed(Failure::Wake(_)) => "wake_failed",
@@ -241,9 +254,10 @@ impl Error {
             Self::TooManyRequests { retry_after, .. }
             | Self::QueueFull { retry_after, .. }
             | Self::Overloaded { retry_after, .. } => Some(*retry_after),
-            Self::Starting | Self::Stopping | Self::Failed(Failure::Stopped | Failure::Wake(_)) => {
-                Some(RETRY_AFTER_MIN)
-            }
+            Self::ImageMemoryFull(_)
+            | Self::Starting
+            | Self::Stopping
+            | Self::Failed(Failure::Stopped | Failure::Wake(_)) => Some(RETRY_AFTER_MIN),
             _ => None,
         }
     }

@@ -23,6 +23,7 @@ mod dispatches;
 mod drain;
 mod error;
 mod fetch;
+mod image_reader;
 mod lifecycle;
 mod limits;
 mod listen;

@@ -157,6 +157,8 @@ pub(crate) struct Admission {
 pub(crate) struct AdmittedRequest {
     completions: Arc<Mutex<CompletionTimes>>,
     _permit: OwnedSemaphorePermit,
+    /// The memory of the images of the request.
+    _image_memory: Option<ByteClaim>,
 }
 
 impl Admission {
@@ -174,7 +176,8 @@ impl Admission {
             limit: self.max_requests,
             retry_after: self.retry_after(Instant::now()),
         })?;
-        Ok(AdmittedRequest { completions: Arc::clone(&self.completions), _permit: permit })
+        let completions = Arc::clone(&self.completions);
+        Ok(AdmittedRequest { completions, _permit: permit, _image_memory: None })
     }
 
     pub(crate) fn max_requests(&self) -> usize {
@@ -197,6 +200,11 @@ impl Admission {
 }
 
 impl AdmittedRequest {
+    /// Keeps the memory of the images until the request is complete.
+    pub(crate) fn with_image_memory(self, image_memory: Option<ByteClaim>) -> Self {
+        Self { _image_memory: image_memory, ..self }
+    }
+
     /// Records that the request was answered completely.
     pub(crate) fn ended(&self, now: Instant) {
         lock(&self.completions).push(now);

@@ -12,6 +12,7 @@ use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
 use crate::api_rules::ApiRules;
 use crate::args::NamedAdapter;
 use crate::error::Error;
+use crate::image_reader::ImageReader;
 use crate::limits::{TOKENIZER_MEMORY_DEFAULT, TokenizerMemory, TrialProcesses};
 
 /// A model that the server serves.
@@ -39,6 +40,8 @@ pub struct Model {
     pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
+    /// `None` if the model reads no images.
+    pub(crate) images: Option<ImageReader>,
     /// The adapters of the model, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
     /// The compiler for structured output, which is created on first use.
@@ -70,6 +73,7 @@ impl Model {
             tokenizer_memory: TokenizerMemory::new(TOKENIZER_MEMORY_DEFAULT),
             grammar_trials: false,
             api_rules: ApiRules::default(),
+            images: None,
             adapters: Vec::new(),
             compiler: OnceLock::new(),
         };
@@ -107,6 +111,12 @@ impl Model {
     #[must_use]
     pub fn with_api_rules(self, api_rules: ApiRules) -> Self {
         Self { api_rules, ..self }
+    }
+
+    /// Sets the reader of images.
+    #[must_use]
+    pub(crate) fn with_images(self, images: Option<ImageReader>) -> Self {
+        Self { images, ..self }
     }
 
     /// Returns the formats of the model's tool calls and reasoning.

@@ -102,6 +102,7 @@ impl Args {
             device,
             numa_node: _,
             kv_cache_size,
+            image_cache_size,
             kv_cache_precision,
             activation_precision,
             cache_dir,
@@ -163,6 +164,8 @@ impl Args {
                 draft_model,
                 kv_spill: spill.kv_spill_dir.map(|dir| KvSpill { dir, bytes: spill.kv_spill_bytes.0 }),
                 max_tokenizer_memory: limits.max_tokenizer_memory.to_usize(),
+                max_image_memory: limits.max_image_memory.to_usize(),
+                image_cache_size: image_cache_size.0,
             },
         }
     }

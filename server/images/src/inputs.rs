@@ -53,6 +53,41 @@ pub enum EncoderInputs {
     Slices(Vec<ResamplerSlice>),
 }
 
+impl EncoderInputs {
+    /// The memory that the values of the inputs take, in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        fn tensor<T>(tensor: &Tensor<T>) -> usize {
+            size_of_val(tensor.values())
+        }
+        match self {
+            Self::Qwen(QwenPatches { hidden_states, rotary_pos_emb, windows, position_embeddings }) => {
+                let windows = windows.as_ref().map_or(0, |windows| {
+                    size_of_val(&windows.window_index[..]) + size_of_val(&windows.window_patches[..])
+                });
+                let embeddings = position_embeddings.as_ref();
+                let embeddings =
+                    embeddings.map_or(0, |positions| tensor(&positions.indices) + tensor(&positions.weights));
+                tensor(hidden_states) + tensor(rotary_pos_emb) + windows + embeddings
+            }
+            Self::Tiles(pixel_values) => tensor(pixel_values),
+            Self::MaskedTiles(MaskedTiles { pixel_values, patch_attention_mask, patch_position_ids }) => {
+                tensor(pixel_values) + tensor(patch_attention_mask) + tensor(patch_position_ids)
+            }
+            Self::Slices(slices) => slices
+                .iter()
+                .map(|slice| {
+                    tensor(&slice.pixel_values)
+                        + tensor(&slice.patch_attention_mask)
+                        + tensor(&slice.position_ids)
+                        + tensor(&slice.pos_embed)
+                        + tensor(&slice.key_padding_mask)
+                })
+                .sum(),
+        }
+    }
+}
+
 /// The inputs of Qwen's encoder for one image. The patches are in block order: merge blocks row by row, and the patches of
 /// a block row by row. One merged token stands for each block of `spatial_merge_size`² patches.
 ///

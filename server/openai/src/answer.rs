@@ -53,6 +53,9 @@ pub struct CompletionTokensDetails {
 pub struct PromptTokensDetails {
     /// The number of tokens that were in the prefix cache and did not have to be computed.
     pub cached_tokens: u64,
+    /// The number of tokens that images take; absent if there are no images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_tokens: Option<u64>,
 }
 
 /// The complete response of the chat endpoint.

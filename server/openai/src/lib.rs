@@ -27,6 +27,7 @@ pub use logprobs::{
 pub use model::{Model, ModelList};
 pub use parse::{RequestError, object};
 pub use request::{
-    ChatRequest, CompletionRequest, Content, ContentPart, Generation, Message, Prompt, Stop, StreamOptions,
+    ChatRequest, CompletionRequest, Content, ContentPart, Generation, ImageUrl, Message, Prompt, Stop,
+    StreamOptions,
 };
 pub use tokens::{DetokenizeRequest, DetokenizeResponse, Lists, Texts, TokenizeRequest, TokenizeResponse};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -275,7 +275,7 @@ pub enum Content {
 }
 
 /// A part of the content of a message. The server decides which types it supports.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct ContentPart {
     /// The type of the part, such as `text` or `image_url`.
     pub r#type: String,
@@ -285,6 +285,53 @@ pub struct ContentPart {
     /// The text of a part of type `refusal`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
+    /// The image of a part of type `image_url`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_url: Option<ImageUrl>,
+}
+
+/// The location of an image. A string is the URL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageUrl {
+    /// The URL, which may contain the image itself (`data:`).
+    pub url: String,
+    /// The level of detail: `low`, `high` or `auto`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+    /// The parameter of the request that contains the image, if the index of the message does not identify it.
+    #[serde(skip)]
+    pub param: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for ImageUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ImageUrlVisitor)
+    }
+}
+
+struct ImageUrlVisitor;
+
+impl<'de> Visitor<'de> for ImageUrlVisitor {
+    type Value = ImageUrl;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object with a url, or a string")
+    }
+
+    fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {
+        Ok(ImageUrl { url: url.to_owned(), detail: None, param: None })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<ImageUrl, A::Error> {
+        #[derive(Deserialize)]
+        struct Members {
+            url: String,
+            #[serde(default)]
+            detail: Option<String>,
+        }
+        let Members { url, detail } = Members::deserialize(de::value::MapAccessDeserializer::new(members))?;
+        Ok(ImageUrl { url, detail, param: None })
+    }
 }
 
 /// The prompts of a request.

@@ -54,6 +54,13 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
+    /// Memory for images of requests after preprocessing, from their arrival until the answers are complete.
+    ///
+    /// Beyond it: 429, `image_memory_full`, with `Retry-After`; a request whose images alone need more gets 400,
+    /// `array_above_max_length`.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub max_image_memory: ByteSize,
+
     /// Number of open HTTP connections.
     ///
     /// Beyond it: further connections wait, and connections without a request are closed after one second to make room

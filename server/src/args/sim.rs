@@ -56,6 +56,10 @@ pub struct SimArgs {
     #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
+    /// Simulate a model that reads images. Each image takes 16 tokens. Only without --model.
+    #[arg(long)]
+    pub sim_images: bool,
+
     /// Context length in tokens of a model whose files do not have one.
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = value_parser!(u32).range(2..))]
     pub sim_model_len: u32,

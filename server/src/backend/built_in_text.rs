@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use server_text::ModelText;
 
 /// The built-in chat template.
-const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+pub(super) const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 

@@ -38,6 +38,10 @@ pub(crate) struct BackendConfig {
     pub(crate) kv_spill: Option<KvSpill>,
     /// Size in bytes of the memory for texts that are being tokenized.
     pub(crate) max_tokenizer_memory: usize,
+    /// Size in bytes of the memory for images of requests.
+    pub(crate) max_image_memory: usize,
+    /// Size in bytes of the cache for outputs of the image encoder.
+    pub(crate) image_cache_size: u64,
 }
 
 /// The directory for evicted blocks.

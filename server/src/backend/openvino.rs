@@ -1,13 +1,15 @@
 //! The OpenVINO backend.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use server_engine::{ModelRunner, SpillIdentity};
+use server_images::ImageProcessor;
 use server_openvino as runtime;
 
 use super::config::{BackendConfig, OpenVinoConfig};
-use super::runners::Runners;
+use super::runners::{ImageBackend, Runners};
 use crate::args::{ActivationPrecision, NamedAdapter};
 
 /// The context length of a model whose files do not specify one.
@@ -34,13 +36,26 @@ pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Resu
     for (adapter, digest) in config.adapters.iter().zip(&loaded.adapter_digests) {
         description.push_str(&format!(" {}:{digest:016x}", adapter.name));
     }
+    let encoder = runtime::load_image_encoder(&runtime_config).context("failed to load the image encoder")?;
+    let image_backend = |encoder: runtime::OpenVinoImageEncoder| {
+        tracing::info!(kernels = %encoder.report(), "compiled the image encoder");
+        description.push_str(&format!(" {}", encoder.report().precision));
+        let processor =
+            ImageProcessor::load(&runtime_config.model).context("failed to load the image processor")?;
+        anyhow::Ok(ImageBackend {
+            processor,
+            encoder: Box::new(encoder),
+            content: |inputs, feature_rows| Arc::new(runtime::EncoderImage { inputs, feature_rows }),
+        })
+    };
+    let images = encoder.map(image_backend).transpose()?;
     let cache = loaded.cache_identity;
     let identity = SpillIdentity {
         description: cache.description,
         files: cache.files,
         adapters: loaded.adapter_digests,
     };
-    Ok(Runners { model, draft, description, identity })
+    Ok(Runners { model, draft, description, identity, images })
 }
 
 /// The configuration of the OpenVINO crate.

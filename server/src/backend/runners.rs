@@ -1,6 +1,9 @@
 //! The runners of a loaded model.
 
-use server_engine::{ModelRunner, SpillIdentity};
+use server_engine::{ImageEncoder, ModelRunner, SpillIdentity};
+use server_images::ImageProcessor;
+
+use crate::image_reader::EncoderContent;
 
 /// The runners of a model and of its draft model.
 pub(super) struct Runners {
@@ -10,4 +13,13 @@ pub(super) struct Runners {
     pub(super) description: String,
     /// The identity of the blocks in the KV cache.
     pub(super) identity: SpillIdentity,
+    /// `None` if the model reads no images.
+    pub(super) images: Option<ImageBackend>,
+}
+
+/// The image encoder of a model.
+pub(super) struct ImageBackend {
+    pub(super) processor: ImageProcessor,
+    pub(super) encoder: Box<dyn ImageEncoder>,
+    pub(super) content: EncoderContent,
 }

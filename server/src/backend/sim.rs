@@ -1,13 +1,17 @@
 //! The simulator backend.
 
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use serde_json::json;
-use server_engine::sim::{SimConfig, SimCosts, SimFault, SimFaultKind, SimRunner, SimScript};
+use server_engine::sim::{SimConfig, SimCosts, SimEncoder, SimFault, SimFaultKind, SimRunner, SimScript};
 use server_engine::{Clock, ModelRunner, SpillIdentity};
+use server_images::ImageProcessor;
 use server_text::{ModelText, RenderInput};
 
+use super::built_in_text::{TEMPLATE, built_in_text_with};
 use super::config::BackendConfig;
-use super::runners::Runners;
+use super::runners::{ImageBackend, Runners};
 use crate::args::SimArgs;
 
 /// Creates a simulated model and, if the configuration has a draft model, a simulated draft model at a tenth of the costs.
@@ -25,7 +29,29 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
     });
     let adapters = (1..=config.adapters.len() as u64).collect();
     let identity = SpillIdentity { description: "sim".to_owned(), files: Vec::new(), adapters };
-    Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity })
+    let images = config.sim.sim_images.then(image_backend).transpose()?;
+    Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity, images })
+}
+
+/// Returns the encoder of a simulated model of the LLaVA family, which divides an image into 16 parts.
+fn image_backend() -> anyhow::Result<ImageBackend> {
+    let config = json!({
+        "model_type": "llava", "vision_feature_select_strategy": "default",
+        "vision_config": {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 56}
+    });
+    let preprocessor = json!({"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}});
+    let processor =
+        ImageProcessor::from_values(config, preprocessor).context("failed to create the image processor")?;
+    Ok(ImageBackend {
+        processor,
+        encoder: Box::new(SimEncoder::default()),
+        content: |inputs, _| Arc::new(inputs),
+    })
+}
+
+/// Returns the built-in tokenizer with the token that images need.
+pub(super) fn text_with_images() -> anyhow::Result<ModelText> {
+    built_in_text_with(TEMPLATE, &["<image>"])
 }
 
 fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Box<dyn ModelRunner>> {
@@ -36,6 +62,7 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
         sim_blocks,
         sim_block_tokens,
         sim_fatal_step,
+        sim_images: _,
         sim_model_len: _,
         ref sim_answers,
     } = *sim;

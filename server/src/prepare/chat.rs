@@ -64,7 +64,8 @@ pub(super) fn prepare_conversation(
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     resolved.check_choices(1)?;
-    let rendered = prompt::render(conversation, target.model, resolved.prompt_tokens_max(target))?;
+    let tokens_max_of_prompt = resolved.prompt_tokens_max(target);
+    let rendered = prompt::render(conversation, target.model, target.media, tokens_max_of_prompt)?;
     resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
     // If a request asks for special tokens, the text is not parsed, as in OVMS.
@@ -72,7 +73,11 @@ pub(super) fn prepare_conversation(
         let parser = ParserSettings::of(conversation, rendered.end, target.model, target.seed);
         resolved.text.parser = parser.map(Arc::new);
     }
-    let source =
-        PromptSource { prompts: vec![rendered.tokens], param: conversation.param, echoes: Vec::new() };
+    let source = PromptSource {
+        prompts: vec![rendered.tokens],
+        param: conversation.param,
+        echoes: Vec::new(),
+        images: rendered.images,
+    };
     resolved.prepare(model, source, tokens_max, target)
 }

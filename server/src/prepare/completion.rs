@@ -49,7 +49,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),
         Some(suffix) => {
             let prompts = infill::prompts(prompt, &suffix, target.model, prompt_tokens_max)?;
-            PromptSource { prompts, param: "prompt", echoes: Vec::new() }
+            PromptSource { prompts, param: "prompt", echoes: Vec::new(), images: Vec::new() }
         }
     };
     resolved.prepare(model, source, tokens_max, target)
@@ -77,5 +77,5 @@ fn tokenize(
     if prompts.is_empty() {
         return Err(Error::coded("empty_array", "prompt", "is empty"));
     }
-    Ok(PromptSource { prompts, param: "prompt", echoes })
+    Ok(PromptSource { prompts, param: "prompt", echoes, images: Vec::new() })
 }

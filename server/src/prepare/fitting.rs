@@ -1,25 +1,46 @@
 //! Finds the longest end of a conversation that fits into the context length. Few attempts are made, because each
 //! renders and tokenizes a conversation.
 
-use server_openai::Message;
+use std::borrow::Cow;
+
+use server_openai::{Content, Message};
 
 use super::encode::{Encoder, Surround};
+use super::images;
+use super::media::Media;
 use crate::model::Model;
 
 /// Guesses which of `cuts` is the first that leaves at most `tokens_max` tokens. For the guess, the messages are
 /// tokenized as JSON, starting with the last one, until they exceed the limit.
-pub(super) fn guess_cut(messages: &[Message], cuts: &[usize], model: &Model, tokens_max: u32) -> usize {
+pub(super) fn guess_cut(
+    messages: &[Message],
+    cuts: &[usize],
+    model: &Model,
+    media: &Media,
+    tokens_max: u32,
+) -> usize {
     let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max) };
     let mut tokens = 0;
     for (at, message) in messages.iter().enumerate().rev() {
-        let text = serde_json::to_string(message).unwrap_or_default();
+        let images = model.images.as_ref().map_or(0, |reader| images::num_tokens_of(message, reader, media));
+        let text = serde_json::to_string(&without_images(message)).unwrap_or_default();
         let Ok(more) = encoder.text(&text, Surround::Absent) else { return after(cuts, at) };
-        tokens += more.len();
+        tokens += images + more.len();
         if tokens > tokens_max as usize {
             return after(cuts, at);
         }
     }
     0
+}
+
+/// Returns the message without the locations of images, which are not tokenized.
+fn without_images(message: &Message) -> Cow<'_, Message> {
+    let Some(Content::Parts(parts)) = &message.content else { return Cow::Borrowed(message) };
+    if !parts.iter().any(images::is_image) {
+        return Cow::Borrowed(message);
+    }
+    let parts = parts.iter().filter(|part| !images::is_image(part)).cloned().collect();
+    Cow::Owned(Message { content: Some(Content::Parts(parts)), ..message.clone() })
 }
 
 /// Returns the index of the first of `cuts` that excludes the message at `at`.
@@ -113,11 +134,11 @@ mod tests {
             messages[from..].iter().map(|message| serde_json::to_string(message).unwrap().len()).sum()
         };
         for tokens_max in [0, 50, 1000, 3000] {
-            let guess = guess_cut(&messages, &cuts, &model, tokens_max);
+            let guess = guess_cut(&messages, &cuts, &model, &Media::default(), tokens_max);
             let fits = |guess: usize| cuts.get(guess).is_none_or(|&cut| tokens(cut) <= tokens_max as usize);
             assert!(fits(guess) && !fits(guess - 1), "{tokens_max}: {guess}");
         }
-        assert_eq!(guess_cut(&messages, &cuts, &model, 1 << 20), 0);
+        assert_eq!(guess_cut(&messages, &cuts, &model, &Media::default(), 1 << 20), 0);
     }
 
     #[test]

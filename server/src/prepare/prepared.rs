@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use server_engine::{Request, TokenId};
 
+use super::media::Media;
 use super::parser_settings::ParserSettings;
+use crate::limits::ByteClaim;
 use crate::model::Model;
 
 /// The model and the limits that a request is prepared for.
@@ -12,6 +14,8 @@ use crate::model::Model;
 pub(crate) struct Target<'a> {
     pub(crate) model: &'a Model,
     pub(crate) limits: server_engine::EngineLimits,
+    /// The media that were fetched for the request.
+    pub(crate) media: &'a Media,
     /// The seed for a request that does not set one.
     pub(crate) seed: u64,
 }
@@ -21,6 +25,8 @@ pub(crate) struct Target<'a> {
 pub(crate) struct PreparedRequest {
     /// The requests to the engine, one for each prompt.
     pub(crate) prompts: Vec<Request>,
+    /// The memory of the images, which is needed until the answer is complete.
+    pub(crate) image_memory: Option<ByteClaim>,
     /// The prefix of the text of each prompt's choices, which may be empty.
     pub(crate) echoes: Vec<String>,
     /// How tokens become text.

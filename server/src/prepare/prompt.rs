@@ -12,6 +12,8 @@ use server_text::{Abilities, ChatTemplate, RenderError, RenderInput, ToolsPlace}
 
 use super::conversation::{Conversation, Effort};
 use super::encode::{Encoder, Surround};
+use super::images::{self, ConversationImage};
+use super::media::Media;
 use crate::error::Error;
 use crate::model::Model;
 
@@ -30,6 +32,8 @@ const END_BYTES: usize = 256;
 /// A rendered and tokenized prompt.
 pub(super) struct RenderedPrompt {
     pub(super) tokens: Vec<TokenId>,
+    /// The images, whose tokens are in `tokens`.
+    pub(super) images: Vec<ConversationImage>,
     /// The end of the text of the prompt.
     pub(super) end: String,
 }
@@ -38,6 +42,7 @@ pub(super) struct RenderedPrompt {
 pub(super) fn render(
     conversation: &Conversation,
     model: &Model,
+    media: &Media,
     tokens_max: Option<u32>,
 ) -> Result<RenderedPrompt, Error> {
     let param = conversation.param;
@@ -60,6 +65,10 @@ pub(super) fn render(
             return Err(Error::invalid(format!("chat_template_kwargs.{reserved}"), problem));
         }
     }
+    let images = match &model.images {
+        Some(reader) => images::read(&conversation.messages, param, reader, media)?,
+        None => images::reject(&conversation.messages, param)?,
+    };
     let text = text(conversation, template, model).map_err(|error| match error {
         RenderFailure::Conversation(error) => error,
         RenderFailure::Render(RenderError::Refused(reason)) => {
@@ -76,7 +85,15 @@ pub(super) fn render(
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
     let encoder = Encoder { model, param, tokens_max };
-    Ok(RenderedPrompt { tokens: encoder.prompt(&text, Surround::Absent)?, end })
+    let Some(reader) = &model.images else {
+        return Ok(RenderedPrompt { tokens: encoder.prompt(&text, Surround::Absent)?, images, end });
+    };
+    let text = images::expand(&text, &images, param, reader, tokens_max)?;
+    // Templates of vision-language models often omit the token that begins a text, as in transformers.
+    let tokenizer = &model.text.tokenizer;
+    let has_start = tokenizer.bos().is_none_or(|start| text.starts_with(&tokenizer.token_text(start)));
+    let tokens = encoder.prompt(&text, Surround::added_if(!has_start))?;
+    Ok(RenderedPrompt { tokens, images, end })
 }
 
 /// The reason why a conversation could not be rendered.

@@ -8,6 +8,7 @@ use server_engine::{
 };
 use server_openai::Generation;
 
+use super::images::{self, AssignedImages, ConversationImage};
 use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
 use crate::limits::CHOICES_MAX;
@@ -19,6 +20,8 @@ pub(super) struct PromptSource {
     pub(super) param: &'static str,
     /// The texts of the prompts, or empty if they are not echoed.
     pub(super) echoes: Vec<String>,
+    /// The images of the only prompt, if it has any.
+    pub(super) images: Vec<ConversationImage>,
 }
 
 /// The number of tokens at the end of a prompt that remain after truncation.
@@ -105,17 +108,30 @@ impl ResolvedParameters {
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
     ) -> Result<PreparedRequest, Error> {
-        let PromptSource { prompts, param, mut echoes } = source;
+        let PromptSource { prompts, param, mut echoes, images } = source;
+        if !images.is_empty() && self.sampling.prompt_logprobs.is_some() {
+            return Err(Error::invalid("prompt_logprobs", "cannot be combined with images"));
+        }
         let count = prompts.len();
         let tokenizer = &target.model.text.tokenizer;
         let mut requests = Vec::with_capacity(count);
         for (index, mut prompt) in prompts.into_iter().enumerate() {
-            if self.truncate(&mut prompt, tokens_max, target)
-                && let Some(echo) = echoes.get_mut(index).filter(|echo| !echo.is_empty())
-            {
+            let is_truncated = self.truncate(&mut prompt, tokens_max, target);
+            if is_truncated && !images.is_empty() {
+                let problem = "cannot remove the beginning of a prompt with images";
+                return Err(Error::invalid("truncate_prompt_tokens", problem));
+            }
+            if is_truncated && let Some(echo) = echoes.get_mut(index).filter(|echo| !echo.is_empty()) {
                 *echo = tokenizer.decode(&prompt, false);
             }
-            requests.push(self.request(prompt, param, tokens_max, target)?);
+            requests.push(self.request(prompt, &images, param, tokens_max, target)?);
+        }
+        let mut image_memory = None;
+        if let (Some(reader), [request]) = (&target.model.images, &mut requests[..])
+            && let Some(assigned) = images::assign(images, &request.prompt, param, reader)?
+        {
+            let AssignedImages { images, memory } = assigned;
+            (request.images, image_memory) = (Some(images), Some(memory));
         }
         echoes.resize(count, String::new());
         let discards = tokens_max.is_some_and(|most| most.tokens == 0);
@@ -135,17 +151,19 @@ impl ResolvedParameters {
                 Vec::new()
             },
         };
-        Ok(PreparedRequest { prompts: requests, echoes, text: TextRule { discards, ..self.text }, reply })
+        let text = TextRule { discards, ..self.text };
+        Ok(PreparedRequest { prompts: requests, image_memory, echoes, text, reply })
     }
 
     fn request(
         &self,
         prompt: Vec<TokenId>,
+        images: &[ConversationImage],
         param: &'static str,
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
     ) -> Result<Request, Error> {
-        let tokens_max = self.room(&prompt, param, tokens_max, target)?;
+        let tokens_max = self.room(&prompt, images, param, tokens_max, target)?;
         let tokens_min = self.text.tokens_min;
         if tokens_min > tokens_max {
             let problem =
@@ -196,6 +214,7 @@ impl ResolvedParameters {
     fn room(
         &self,
         prompt: &[TokenId],
+        images: &[ConversationImage],
         param: &'static str,
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
@@ -211,9 +230,15 @@ impl ResolvedParameters {
             return Err(Error::invalid(param, "is empty"));
         }
         let tokens = prompt.len();
+        let for_images = match images::num_tokens(images) {
+            0 => String::new(),
+            count => format!(" ({count} of them for images)"),
+        };
         let room = u32::try_from(tokens).ok().and_then(|tokens| length.checked_sub(tokens)).unwrap_or(0);
         if room == 0 {
-            let message = format!("{param}: the prompt has {tokens} tokens, which leaves no room in {limit}");
+            let message = format!(
+                "{param}: the prompt has {tokens} tokens{for_images}, which leaves no room in {limit}"
+            );
             return Err(Error::ContextLength { param: param.to_owned(), message });
         }
         match tokens_max {
@@ -221,7 +246,7 @@ impl ResolvedParameters {
             Some(requested) if requested.tokens <= room => Ok(requested.tokens),
             Some(TokensMax { param, tokens: requested }) => {
                 let message = format!(
-                    "{param}: {tokens} prompt tokens and {requested} generated tokens exceed {limit}"
+                    "{param}: {tokens} prompt tokens{for_images} and {requested} generated tokens exceed {limit}"
                 );
                 Err(Error::ContextLength { param: param.to_owned(), message })
             }

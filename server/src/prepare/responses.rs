@@ -153,8 +153,7 @@ pub(crate) fn responses(
     if input.is_empty() && context.history.is_empty() {
         return Err(Error::missing("input"));
     }
-    let items = context.history.iter().chain(&input).map(Arc::as_ref);
-    let messages = messages::messages(request.instructions.as_deref(), items);
+    let messages = messages::messages(request.instructions.as_deref(), &context.history, &input);
     let mut tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
     let call_names = CallNames::of(&tools.offered);
     let conversation = conversation(request, messages, std::mem::take(&mut tools.offered))?;
@@ -291,7 +290,8 @@ fn prepare_fitting(
     let room = target.limits.requests.max_model_len / ANSWER_SHARE;
     let left = tokens_max.unwrap_or(TokensMax { param: "max_output_tokens", tokens: room.max(1) });
     let tokens_max_of_prompt = target.limits.requests.max_model_len.saturating_sub(left.tokens);
-    let guess = guess_cut(&conversation.messages, &cuts, target.model, tokens_max_of_prompt);
+    let Target { model: served, media, .. } = target;
+    let guess = guess_cut(&conversation.messages, &cuts, served, media, tokens_max_of_prompt);
     let fitting = first_fitting(cuts.len(), guess, |at| match prepare(rest(cuts[at]), Some(left)) {
         Ok(prepared) => Ok(Some(prepared)),
         Err(error) if is_too_long(&error) => Ok(None),

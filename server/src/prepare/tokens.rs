@@ -36,7 +36,7 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
         (None, Some(prompt), false) => (prompt, "prompt"),
         (None, None, true) => {
             let conversation = Conversation::of_chat(ChatRequest::read(request)?)?;
-            let tokens = prompt::render(&conversation, target.model, None)?.tokens;
+            let tokens = prompt::render(&conversation, target.model, target.media, None)?.tokens;
             return fitted(Lists::One(tokens), &wire, target);
         }
         (None, None, false) => {

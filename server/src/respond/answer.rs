@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use server_engine::{DraftCounts, Event, ScoredToken, TokenStream};
-use server_openai::{CompletionTokensDetails, PromptTokensDetails, Usage};
+use server_openai::{CompletionTokensDetails, Usage};
 use server_parsers::ReasoningFormat;
 use server_text::Tokenizer;
 
@@ -72,6 +72,8 @@ pub(crate) struct SubmittedPrompt {
     pub(crate) stream: TokenStream,
     pub(crate) choices: u32,
     pub(crate) prompt_tokens: usize,
+    /// Number of these tokens that images take.
+    pub(crate) image_tokens: u64,
     /// Whether the log probabilities of the prompt are requested.
     pub(crate) is_scored: bool,
 }
@@ -96,8 +98,11 @@ impl Answer {
         let mut first = 0;
         let prompts = submitted
             .into_iter()
-            .map(|SubmittedPrompt { stream, choices, prompt_tokens, is_scored }| {
+            .map(|SubmittedPrompt { stream, choices, prompt_tokens, image_tokens, is_scored }| {
                 usage.prompt_tokens += prompt_tokens as u64;
+                if image_tokens > 0 {
+                    *usage.prompt_tokens_details.image_tokens.get_or_insert_default() += image_tokens;
+                }
                 let prompt = PromptAnswer {
                     stream: Some(stream),
                     choices: (0..choices).map(|_| Choice::new(tokenizer, rule)).collect(),
@@ -232,8 +237,7 @@ impl PromptAnswer {
             let Poll::Ready(event) = stream.poll_next(context) else { return Ok(()) };
             match event {
                 Some(Event::Started { cached_tokens }) => {
-                    let PromptTokensDetails { cached_tokens: cached } = &mut usage.prompt_tokens_details;
-                    *cached += u64::from(cached_tokens);
+                    usage.prompt_tokens_details.cached_tokens += u64::from(cached_tokens);
                 }
                 Some(Event::Scored { mut tokens }) => {
                     tokens.iter_mut().for_each(|scored| choice::floor(&mut scored.logprobs));

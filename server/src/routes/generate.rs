@@ -159,8 +159,10 @@ async fn accept<E: TextEndpoint>(
     let served = app.served()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
-    let PreparedRequest { mut prompts, echoes, text, reply } = prepare::<E>(app, body, id, tenant).await?;
+    let PreparedRequest { mut prompts, image_memory, echoes, text, reply } =
+        prepare::<E>(app, body, id, tenant).await?;
     tenant.claim(&mut prompts);
+    let admitted = admitted.with_image_memory(image_memory);
     let id = format!("{}-{id}", E::ID_PREFIX);
     let (text, choices) = (&text, reply.choices);
     let submission =
@@ -187,11 +189,11 @@ async fn prepare<E: TextEndpoint>(
     tenant: Tenant,
 ) -> Result<PreparedRequest, Error> {
     let is_light = preparation::is_light(&body);
-    let work = move |app: &App| {
+    preparation::with_media(app, tenant, is_light, move |app, media| {
         let ServedModel { model, engine, .. } = app.served()?;
-        E::prepare(&body, Target { model, limits: engine.limits(), seed: id.seed() })
-    };
-    if is_light { work(app) } else { preparation::on_thread(app, tenant, work).await }
+        E::prepare(&body, Target { model, limits: engine.limits(), media, seed: id.seed() })
+    })
+    .await
 }
 
 /// Returns the response with the answer. An error before the first delta is returned as an error response.

@@ -1,9 +1,11 @@
 //! Prepares small requests on the threads that serve connections, and other requests on separate threads.
 
+use std::sync::Arc;
+
 use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::NoSlot;
-use crate::prepare;
+use crate::prepare::{self, Media};
 use crate::tenant::Tenant;
 
 /// Size up to which a body is prepared inline. Larger bodies, and those with a form that must be compiled, are prepared
@@ -12,7 +14,28 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a body can be prepared so quickly that it needs no separate thread.
 pub(super) fn is_light(body: &[u8]) -> bool {
-    body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body)
+    body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body) && !prepare::may_decode_images(body)
+}
+
+/// Prepares a request, and once more with the media that it needs. `is_light` is the result of [`is_light`].
+pub(super) async fn with_media<T: Send + 'static>(
+    app: &App,
+    tenant: Tenant,
+    is_light: bool,
+    work: impl Fn(&App, &Media) -> Result<T, Error> + Send + Sync + 'static,
+) -> Result<T, Error> {
+    let work = Arc::new(work);
+    let run = async |media: Media| {
+        if is_light {
+            return work(app, &media);
+        }
+        let work = Arc::clone(&work);
+        on_thread(app, tenant, move |app| work(app, &media)).await
+    };
+    match run(Media::default()).await {
+        Err(Error::MediaNeeded(references)) => run(app.fetch_media(references).await?).await,
+        result => result,
+    }
 }
 
 /// Prepares a request on a separate thread once a slot is free.

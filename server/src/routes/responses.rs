@@ -24,7 +24,7 @@ use crate::error::{Error, Resource};
 use crate::limits::BudgetExhausted;
 use crate::model::unix_time;
 use crate::prepare::responses::{PreparedResponse, References, references, responses};
-use crate::prepare::{self, Endpoint, Target};
+use crate::prepare::{self, Endpoint, Media, Target};
 use crate::responses::{Assembly, LogprobFormat, NewResponse, RetainedRequest};
 use crate::store::{Id, Kind};
 use crate::tenant::Tenant;
@@ -81,6 +81,7 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
         Box::new(move |tokens| probabilities::entries(&tokenizer, tokens, names_by_id)) as LogprobFormat
     });
     let (choices, prompts) = (prepared.reply.choices, prepared.prompts);
+    let admitted = admitted.with_image_memory(prepared.image_memory);
     let (id, text) = (id.to_string(), &prepared.text);
     let submission = Submission { endpoint: ENDPOINT, id, arrived, admitted, prompts, text, choices };
     let answer = submit(app, served, submission)?;
@@ -91,21 +92,21 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
 /// Parses a body, looks up the objects that it refers to, and prepares the request.
 async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<PreparedResponse, Error> {
     let seed = app.next_id().seed();
-    let work = move |app: &App, request: ReferringRequest| {
+    let work = move |app: &App, media: &Media, request: &ReferringRequest| {
         let ServedModel { model, engine, .. } = app.served()?;
         let context = context::find(app, tenant, &request.references)?;
-        responses(&request.request, context, id, Target { model, limits: engine.limits(), seed })
+        responses(&request.request, context, id, Target { model, limits: engine.limits(), media, seed })
     };
     if !preparation::is_light(&body) {
-        return preparation::on_thread(app, tenant, move |app| work(app, ReferringRequest::read(&body)?))
-            .await;
+        return preparation::with_media(app, tenant, false, move |app, media| {
+            work(app, media, &ReferringRequest::read(&body)?)
+        })
+        .await;
     }
     let request = ReferringRequest::read(&body)?;
-    if request.references.is_empty() {
-        return work(app, request);
-    }
     // Stored objects may be on disk, so looking them up may block.
-    preparation::on_thread(app, tenant, move |app| work(app, request)).await
+    let is_light = request.references.is_empty();
+    preparation::with_media(app, tenant, is_light, move |app, media| work(app, media, &request)).await
 }
 
 /// A request and the stored objects that it refers to.

@@ -33,12 +33,11 @@ async fn answer<T: Serialize + Send + 'static>(
     let body = body::read(app, request).await?;
     let admitted = app.admission().admit()?;
     let (is_light, seed) = (preparation::is_light(&body), app.next_id().seed());
-    let work = move |app: &App| {
-        let _admitted = admitted;
+    let result = preparation::with_media(app, tenant, is_light, move |app, media| {
+        let _admitted = &admitted;
         let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
-        work(&request, Target { model, limits: engine.limits(), seed })
-    };
-    let result = if is_light { work(app) } else { preparation::on_thread(app, tenant, work).await };
-    result.map(|result| Json(result).into_response())
+        work(&request, Target { model, limits: engine.limits(), media, seed })
+    });
+    result.await.map(|result| Json(result).into_response())
 }

@@ -94,6 +94,13 @@ pub enum Part {
         /// The text of the part.
         text: String,
     },
+    /// An image that a client sent.
+    InputImage {
+        /// The level of detail: `low`, `high` or `auto`.
+        detail: String,
+        /// The URL of the image, which may contain the image itself (`data:`).
+        image_url: String,
+    },
     /// A refusal, which clients may send but the server never generates.
     Refusal {
         /// The text of the refusal.
@@ -102,11 +109,12 @@ pub enum Part {
 }
 
 impl Part {
-    /// The text of the part, or of the refusal.
+    /// The text of the part, or of the refusal; empty for an image.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
             Self::InputText { text } | Self::OutputText { text, .. } => text,
+            Self::InputImage { .. } => "",
             Self::Refusal { refusal } => refusal,
         }
     }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::Generation;
 use crate::parse::{self, RequestError};
 use crate::text_or_list::TextOrList;
+use crate::{Generation, ImageUrl};
 
 /// A request to `/responses`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -150,6 +150,12 @@ pub struct InputPart {
     pub text: Option<String>,
     /// The text of a refusal.
     pub refusal: Option<String>,
+    /// The location of an image: a URL or, as at the chat endpoint, an object with it.
+    pub image_url: Option<ImageUrl>,
+    /// The identifier of an uploaded file with an image.
+    pub file_id: Option<String>,
+    /// The level of detail of an image: `low`, `high` or `auto`.
+    pub detail: Option<String>,
 }
 
 /// A request to `/conversations`, to create or change a conversation.

@@ -8,8 +8,10 @@ use server_text::{Arguments, CallCount, CallIds, CallStyle, NoText};
 
 use super::words;
 use crate::error::Error;
+use crate::image_reader::{ImageReader, TemplateContent};
 use crate::model::Model;
 use crate::prepare::conversation::Conversation;
+use crate::prepare::images::is_image;
 
 /// The roles of messages. `developer` is OpenAI's newer name of `system`; templates know only the latter.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -20,8 +22,10 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "f
 /// A message is malformed.
 pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result<Vec<Value>, Error> {
     let mut messages = Vec::with_capacity(conversation.messages.len());
+    let mut images = 0;
     for (index, message) in conversation.messages.iter().enumerate() {
-        messages.push(read(message, &format!("{}[{index}]", conversation.param))?);
+        let at = format!("{}[{index}]", conversation.param);
+        messages.push(read(message, &at, model.images.as_ref(), &mut images)?);
     }
     let messages = match model.abilities.calls {
         Some(style) => {
@@ -40,6 +44,8 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
 struct ParsedMessage {
     role: String,
     content: Option<String>,
+    /// The parts of the content, if some of them are images and the template renders parts.
+    parts: Vec<MessagePart>,
     name: Option<String>,
     reasoning: Option<String>,
     calls: Vec<Call>,
@@ -47,6 +53,12 @@ struct ParsedMessage {
     call_id: Option<String>,
     /// The form of calls that the template renders.
     style: Option<CallStyle>,
+}
+
+/// A part of the content of a message with images.
+enum MessagePart {
+    Text(String),
+    Image,
 }
 
 /// A call that the assistant made.
@@ -57,7 +69,13 @@ struct Call {
     arguments: Value,
 }
 
-fn read(message: &Message, at: &str) -> Result<ParsedMessage, Error> {
+/// Reads a message. `images` is the number of images before it, to which its own are added.
+fn read(
+    message: &Message,
+    at: &str,
+    reader: Option<&ImageReader>,
+    images: &mut usize,
+) -> Result<ParsedMessage, Error> {
     if !ROLES.contains(&message.role.as_str()) {
         let problem = format!("{:?} must be one of {}", message.role, ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
@@ -66,14 +84,30 @@ fn read(message: &Message, at: &str) -> Result<ParsedMessage, Error> {
         None if message.role != "assistant" => return Err(Error::missing(format!("{at}.content"))),
         None => message.refusal.clone(),
         Some(Content::Text(text)) => Some(text.clone()),
-        Some(Content::Parts(parts)) => Some(join(parts, &format!("{at}.content"))?),
+        Some(Content::Parts(parts)) => Some(join(parts, &format!("{at}.content"), reader, images)?),
     };
+    let parts = match (&message.content, reader) {
+        (Some(Content::Parts(parts)), Some(reader))
+            if parts.iter().any(is_image) && reader.template != TemplateContent::Text =>
+        {
+            let part = |part: &ContentPart| match is_image(part) {
+                true => MessagePart::Image,
+                false => MessagePart::Text(part.text.clone().unwrap_or_default()),
+            };
+            parts.iter().map(part).collect()
+        }
+        _ => Vec::new(),
+    };
+    if let Some(reader) = reader {
+        check_reserved(message, at, reader)?;
+    }
     let calls = message.tool_calls.iter().flatten().enumerate();
     let calls = calls.map(|(index, call)| read_call(call, &format!("{at}.tool_calls[{index}]")));
     let role = if message.role == "developer" { "system" } else { &message.role };
     Ok(ParsedMessage {
         role: role.to_owned(),
         content,
+        parts,
         name: message.name.clone(),
         reasoning: message.reasoning_content.clone().or_else(|| message.reasoning.clone()),
         calls: calls.collect::<Result<_, _>>()?,
@@ -82,20 +116,48 @@ fn read(message: &Message, at: &str) -> Result<ParsedMessage, Error> {
     })
 }
 
-/// Joins the parts of a message with line feeds.
-fn join(parts: &[ContentPart], at: &str) -> Result<String, Error> {
+/// Rejects texts that stand for images, because they would be confused with the images of the request.
+fn check_reserved(message: &Message, at: &str, reader: &ImageReader) -> Result<(), Error> {
+    let check = |text: &str, at: String| match reader.processor.reserved_text(text) {
+        None => Ok(()),
+        Some(reserved) => {
+            Err(Error::invalid(at, format!("contains {reserved:?}, which this model reads as an image")))
+        }
+    };
+    match &message.content {
+        None => Ok(()),
+        Some(Content::Text(text)) => check(text, format!("{at}.content")),
+        Some(Content::Parts(parts)) => parts.iter().enumerate().try_for_each(|(index, part)| {
+            check(part.text.as_deref().unwrap_or_default(), format!("{at}.content[{index}].text"))
+        }),
+    }
+}
+
+/// Joins the parts of a message with line feeds. Images become the tags with which the model knows them. `images` is the
+/// number of images before them, to which they are added.
+fn join(
+    parts: &[ContentPart],
+    at: &str,
+    reader: Option<&ImageReader>,
+    images: &mut usize,
+) -> Result<String, Error> {
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
+        if let Some(reader) = reader.filter(|_| is_image(part)) {
+            texts.push(reader.processor.tag(*images));
+            *images += 1;
+            continue;
+        }
         let (member, text) = match part.r#type.as_str() {
             "text" | "input_text" | "output_text" => ("text", &part.text),
             "refusal" => ("refusal", &part.refusal),
             kind => {
-                let problem = format!("parts of type {kind:?} are not supported, only text");
+                let problem = format!("parts of type {kind:?} are not supported, only text and images");
                 return Err(Error::invalid(format!("{at}[{index}].type"), problem));
             }
         };
         let text = text.as_ref().ok_or_else(|| Error::missing(format!("{at}[{index}].{member}")))?;
-        texts.push(text.as_str());
+        texts.push(text.clone());
     }
     Ok(texts.join("\n"))
 }
@@ -150,6 +212,7 @@ fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
             split.push(ParsedMessage {
                 role: message.role.clone(),
                 content: message.content.take(),
+                parts: std::mem::take(&mut message.parts),
                 name: message.name.clone(),
                 reasoning: message.reasoning.take(),
                 calls: vec![call],
@@ -225,7 +288,7 @@ fn calls_text(calls: &[Call], format: ToolFormat) -> String {
 
 /// Returns a message as JSON for the template.
 fn value(message: ParsedMessage, model: &Model) -> Value {
-    let ParsedMessage { role, mut content, name, mut reasoning, calls, call_id, style } = message;
+    let ParsedMessage { role, mut content, parts, name, mut reasoning, calls, call_id, style } = message;
     if model.formats.tool == ToolFormat::Gptoss && !calls.is_empty() {
         // gpt-oss's template renders either reasoning or content before a call, and rejects both together.
         if let (Some(thought), Some(text)) = (&mut reasoning, content.take_if(|text| !text.is_empty())) {
@@ -239,6 +302,12 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
         None if wants_null => Value::Null,
         content => json!(content.unwrap_or_default()),
     };
+    let needs_parts = model.images.as_ref().is_some_and(|reader| reader.template == TemplateContent::Parts);
+    if !parts.is_empty() {
+        value["content"] = parts.into_iter().map(MessagePart::value).collect();
+    } else if needs_parts && let Some(text) = value["content"].as_str() {
+        value["content"] = json!([{"type": "text", "text": text}]);
+    }
     if let Some(name) = name {
         value["name"] = json!(name);
     }
@@ -254,6 +323,15 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
         value["tool_call_id"] = json!(call_id);
     }
     value
+}
+
+impl MessagePart {
+    fn value(self) -> Value {
+        match self {
+            Self::Text(text) => json!({"type": "text", "text": text}),
+            Self::Image => json!({"type": "image"}),
+        }
+    }
 }
 
 fn call_value(call: Call, form: Arguments) -> Value {

@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::built_in_text_with;
 
 mod families;
+mod images;
 
 /// The templates of the model families, from the tests of `server-text`.
 fn golden(name: &str) -> String {
@@ -18,7 +19,7 @@ fn prompt(template: &str, mut request: Value) -> Result<String, Error> {
     request["model"] = json!("m");
     let model = Model::new(vec!["m".to_owned()], built_in_text_with(template, &[]).unwrap(), "test");
     let request = ChatRequest::read(&request).unwrap();
-    let rendered = render(&Conversation::of_chat(request)?, &model, None)?;
+    let rendered = render(&Conversation::of_chat(request)?, &model, &Media::default(), None)?;
     let text = model.text.tokenizer.decode(&rendered.tokens, false);
     assert!(text.ends_with(&rendered.end));
     Ok(text)

@@ -117,6 +117,10 @@ pub(super) fn system(messages: &mut Vec<Value>) -> &mut Value {
 }
 
 pub(super) fn append(message: &mut Value, text: &str) {
+    if let Some(parts) = message["content"].as_array_mut() {
+        parts.push(json!({"type": "text", "text": format!("\n\n{text}")}));
+        return;
+    }
     let before = message["content"].as_str().unwrap_or_default();
     let joined = if before.is_empty() { text.to_owned() } else { format!("{before}\n\n{text}") };
     message["content"] = json!(joined);
@@ -124,6 +128,10 @@ pub(super) fn append(message: &mut Value, text: &str) {
 
 /// Inserts a text at the beginning of a message.
 pub(super) fn prepend(message: &mut Value, text: &str) {
+    if let Some(parts) = message["content"].as_array_mut() {
+        parts.insert(0, json!({"type": "text", "text": format!("{text}\n\n")}));
+        return;
+    }
     let after = message["content"].as_str().unwrap_or_default();
     message["content"] = json!(format!("{text}\n\n{after}"));
 }

@@ -1,5 +1,6 @@
 //! Parses the input items of a request, and assigns an ID to each.
 
+use server_openai::ImageUrl;
 use server_openai::responses::{
     Call, CallOutput, CustomCall, InputItem, InputPart, Item, ItemStatus, Message, Output, Part, Reasoning,
     ReasoningText, SummaryText, TextOrList,
@@ -114,6 +115,7 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
     }))
 }
 
+/// Reads the parts of a message or of the result of a call. Texts become parts by `text`.
 fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) -> Result<Vec<Part>, Error> {
     let read = |(index, part): (usize, InputPart)| {
         let at = format!("{at}[{index}]");
@@ -124,15 +126,27 @@ fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) ->
             Some("input_text" | "output_text" | "text" | "summary_text" | "reasoning_text") => {
                 Ok(text(needed(part.text, "text")?))
             }
+            Some("input_image") => read_image(part, &at),
             Some("refusal") => Ok(Part::Refusal { refusal: needed(part.refusal, "refusal")? }),
             Some(kind) => {
-                let problem = format!("parts of type {kind:?} are not supported, only text");
+                let problem = format!("parts of type {kind:?} are not supported, only text and images");
                 Err(Error::invalid(format!("{at}.type"), problem))
             }
             None => Err(Error::missing(format!("{at}.type"))),
         }
     };
     parts.into_iter().enumerate().map(read).collect()
+}
+
+fn read_image(part: InputPart, at: &str) -> Result<Part, Error> {
+    if part.file_id.is_some() {
+        let problem = "this server stores no files; send the image as image_url";
+        return Err(Error::coded("unsupported_parameter", format!("{at}.file_id"), problem));
+    }
+    let ImageUrl { url, detail, .. } =
+        part.image_url.ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
+    let detail = part.detail.or(detail).unwrap_or_else(|| "auto".to_owned());
+    Ok(Part::InputImage { detail, image_url: url })
 }
 
 fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
@@ -188,7 +202,12 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
         None => return Err(Error::missing(at)),
         Some(TextOrList::Text(text)) => Output::Text(text),
         Some(TextOrList::List(parts)) => {
-            Output::Parts(read_parts(parts, &at, |text| Part::InputText { text })?)
+            let parts = read_parts(parts, &at, |text| Part::InputText { text })?;
+            if let Some(index) = parts.iter().position(|part| matches!(part, Part::InputImage { .. })) {
+                let problem = "results of calls cannot have images; send the image in a message of the user";
+                return Err(Error::invalid(format!("{at}[{index}].type"), problem));
+            }
+            Output::Parts(parts)
         }
     };
     // Clients that were written for OVMS may omit the ID.

@@ -2,26 +2,30 @@
 //! assistant are separate items, but become one message.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde_json::{Map, json};
 use server_openai::responses::{self, Call, CallOutput, CustomCall, Item, Output, Part, Reasoning};
-use server_openai::{Content, Message};
+use server_openai::{Content, ContentPart, ImageUrl, Message};
 
 use super::tools::INPUT;
 use crate::prepare::tools::joined_name;
 
-/// Returns the instructions and the items as messages.
-pub(crate) fn messages<'a>(
+/// Returns the instructions, the stored items and the items of the request as messages.
+pub(crate) fn messages(
     instructions: Option<&str>,
-    items: impl Iterator<Item = &'a Item>,
+    history: &[Arc<Item>],
+    input: &[Arc<Item>],
 ) -> Vec<Message> {
     let mut all = Turns::default();
     if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
         all.system(instructions.to_owned());
     }
-    for item in items {
-        match item {
-            Item::Message(item) => all.message(item),
+    let history = history.iter().map(|item| (item, None));
+    let input = input.iter().enumerate().map(|(index, item)| (item, Some(index)));
+    for (item, index) in history.chain(input) {
+        match &**item {
+            Item::Message(item) => all.message(item, index),
             Item::Reasoning(reasoning) => all.reasoning(reasoning),
             Item::FunctionCall(call) => all.call(call),
             Item::FunctionCallOutput(output) | Item::CustomToolCallOutput(output) => all.output(output),
@@ -42,7 +46,14 @@ struct Turns {
 }
 
 impl Turns {
-    fn message(&mut self, item: &responses::Message) {
+    /// Adds a message. `index` is its index in the request's input; `None` if it is stored.
+    fn message(&mut self, item: &responses::Message, index: Option<usize>) {
+        if item.content.iter().any(|part| matches!(part, Part::InputImage { .. })) {
+            self.close();
+            let content = Some(content(&item.content, index));
+            self.done.push(Message { role: item.role.clone(), content, ..Message::default() });
+            return;
+        }
         let text = joined(&item.content);
         if item.role != "assistant" {
             self.close();
@@ -149,6 +160,31 @@ fn called_name(namespace: Option<&str>, name: &str) -> String {
 
 fn message(role: &str, text: String) -> Message {
     Message { role: role.to_owned(), content: Some(Content::Text(text)), ..Message::default() }
+}
+
+/// Returns parts with images in the form that they have at the chat endpoint. `item` is the index of the item.
+fn content(parts: &[Part], item: Option<usize>) -> Content {
+    let param = |index: usize| match item {
+        Some(item) => format!("input[{item}].content[{index}].image_url"),
+        None => "input".to_owned(),
+    };
+    let part = |(index, part): (usize, &Part)| match part {
+        Part::InputImage { detail, image_url } => ContentPart {
+            r#type: "image_url".to_owned(),
+            image_url: Some(ImageUrl {
+                url: image_url.clone(),
+                detail: Some(detail.clone()),
+                param: Some(param(index)),
+            }),
+            ..ContentPart::default()
+        },
+        _ => ContentPart {
+            r#type: "text".to_owned(),
+            text: Some(part.text().to_owned()),
+            ..ContentPart::default()
+        },
+    };
+    Content::Parts(parts.iter().enumerate().map(part).collect())
 }
 
 fn joined(parts: &[Part]) -> String {

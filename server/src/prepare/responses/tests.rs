@@ -19,7 +19,7 @@ fn items(given: &Value) -> Result<Vec<Arc<Item>>, Error> {
 /// Returns the messages for a template, one per line.
 fn said(instructions: Option<&str>, given: &Value) -> String {
     let items = items(given).unwrap();
-    let messages = messages::messages(instructions, items.iter().map(Arc::as_ref));
+    let messages = messages::messages(instructions, &[], &items);
     messages.iter().map(|message| serde_json::to_string(message).unwrap() + "\n").collect()
 }
 
@@ -50,6 +50,26 @@ fn the_first_system_texts_are_one_message() {
         {"role":"developer","content":"e"}
     "#]]
     .assert_eq(&said(Some("x"), &given));
+}
+
+#[test]
+fn images_name_the_parameter_that_contains_them() {
+    let given = json!([
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [
+            {"type": "input_text", "text": "b"},
+            {"type": "input_image", "image_url": "data:,", "detail": "low"},
+        ]},
+    ]);
+    let items = items(&given).unwrap();
+    let params = |messages: &[Message]| {
+        let Some(server_openai::Content::Parts(parts)) = &messages[1].content else { panic!("parts") };
+        let image = parts[1].image_url.as_ref().unwrap();
+        assert_eq!((image.url.as_str(), image.detail.as_deref()), ("data:,", Some("low")));
+        image.param.clone().unwrap()
+    };
+    assert_eq!(params(&messages::messages(None, &[], &items)), "input[1].content[1].image_url");
+    assert_eq!(params(&messages::messages(None, &items, &[])), "input");
 }
 
 #[test]
@@ -109,9 +129,26 @@ fn an_error_names_the_path_of_a_malformed_item() {
     );
     refused(
         &json!([{"role": "user", "content": [
-            {"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "data:"},
+            {"type": "input_text", "text": "x"}, {"type": "input_file", "file_url": "https://example.org"},
         ]}]),
-        &expect![[r#"input[0].content[1].type: parts of type "input_image" are not supported, only text"#]],
+        &expect![[
+            r#"input[0].content[1].type: parts of type "input_file" are not supported, only text and images"#
+        ]],
+    );
+    refused(
+        &json!([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]),
+        &expect!["input[0].content[0].file_id: this server stores no files; send the image as image_url"],
+    );
+    refused(
+        &json!([{"role": "user", "content": [{"type": "input_image"}]}]),
+        &expect!["input[0].content[0].image_url: is missing"],
+    );
+    let image = json!({"type": "input_image", "image_url": "data:,"});
+    refused(
+        &json!([{"type": "function_call_output", "call_id": "c", "output": [image]}]),
+        &expect![
+            "input[0].output[0].type: results of calls cannot have images; send the image in a message of the user"
+        ],
     );
     refused(
         &json!([{"type": "web_search_call", "id": "x"}]),

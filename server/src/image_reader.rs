@@ -1,0 +1,100 @@
+//! The reader of images for a vision-language model: its image processor, and how its chat template renders messages with
+//! images.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use serde_json::json;
+use server_engine::TokenId;
+use server_images::{EncoderInputs, FeatureRow, ImageProcessor};
+use server_text::{ModelText, RenderInput};
+
+use crate::limits::ByteBudget;
+
+/// Converts the inputs of an image to the type that the encoder of the backend reads.
+pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> Arc<dyn Any + Send + Sync>;
+
+/// Reads images for a model.
+#[derive(Debug)]
+pub(crate) struct ImageReader {
+    pub(crate) processor: ImageProcessor,
+    /// The token of the positions that images take.
+    pub(crate) image_token: TokenId,
+    pub(crate) content: EncoderContent,
+    pub(crate) template: TemplateContent,
+    /// The memory of images after preprocessing, which all requests share.
+    pub(crate) memory: Arc<ByteBudget>,
+}
+
+/// The forms of a message's content that the chat template renders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TemplateContent {
+    /// Only text. The text of a message contains a tag for each image.
+    Text,
+    /// Lists of parts, and text for messages without images.
+    PartsAndText,
+    /// Only lists of parts.
+    Parts,
+}
+
+/// A text that chat templates do not write themselves.
+const PROBE: &str = "ovfleet probe";
+
+impl ImageReader {
+    /// Creates the reader of a model.
+    ///
+    /// # Errors
+    /// The tokenizer does not have the image token of the model's family.
+    pub(crate) fn new(
+        processor: ImageProcessor,
+        text: &ModelText,
+        content: EncoderContent,
+        memory_bytes: usize,
+    ) -> anyhow::Result<Self> {
+        let name = processor.image_token();
+        let image_token = text.tokenizer.token_id(name);
+        let image_token = image_token
+            .ok_or_else(|| anyhow::anyhow!("the tokenizer has no token {name:?}, which images need"))?;
+        let template = TemplateContent::of(text);
+        let memory = ByteBudget::new(memory_bytes, memory_bytes);
+        Ok(Self { processor, image_token, content, template, memory })
+    }
+}
+
+impl TemplateContent {
+    /// Renders messages of both forms to find out which of them the template supports.
+    fn of(text: &ModelText) -> Self {
+        let Some(template) = &text.chat_template else { return Self::Text };
+        let renders = |content| {
+            let messages = [json!({"role": "user", "content": content})];
+            let rendered = template.render(&RenderInput { messages: &messages, ..RenderInput::default() });
+            rendered.is_ok_and(|text| text.contains(PROBE) && !text.contains("type"))
+        };
+        let parts = json!([{"type": "image"}, {"type": "text", "text": PROBE}]);
+        match (renders(parts), renders(json!(PROBE))) {
+            (false, _) => Self::Text,
+            (true, true) => Self::PartsAndText,
+            (true, false) => Self::Parts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::built_in_text_with;
+
+    #[test]
+    fn the_form_of_messages_is_found_by_rendering() {
+        let form = |template: &str| TemplateContent::of(&built_in_text_with(template, &[]).unwrap());
+        let parts = "{% for part in message.content %}{% if part.type == 'image' %}<image>\
+                     {% else %}{{ part.text }}{% endif %}{% endfor %}";
+        let each = |body: &str| format!("{{% for message in messages %}}{body}{{% endfor %}}");
+        assert_eq!(form(&each("{{ message.content }}")), TemplateContent::Text);
+        assert_eq!(form(&each(parts)), TemplateContent::Parts);
+        let both = format!(
+            "{{% if message.content is string %}}{{{{ message.content }}}}{{% else %}}{parts}{{% endif %}}"
+        );
+        assert_eq!(form(&each(&both)), TemplateContent::PartsAndText);
+    }
+}

@@ -1,0 +1,267 @@
+//! Reads the images of a conversation, and assigns positions of the prompt to them.
+//!
+//! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
+//! image is decoded. A request that is too long is therefore rejected at little cost.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use server_engine::{
+    ImageDigest, ImageInput, ImageSpan, PromptImages, PromptPositions, RequestImages, SpanAttention, TokenId,
+};
+use server_images::{
+    DecodeLimits, Detail, ImageError, ImageLayout, ModelFamily, MropePositions, decode, expand_prompt,
+    image_spans, mrope_positions,
+};
+use server_openai::{Content, ContentPart, ImageUrl, Message};
+
+use super::media::Media;
+use crate::error::Error;
+use crate::image_reader::ImageReader;
+use crate::limits::{BudgetExhausted, ByteClaim};
+
+/// Number of images of a request.
+///
+/// Beyond it: 400, `array_above_max_length`.
+const IMAGES_MAX: usize = 32;
+
+/// An image of a conversation, which has not been decoded.
+pub(super) struct ConversationImage {
+    /// The parameter with the image, for errors.
+    param: String,
+    bytes: Bytes,
+    detail: Detail,
+    layout: ImageLayout,
+}
+
+/// The images of a request, and their memory.
+pub(super) struct AssignedImages {
+    pub(super) images: Arc<RequestImages>,
+    /// The memory of the images after preprocessing.
+    pub(super) memory: ByteClaim,
+}
+
+/// Whether preparing a request with this body may decode images.
+pub(crate) fn may_decode_images(body: &[u8]) -> bool {
+    // The name of a key or a type may be written with escape sequences, but then `may_compile` is true.
+    const SIGNS: [&[u8]; 2] = [b"image_url", b"input_image"];
+    SIGNS.iter().any(|sign| memchr::memmem::find(body, sign).is_some())
+}
+
+/// Whether a part of a message is an image.
+pub(super) fn is_image(part: &ContentPart) -> bool {
+    part.r#type == "image_url"
+}
+
+/// Reads the images of all messages, in order. `param` is the parameter with the messages.
+///
+/// # Errors
+/// An image is not allowed at its place, is no image, or exceeds a limit. [`Error::MediaNeeded`] if images have to be
+/// fetched first.
+pub(super) fn read(
+    messages: &[Message],
+    param: &str,
+    reader: &ImageReader,
+    media: &Media,
+) -> Result<Vec<ConversationImage>, Error> {
+    let references = references(messages, param).take(IMAGES_MAX + 1).collect::<Result<Vec<_>, Error>>()?;
+    if references.len() > IMAGES_MAX {
+        let problem = format!("has more than {IMAGES_MAX} images");
+        return Err(Error::coded("array_above_max_length", param, problem));
+    }
+    media.require(references.iter().map(|(image, param)| (image.url.as_str(), param.as_str())))?;
+    references.into_iter().map(|(image, param)| read_image(image, param, reader, media)).collect()
+}
+
+/// Returns no images, for a model that does not read any.
+///
+/// # Errors
+/// There is an image.
+pub(super) fn reject(messages: &[Message], param: &str) -> Result<Vec<ConversationImage>, Error> {
+    match references(messages, param).next() {
+        None => Ok(Vec::new()),
+        Some(Err(error)) => Err(error),
+        Some(Ok((_, param))) => Err(Error::invalid(param, "this model does not read images")),
+    }
+}
+
+/// Returns the locations of the images of all messages, and the parameters that contain them.
+fn references<'a>(
+    messages: &'a [Message],
+    param: &'a str,
+) -> impl Iterator<Item = Result<(&'a ImageUrl, String), Error>> {
+    messages.iter().enumerate().flat_map(move |(index, message)| {
+        let parts = match &message.content {
+            Some(Content::Parts(parts)) => &parts[..],
+            _ => &[],
+        };
+        let images = parts.iter().enumerate().filter(|(_, part)| is_image(part));
+        images.map(move |(part_index, part)| {
+            reference(message, part, format!("{param}[{index}].content[{part_index}]"))
+        })
+    })
+}
+
+/// Returns the location of the image of a part, and the parameter that contains it.
+fn reference<'a>(
+    message: &Message,
+    part: &'a ContentPart,
+    at: String,
+) -> Result<(&'a ImageUrl, String), Error> {
+    let image = part.image_url.as_ref().ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
+    if message.role != "user" {
+        let problem = format!("messages of the role {:?} cannot have images", message.role);
+        return Err(Error::invalid(image.param.clone().unwrap_or(format!("{at}.type")), problem));
+    }
+    let param = image.param.clone().unwrap_or_else(|| format!("{at}.image_url"));
+    Ok((image, param))
+}
+
+fn read_image(
+    image: &ImageUrl,
+    param: String,
+    reader: &ImageReader,
+    media: &Media,
+) -> Result<ConversationImage, Error> {
+    let detail = match image.detail.as_deref() {
+        None | Some("auto") => Detail::Auto,
+        Some("low") => Detail::Low,
+        Some("high") => Detail::High,
+        Some(other) => {
+            let problem = format!("{other:?} must be one of auto, low, high");
+            // At the responses endpoint, `detail` is beside `image_url`.
+            let object = image.param.as_ref().map_or(&*param, |param| param.trim_end_matches(".image_url"));
+            return Err(Error::invalid(format!("{object}.detail"), problem));
+        }
+    };
+    let bytes = match media.get(&image.url) {
+        Some(bytes) => bytes.clone(),
+        None => read_data_url(&image.url, &param)?,
+    };
+    let refused = |error: ImageError| Error::invalid(param.clone(), error);
+    let header = DecodeLimits::default().check(&bytes).map_err(refused)?;
+    let layout = reader.processor.layout(header.size(), detail).map_err(refused)?;
+    Ok(ConversationImage { bytes, detail, layout, param })
+}
+
+/// Returns the content of a `data:` URL.
+fn read_data_url(url: &str, param: &str) -> Result<Bytes, Error> {
+    /// Some clients omit the padding.
+    const BASE64: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+    );
+    let content = url.split_once(',').filter(|(media_type, _)| media_type.ends_with(";base64"));
+    let Some((_, text)) = content else {
+        let problem = "is not a data: URL in base64: it must begin with data:image/…;base64,";
+        return Err(Error::invalid(param, problem));
+    };
+    let bytes = BASE64.decode(text).map(Bytes::from);
+    bytes.map_err(|_| Error::invalid(param, "the content of the data: URL is not valid base64"))
+}
+
+/// Replaces the markers of images in a rendered prompt with the texts of the images.
+///
+/// # Errors
+/// The prompt does not have a marker for each image, or the images alone have `tokens_max` tokens.
+pub(super) fn expand(
+    prompt: &str,
+    images: &[ConversationImage],
+    param: &str,
+    reader: &ImageReader,
+    tokens_max: Option<u32>,
+) -> Result<String, Error> {
+    let tokens = num_tokens(images);
+    if let Some(length) = tokens_max.filter(|length| tokens >= *length as usize) {
+        let message = format!(
+            "{param}: the images take {tokens} tokens, which leaves no room in the context length of {length} tokens"
+        );
+        return Err(Error::ContextLength { param: param.to_owned(), message });
+    }
+    let layouts: Vec<ImageLayout> = images.iter().map(|image| image.layout.clone()).collect();
+    expand_prompt(prompt, reader.processor.markers(), &layouts).map_err(|error| Error::invalid(param, error))
+}
+
+/// The number of tokens that the images take.
+pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
+    images.iter().map(|image| image.layout.num_tokens).sum()
+}
+
+/// The number of tokens that the images of a message would take. Images that cannot be read take none.
+pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
+    let Some(Content::Parts(parts)) = &message.content else { return 0 };
+    let images = parts.iter().filter_map(|part| part.image_url.as_ref());
+    let images = images.filter_map(|image| read_image(image, String::new(), reader, media).ok());
+    num_tokens(&images.collect::<Vec<_>>())
+}
+
+/// Decodes the images and assigns positions of the prompt to them. `None` if there are no images. `param` is the
+/// parameter with the prompt.
+///
+/// # Errors
+/// An image cannot be decoded, the prompt does not have the tokens of the images, or the memory for images is exhausted.
+pub(super) fn assign(
+    images: Vec<ConversationImage>,
+    tokens: &[TokenId],
+    param: &str,
+    reader: &ImageReader,
+) -> Result<Option<AssignedImages>, Error> {
+    let layouts: Vec<ImageLayout> = images.iter().map(|image| image.layout.clone()).collect();
+    let spans = image_spans(tokens, reader.image_token, &layouts);
+    let spans = spans.map_err(|error| Error::invalid(param, error))?;
+    if images.is_empty() {
+        return Ok(None);
+    }
+    let is_mrope = layouts.iter().all(|layout| layout.grid.is_some());
+    let positions = is_mrope.then(|| Arc::new(positions(&mrope_positions(tokens.len(), &spans))));
+    let mut inputs: Vec<Arc<ImageInput>> = Vec::new();
+    let mut prompt = PromptImages { spans: Vec::new(), attention: attention(reader.processor.family()) };
+    let mut memory = reader.memory.claim();
+    let mut bytes_total = 0;
+    for (image, span) in images.into_iter().zip(&spans) {
+        let ConversationImage { param, bytes, detail, layout } = image;
+        let refused = |error: ImageError| Error::invalid(param.clone(), error);
+        let pixels = decode(&bytes, &DecodeLimits::default()).map_err(refused)?;
+        let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
+        let mut first_row = 0;
+        for range in &span.ranges {
+            let num_tokens = range.len() as u32;
+            prompt.spans.push(ImageSpan { digest, start: range.start as u32, num_tokens, first_row });
+            first_row += num_tokens;
+        }
+        if inputs.iter().any(|input| input.digest == digest) {
+            continue;
+        }
+        let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
+        bytes_total += encoder_inputs.size_bytes();
+        let bytes_max = reader.memory.bytes_max();
+        if bytes_total > bytes_max {
+            let problem = format!(
+                "the images of the request take more than {bytes_max} bytes after preprocessing (--max-image-memory)"
+            );
+            return Err(Error::coded("array_above_max_length", param, problem));
+        }
+        let grown = memory.grow_to(bytes_total);
+        grown.map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))?;
+        let content = (reader.content)(encoder_inputs, layout.feature_rows);
+        inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
+    }
+    Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
+}
+
+fn attention(family: ModelFamily) -> SpanAttention {
+    match family {
+        ModelFamily::Gemma3 => SpanAttention::Bidirectional,
+        _ => SpanAttention::Causal,
+    }
+}
+
+fn positions(positions: &MropePositions) -> PromptPositions {
+    let MropePositions { temporal, height, width, delta } = positions;
+    let streams = temporal.iter().zip(height).zip(width);
+    let prompt = streams.map(|((t, h), w)| [*t as i32, *h as i32, *w as i32]).collect();
+    PromptPositions { prompt, delta: *delta as i32 }
+}

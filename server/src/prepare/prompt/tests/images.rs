@@ -1,0 +1,220 @@
+//! Conversations with images, for a model of the LLaVA family.
+
+use std::sync::Arc;
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+use server_engine::{ImageSpan, SpanAttention};
+use server_images::ImageProcessor;
+use server_openai::ChatRequest;
+
+use crate::backend::built_in_text_with;
+use crate::error::Error;
+use crate::image_reader::ImageReader;
+use crate::model::Model;
+use crate::prepare::Media;
+use crate::prepare::conversation::Conversation;
+use crate::prepare::images::{self, AssignedImages};
+use crate::prepare::prompt::{RenderedPrompt, render};
+
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
+    {% if part.type == 'image' %}<image>\n{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n\
+    {% endfor %}";
+
+/// A template that renders only text.
+const TEXT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content }}<|im_end|>\n{% endfor %}";
+
+/// Two images of one pixel.
+const IMAGES: [&str; 2] = [
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5Erk\
+     Jggg==",
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5Erk\
+     Jggg==",
+];
+
+/// Number of tokens of an image.
+const TOKENS: usize = 16;
+
+/// The memory for images: that of two images after preprocessing.
+const MEMORY: usize = 2 * 3 * 56 * 56 * 4;
+
+fn model(template: &str) -> Model {
+    let config = json!({
+        "model_type": "llava", "vision_feature_select_strategy": "default",
+        "vision_config": {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 56}
+    });
+    let preprocessor = json!({"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}});
+    let processor = ImageProcessor::from_values(config, preprocessor).unwrap();
+    let text = built_in_text_with(template, &["<image>"]).unwrap();
+    let reader = ImageReader::new(processor, &text, |inputs, _| Arc::new(inputs), MEMORY).unwrap();
+    Model::new(vec!["m".to_owned()], text, "test").with_images(Some(reader))
+}
+
+fn rendered(template: &str, messages: &Value) -> Result<RenderedPrompt, Error> {
+    let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
+    render(&Conversation::of_chat(request)?, &model(template), &Media::default(), None)
+}
+
+/// Assigns the images of a prompt to its tokens.
+fn assigned(prompt: RenderedPrompt, model: &Model) -> Result<Option<AssignedImages>, Error> {
+    images::assign(prompt.images, &prompt.tokens, "messages", model.images.as_ref().unwrap())
+}
+
+fn image(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn text_of(prompt: &RenderedPrompt, template: &str) -> String {
+    model(template).text.tokenizer.decode(&prompt.tokens, false)
+}
+
+#[test]
+fn images_are_spans_of_the_prompt_in_their_order() {
+    let messages = json!([
+        {"role": "user", "content": [text("a"), image(IMAGES[0]), text("b"), image(IMAGES[1])]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": [image(IMAGES[0]), text("d")]},
+    ]);
+    let prompt = rendered(TEMPLATE, &messages).unwrap();
+    let placeholders = "<image>".repeat(TOKENS);
+    let expected = format!(
+        "<|im_start|>user\na{placeholders}\nb{placeholders}\n<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n\
+         <|im_start|>user\n{placeholders}\nd<|im_end|>\n"
+    );
+    assert_eq!(text_of(&prompt, TEMPLATE), expected);
+    let tokens = prompt.tokens.clone();
+    let images = assigned(prompt, &model(TEMPLATE)).unwrap().unwrap().images;
+    assert_eq!((images.inputs.len(), images.prompt.attention), (2, SpanAttention::Causal));
+    assert!(images.positions.is_none() && images.prompt.is_valid(tokens.len() as u32));
+    let [first, second, third] = images.prompt.spans[..] else { panic!("three spans") };
+    assert_eq!(third, ImageSpan { start: third.start, ..first }, "the same image");
+    assert_ne!(first.digest, second.digest);
+    let image_token = tokens[first.start as usize];
+    for ImageSpan { start, num_tokens, first_row, .. } in [first, second, third] {
+        assert_eq!((num_tokens as usize, first_row), (TOKENS, 0));
+        assert!(tokens[start as usize..][..TOKENS].iter().all(|token| *token == image_token));
+    }
+}
+
+#[test]
+fn a_template_without_parts_gets_tags() {
+    let messages = json!([{"role": "user", "content": [image(IMAGES[0]), text("b")]}]);
+    let prompt = rendered(TEXT_TEMPLATE, &messages).unwrap();
+    assert_eq!(prompt.images.len(), 1);
+    assert!(text_of(&prompt, TEXT_TEMPLATE).contains(&"<image>".repeat(TOKENS)));
+}
+
+#[test]
+fn a_conversation_without_images_is_rendered_as_text() {
+    let messages = json!([{"role": "user", "content": [text("a"), text("b")]}]);
+    let prompt = rendered(TEMPLATE, &messages).unwrap();
+    assert!(prompt.images.is_empty());
+    assert_eq!(text_of(&prompt, TEMPLATE), "<|im_start|>user\na\nb<|im_end|>\n");
+}
+
+#[test]
+fn errors_name_the_part() {
+    let check = |part: Value, expected: &Expect| {
+        let messages =
+            json!([{"role": "user", "content": "x"}, {"role": "user", "content": [text("a"), part]}]);
+        let result = rendered(TEMPLATE, &messages).and_then(|prompt| assigned(prompt, &model(TEMPLATE)));
+        expected.assert_eq(&result.err().unwrap().to_string());
+    };
+    check(json!({"type": "image_url"}), &expect!["messages[1].content[1].image_url: is missing"]);
+    check(
+        image("data:image/png,abc"),
+        &expect![
+            "messages[1].content[1].image_url: is not a data: URL in base64: it must begin with data:image/…;base64,"
+        ],
+    );
+    check(
+        image("data:image/png;base64,a*b"),
+        &expect!["messages[1].content[1].image_url: the content of the data: URL is not valid base64"],
+    );
+    check(
+        image("data:image/png;base64,AAAA"),
+        &expect![
+            "messages[1].content[1].image_url: the format of the image is not supported; supported: PNG, JPEG, WebP, GIF and BMP"
+        ],
+    );
+    check(
+        image(&IMAGES[0][..70]),
+        &expect!["messages[1].content[1].image_url: the PNG image cannot be decoded: unexpected end of file"],
+    );
+    check(
+        json!({"type": "image_url", "image_url": {"url": IMAGES[0], "detail": "huge"}}),
+        &expect![[r#"messages[1].content[1].image_url.detail: "huge" must be one of auto, low, high"#]],
+    );
+    check(
+        text("a <image>"),
+        &expect![[r#"messages[1].content[1].text: contains "<image>", which this model reads as an image"#]],
+    );
+    check(
+        json!({"type": "input_audio"}),
+        &expect![[
+            r#"messages[1].content[1].type: parts of type "input_audio" are not supported, only text and images"#
+        ]],
+    );
+    let system = json!([{"role": "system", "content": [image(IMAGES[0])]}]);
+    expect![[r#"messages[0].content[0].type: messages of the role "system" cannot have images"#]]
+        .assert_eq(&rendered(TEMPLATE, &system).err().unwrap().to_string());
+    let many = json!([{"role": "user", "content": vec![image(IMAGES[0]); 33]}]);
+    expect!["messages: has more than 32 images"]
+        .assert_eq(&rendered(TEMPLATE, &many).err().unwrap().to_string());
+}
+
+#[test]
+fn images_in_other_places_are_fetched_once_each() {
+    let urls = ["https://example.org/a.png", "/b.png", "https://example.org/a.png"];
+    let parts: Vec<Value> = urls.into_iter().map(image).collect();
+    let messages = json!([{"role": "user", "content": parts}]);
+    let Err(Error::MediaNeeded(needed)) = rendered(TEMPLATE, &messages) else { panic!("not fetched yet") };
+    let needed: Vec<String> =
+        needed.iter().map(|medium| format!("{} {}", medium.param, medium.url)).collect();
+    expect![[r#"
+        messages[0].content[0].image_url https://example.org/a.png
+        messages[0].content[1].image_url /b.png"#]]
+    .assert_eq(&needed.join("\n"));
+}
+
+#[test]
+fn the_memory_for_images_is_limited() {
+    let model = model(TEMPLATE);
+    let prompt = |images: &[&str]| {
+        let parts: Vec<Value> = images.iter().copied().map(image).collect();
+        rendered(TEMPLATE, &json!([{"role": "user", "content": parts}])).unwrap()
+    };
+    let both = assigned(prompt(&IMAGES), &model).unwrap().unwrap();
+    assert_eq!(assigned(prompt(&IMAGES[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
+    drop(both);
+    assigned(prompt(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
+}
+
+#[test]
+fn a_prompt_whose_images_do_not_fit_is_rejected_before_they_are_decoded() {
+    let truncated = &IMAGES[0][..70];
+    let messages = json!([{"role": "user", "content": [image(truncated), image(truncated)]}]);
+    let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
+    let conversation = Conversation::of_chat(request).unwrap();
+    let error = render(&conversation, &model(TEMPLATE), &Media::default(), Some(32)).err().unwrap();
+    expect!["messages: the images take 32 tokens, which leaves no room in the context length of 32 tokens"]
+        .assert_eq(&error.to_string());
+}
+
+#[test]
+fn a_model_without_images_names_the_part() {
+    let messages = json!([{"role": "user", "content": [text("a"), image(IMAGES[0])]}]);
+    let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
+    let conversation = Conversation::of_chat(request).unwrap();
+    let text = built_in_text_with(TEMPLATE, &[]).unwrap();
+    let model = Model::new(vec!["m".to_owned()], text, "test");
+    let error = render(&conversation, &model, &Media::default(), None).err().unwrap();
+    expect!["messages[0].content[1].image_url: this model does not read images"]
+        .assert_eq(&error.to_string());
+}
