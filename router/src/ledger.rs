@@ -93,6 +93,10 @@ pub struct ReportedLoad {
     pub prefill_tokens_per_second: f32,
     /// The measured decode speed, or 0 while it is unknown.
     pub decode_tokens_per_second: f32,
+    /// The number of tokens of the images that are not encoded yet.
+    pub unencoded_image_tokens: u64,
+    /// The measured speed of the image encoder, or 0 while it is unknown.
+    pub image_tokens_per_second: f32,
     /// Whether the next request must wake the replica.
     pub is_asleep: bool,
 }
@@ -430,6 +434,8 @@ impl ReportedLoad {
             requests_max: load.requests_max,
             prefill_tokens_per_second: speed(load.prefill_tokens_per_second),
             decode_tokens_per_second: speed(load.decode_tokens_per_second),
+            unencoded_image_tokens: load.unencoded_image_tokens.min(u64::from(u32::MAX)),
+            image_tokens_per_second: speed(load.image_tokens_per_second),
             is_asleep: load.asleep,
         }
     }

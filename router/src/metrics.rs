@@ -65,6 +65,7 @@ struct Inner {
 struct TermHistograms {
     queued_prefill: Histogram,
     prefill: Histogram,
+    image_encoding: Histogram,
     decode_interference: Histogram,
     sequence_wait: Histogram,
     block_wait: Histogram,
@@ -81,6 +82,10 @@ impl TermHistograms {
             prefill: metrics.request_seconds(
                 "pick_prefill",
                 "Part of the score: time to compute the prompt of the request",
+            ),
+            image_encoding: metrics.request_seconds(
+                "pick_image_encoding",
+                "Part of the score: time to encode the images ahead of the request and its own",
             ),
             decode_interference: metrics.request_seconds(
                 "pick_decode_interference",
@@ -100,6 +105,7 @@ impl TermHistograms {
     fn observe(&self, terms: &Terms) {
         self.queued_prefill.observe(terms.queued_prefill);
         self.prefill.observe(terms.prefill);
+        self.image_encoding.observe(terms.image_encoding);
         self.decode_interference.observe(terms.decode_interference);
         self.sequence_wait.observe(terms.sequence_wait);
         self.block_wait.observe(terms.block_wait);

@@ -39,6 +39,7 @@ mod body;
 mod failure;
 pub mod fields;
 mod headers;
+mod images;
 mod metering;
 mod outgoing;
 mod receive;
@@ -57,6 +58,7 @@ mod worker;
 pub(crate) use body::Body;
 use fields::Fields;
 use headers::ForwardingContext;
+use images::RoutingPrompt;
 use outgoing::OutgoingRequest;
 use record::{RequestRecord, TokensUsed};
 use request_body::RequestBody;
@@ -130,7 +132,9 @@ async fn forward(
         }
         None => (fleet_of(app, &fields).await?, None),
     };
-    let placement_request = PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields) };
+    let prompt = images::without_images(fields.prompt);
+    let placement_request =
+        PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields, &prompt) };
     let demand = placement_request.demand;
     let has_token_quota = match &client {
         Some(client) => charge(app, client, &demand, record)?,
@@ -159,7 +163,7 @@ async fn forward(
         retry_safety,
         is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
-        prompt_bytes: fields.prompt.len(),
+        prompt_bytes: prompt.text.len(),
         choices: demand.sequences,
         headers: headers::for_replica(&mut parts, forwarding),
         uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
@@ -217,13 +221,20 @@ async fn fleet_of(app: &App, fields: &Fields<'_>) -> Result<Arc<Fleet>, Error> {
     })
 }
 
-fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_>) -> PlacementRequest {
+fn placement_request(
+    app: &App,
+    fleet: &Fleet,
+    parts: &Parts,
+    fields: &Fields<'_>,
+    prompt: &RoutingPrompt<'_>,
+) -> PlacementRequest {
     let expectations = fleet.expectations();
     let estimates = &expectations.estimates;
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let tenant = parts.headers.get(tenant::HEADER);
     let demand = Demand {
-        prompt_tokens: estimates.prompt_tokens(fields.prompt.len() + fields.tools.len()),
+        prompt_tokens: estimates.prompt_tokens(prompt.text.len() + fields.tools.len()),
+        image_tokens: prompt.image_tokens,
         output_tokens: estimates.output_tokens(fields.output_tokens_max),
         output_tokens_max: fields.output_tokens_max,
         sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),
@@ -235,7 +246,7 @@ fn placement_request(app: &App, fleet: &Fleet, parts: &Parts, fields: &Fields<'_
         let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
         let context =
             PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
-        Chain::of_text(fields.prompt, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
+        Chain::of_text(&prompt.text, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
     } else {
         Chain::default()
     };

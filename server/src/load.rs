@@ -72,6 +72,7 @@ fn differs(reported: &EngineLoad, current: &EngineLoad) -> bool {
     let far = |before: u32, after: u32, total: u32| before.abs_diff(after) > total / BLOCKS_PART;
     (reported.state, reported.sleep_level) != (current.state, current.sleep_level)
         || (before.running, before.waiting) != (after.running, after.waiting)
+        || before.unencoded_image_tokens != after.unencoded_image_tokens
         || before.blocks_total != after.blocks_total
         || far(before.blocks_active, after.blocks_active, after.blocks_total)
         || far(before.blocks_evictable, after.blocks_evictable, after.blocks_total)
@@ -106,6 +107,8 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         prefill_tokens_per_second: engine.prefill_tokens_per_second,
         decode_tokens_per_second: engine.decode_tokens_per_second,
         preemptions_total: load.preemptions_total,
+        unencoded_image_tokens: load.unencoded_image_tokens,
+        image_tokens_per_second: engine.image_tokens_per_second,
         asleep: engine.sleep_level.is_some(),
         // The stream of each router adds the dispatches of that router.
         dispatches: None,

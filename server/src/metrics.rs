@@ -18,7 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use server_engine::{EngineHandle, EngineLoad, Observer, StepReport};
+use server_engine::{EngineHandle, EngineLoad, Observer, RequestImages, StepReport};
 
 use spill::SpillMetrics;
 
@@ -53,6 +53,12 @@ struct Inner {
     drafted_tokens: Counter,
     accepted_tokens: Counter,
     failed_step_requests: Counter,
+    images: Counter,
+    image_tokens: Counter,
+    encoded_images: Counter,
+    image_encode_time: Histogram,
+    unencoded_image_tokens: Gauge,
+    encoded_image_tokens: Gauge,
     spill: SpillMetrics,
     sequences_running: Gauge,
     sequences_waiting: Gauge,
@@ -114,6 +120,16 @@ impl Metrics {
             ),
             failed_step_requests: metrics
                 .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
+            images: metrics.zero("images", "Images in accepted requests"),
+            image_tokens: metrics.zero("image_tokens", "Prompt tokens that images of accepted requests take"),
+            encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
+            image_encode_time: metrics.request_seconds("image_encode_time", "Time of encoding an image"),
+            unencoded_image_tokens: metrics.zero(
+                "unencoded_image_tokens",
+                "Tokens of images that are being encoded or wait for the encoder",
+            ),
+            encoded_image_tokens: metrics
+                .zero("encoded_image_tokens", "Tokens of images whose encoder outputs are stored"),
             time_to_first_token: metrics.request_seconds(
                 "time_to_first_token",
                 "Time from the arrival of a request to its first token",
@@ -170,6 +186,13 @@ impl Metrics {
         self.0.adapter_requests.get_or_create(&labels).inc();
     }
 
+    /// Counts the images of an accepted prompt.
+    pub(crate) fn count_images(&self, images: &RequestImages) {
+        let RequestImages { prompt, inputs, .. } = images;
+        self.0.images.inc_by(inputs.len() as u64);
+        self.0.image_tokens.inc_by(prompt.num_tokens());
+    }
+
     /// Returns an observer that records the engine's step reports.
     pub fn observer(&self) -> Observer {
         let metrics = self.clone();
@@ -201,6 +224,12 @@ impl Metrics {
         inner.drafted_tokens.inc_by(u64::from(report.drafted_tokens));
         inner.accepted_tokens.inc_by(u64::from(report.accepted_tokens));
         inner.failed_step_requests.inc_by(u64::from(report.requests_failed));
+        inner.encoded_images.inc_by(u64::from(report.encoded_images));
+        for _ in 0..report.encoded_images {
+            inner
+                .image_encode_time
+                .observe(report.encode_time.as_secs_f64() / f64::from(report.encoded_images));
+        }
         for time in &report.queue_times {
             inner.queue_time.observe(time.as_secs_f64());
         }
@@ -232,6 +261,9 @@ impl Metrics {
             inner.blocks_active.set(i64::from(load.blocks_active));
             inner.blocks_evictable.set(i64::from(load.blocks_evictable));
             inner.blocks_total.set(i64::from(load.blocks_total));
+            let tokens = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+            inner.unencoded_image_tokens.set(tokens(load.unencoded_image_tokens));
+            inner.encoded_image_tokens.set(tokens(load.encoded_image_tokens));
             if let Some(spill) = engine.spill_stats() {
                 inner.spill.set(spill);
             }

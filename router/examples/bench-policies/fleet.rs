@@ -367,6 +367,8 @@ impl Replica {
             decode_tokens_per_second: self.engine.decode_tokens_per_second(),
             preemptions_total: load.preemptions_total,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.included.to_message() }),
+            unencoded_image_tokens: 0,
+            image_tokens_per_second: 0.0,
             store_id: 0,
             asleep: false,
         }

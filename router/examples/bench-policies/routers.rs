@@ -66,6 +66,7 @@ impl Router for Ovfleet {
         let now = self.instant(world.now);
         let demand = Demand {
             prompt_tokens: request.estimated_prompt_tokens,
+            image_tokens: 0,
             output_tokens: self.estimates.output_tokens(None),
             output_tokens_max: None,
             sequences: 1,

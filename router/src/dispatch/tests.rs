@@ -467,6 +467,8 @@ fn arbitrary_load(rng: &mut StdRng, router: u64) -> Load {
         dispatches: rng
             .random_bool(0.7)
             .then_some(Dispatches { router: [router, 1][rng.random_range(0..2)], ranges }),
+        unencoded_image_tokens: [0, u64::MAX, u64::from(arbitrary(rng))][rng.random_range(0..3)],
+        image_tokens_per_second: [0.0, f32::NAN, -1.0, 5e3][rng.random_range(0..4)],
         store_id: rng.random(),
         asleep: rng.random(),
     }
@@ -475,6 +477,7 @@ fn arbitrary_load(rng: &mut StdRng, router: u64) -> Load {
 fn arbitrary_demand(rng: &mut StdRng) -> Demand {
     Demand {
         prompt_tokens: arbitrary(rng),
+        image_tokens: arbitrary(rng),
         output_tokens: arbitrary(rng),
         output_tokens_max: rng.random_bool(0.5).then_some(arbitrary(rng)),
         sequences: arbitrary(rng),

@@ -10,6 +10,8 @@ use crate::queue::NO_TENANT;
 pub struct Demand {
     /// The number of tokens of the prompt, estimated from its bytes if the prompt is text.
     pub prompt_tokens: u32,
+    /// The number of these tokens that images take.
+    pub image_tokens: u32,
     /// The expected number of output tokens of each sequence.
     pub output_tokens: u32,
     /// The largest number of output tokens per sequence that the client accepts, if the client has set one.
@@ -68,6 +70,8 @@ pub struct Terms {
     pub queued_prefill: f64,
     /// The time to compute the prompt tokens of the request that are not cached.
     pub prefill: f64,
+    /// The time to encode the images ahead of the request, and its own images that are not cached.
+    pub image_encoding: f64,
     /// The time by which decoding sequences prolong the steps that compute these prompts.
     pub decode_interference: f64,
     /// The time until a sequence can start, if the replica already runs as many sequences as it can.

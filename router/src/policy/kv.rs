@@ -1,7 +1,7 @@
 //! The default policy: the lowest estimated time to the first token.
 //!
 //! The estimate adds up what delays the request at a replica: the prompt tokens that are ahead of it, reported or sent
-//! since; its own prompt tokens that are not cached there; the wait for a sequence to end, if the replica already runs
+//! since; its own prompt tokens that are not cached there; the images that are encoded before; the wait for a sequence to end, if the replica already runs
 //! as many as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it
 //! and the measurements are in `docs/decisions/0010-routing.md`.
 
@@ -129,6 +129,10 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let queued_tokens = remaining + booked.uncached_unreported as f64;
     let prompt_tokens = f64::from(cost.uncached_tokens);
     let (queued_prefill, prefill) = (queued_tokens / prefill_speed, prompt_tokens / prefill_speed);
+    let image_speed = f64::from(reported.image_tokens_per_second);
+    let images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
+        + f64::from(demand.image_tokens.min(cost.uncached_tokens));
+    let image_encoding = if image_speed > 0.0 { images / image_speed } else { 0.0 };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));
     let others = u64::from(reported.running) + booked.sequences_unreported;
     let decode_interference = f64::from(config.decode_interference) * steps * others as f64 / decode_speed;
@@ -153,10 +157,17 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
 
     let weight = f64::from(candidate.weight.max(f32::MIN_POSITIVE));
     Terms {
-        score: (queued_prefill + prefill + decode_interference + sequence_wait + block_wait + cache_pressure)
+        score: (queued_prefill
+            + prefill
+            + image_encoding
+            + decode_interference
+            + sequence_wait
+            + block_wait
+            + cache_pressure)
             / weight,
         queued_prefill,
         prefill,
+        image_encoding,
         decode_interference,
         sequence_wait,
         block_wait,

@@ -29,11 +29,14 @@ const REPORTED: ReportedLoad = ReportedLoad {
     requests_max: 64,
     prefill_tokens_per_second: 1000.0,
     decode_tokens_per_second: 100.0,
+    unencoded_image_tokens: 0,
+    image_tokens_per_second: 0.0,
     is_asleep: false,
 };
 
 const DEMAND: Demand = Demand {
     prompt_tokens: 1000,
+    image_tokens: 0,
     output_tokens: 100,
     output_tokens_max: None,
     sequences: 1,
@@ -94,6 +97,24 @@ fn pick_seeded(
 }
 
 const ALL: [&str; 5] = ["kv", "least-requests", "power-of-two", "round-robin", "session"];
+
+#[test]
+fn a_request_with_images_avoids_a_replica_that_is_encoding() {
+    let idle = ReportedLoad { image_tokens_per_second: 500.0, ..REPORTED };
+    let encoding = ReportedLoad { unencoded_image_tokens: 2000, ..idle };
+    let candidates = [reporting(1, encoding), reporting(2, idle)];
+    let demand = Demand { image_tokens: 600, ..DEMAND };
+    let mut terms = Vec::new();
+    kv::score(&KvConfig::default(), &demand, &candidates, &mut terms);
+    let encoding_times = [terms[0].image_encoding, terms[1].image_encoding];
+    assert_eq!(encoding_times, [(2000.0 + 600.0) / 500.0, 600.0 / 500.0]);
+    assert!((terms[0].score - terms[1].score - 4.0).abs() < 1e-9);
+    // Images that are cached are not encoded again.
+    let cached = Candidate { cached_tokens: 1000, ..reporting(3, idle) };
+    terms.clear();
+    kv::score(&KvConfig::default(), &demand, &[cached], &mut terms);
+    assert_eq!(terms[0].image_encoding, 1.0 / 500.0);
+}
 
 #[test]
 fn policies_have_names() {
@@ -393,6 +414,8 @@ fn random_picks_are_valid_and_repeatable() {
                     requests_max: any(),
                     prefill_tokens_per_second: speeds[any() as usize % 4],
                     decode_tokens_per_second: speeds[any() as usize % 4],
+                    unencoded_image_tokens: u64::from(any()),
+                    image_tokens_per_second: any() as f32,
                     is_asleep: any() < 100,
                 };
                 let mut candidate = reporting(u64::from(identity), reported);
@@ -413,6 +436,7 @@ fn random_picks_are_valid_and_repeatable() {
             .collect();
         let demand = Demand {
             prompt_tokens: any(),
+            image_tokens: any(),
             output_tokens: any(),
             output_tokens_max: Some(any()),
             sequences: any(),

@@ -48,6 +48,7 @@ pub(crate) struct Core {
     /// The sleep level of the engine, if it is asleep.
     sleep_level: Option<SleepLevel>,
     prefill_rate: Rate,
+    image_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
     /// Whether the engine cannot compute a step until blocks are restored, images are encoded or guides are ready.
@@ -104,6 +105,7 @@ impl Core {
             state: EngineState::Starting,
             sleep_level: None,
             prefill_rate: Rate::default(),
+            image_rate: Rate::default(),
             decode_rate: Rate::default(),
             preemptions_total: 0,
             is_stalled: false,
@@ -248,6 +250,7 @@ impl Core {
             let is_failed = self.requests.fail(sequence.request, failure, &mut self.scheduler);
             requests_failed += u32::from(is_failed);
         }
+        self.image_rate.add(collected.tokens, collected.time);
         if collected.is_any {
             (self.observer)(&StepReport {
                 encoded_images: collected.encoded,
@@ -408,6 +411,7 @@ impl Core {
             load: self.scheduler.load(),
             prefill_tokens_per_second: self.prefill_rate.per_second(),
             decode_tokens_per_second: self.decode_rate.per_second(),
+            image_tokens_per_second: self.image_rate.per_second(),
             submissions: self.requests.submissions,
         };
         shared.load.send_if_modified(|published| {

@@ -86,6 +86,8 @@ enum EncodeOutcome {
 pub(crate) struct CollectedImages {
     /// Number of images that were encoded.
     pub(crate) encoded: u32,
+    /// Number of tokens of these images.
+    pub(crate) tokens: u32,
     /// The time that the encoder took for them.
     pub(crate) time: Duration,
     /// Whether there was any result.
@@ -168,6 +170,7 @@ impl Encoder {
             match outcome {
                 EncodeOutcome::Encoded(features) => {
                     collected.encoded += 1;
+                    collected.tokens += features.rows();
                     collected.time += time;
                     self.outputs.insert(digest, Arc::new(features));
                     scheduler.provide_image(digest);

@@ -94,12 +94,14 @@ pub struct EngineLoad {
     pub prefill_tokens_per_second: f32,
     /// Number of tokens generated per second in steps that generate tokens: a moving average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
+    /// Number of tokens of encoded images per second while the encoder runs: a moving average over [`RATE_WINDOW`].
+    pub image_tokens_per_second: f32,
     /// Number of requests that the engine has received so far and that are included in `load`: see
     /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
     pub submissions: u64,
 }
 
-/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps counts.
+/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps, or in the encoder, counts.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
 /// A moving average of tokens per second. The rate is the ratio of the tokens and the time, which decay alike, so that

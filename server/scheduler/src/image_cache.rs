@@ -104,6 +104,17 @@ impl ImageCache {
         reservation
     }
 
+    /// Number of rows of the outputs that exist or were requested.
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Number of rows of the outputs that were requested and do not exist yet.
+    pub(crate) fn rows_requested(&self) -> u64 {
+        let requested = self.entries.values().filter(|entry| !entry.is_available);
+        requested.map(|entry| u64::from(entry.rows)).sum()
+    }
+
     /// Whether all of these reserved outputs exist.
     pub(crate) fn are_available<'a>(&self, mut images: impl Iterator<Item = &'a ImageDigest>) -> bool {
         images.all(|digest| self.entries.get(digest).is_some_and(|entry| entry.is_available))

@@ -53,6 +53,11 @@ pub struct PromptImages {
 }
 
 impl PromptImages {
+    /// Number of tokens that the images take.
+    pub fn num_tokens(&self) -> u64 {
+        self.spans.iter().map(|span| u64::from(span.num_tokens)).sum()
+    }
+
     /// Whether the spans are ascending, not empty, without overlaps and within a prompt of `prompt_tokens` tokens. The
     /// last token must not be in a bidirectional span, because it may be computed alone.
     pub fn is_valid(&self, prompt_tokens: u32) -> bool {

@@ -19,6 +19,10 @@ pub struct Load {
     /// All tokens of a waiting sequence count, because the number of cached ones is known only when the sequence is
     /// admitted.
     pub uncomputed_tokens: u64,
+    /// Number of tokens of the images that are being encoded or wait for the encoder.
+    pub unencoded_image_tokens: u64,
+    /// Number of tokens of the images whose encoder outputs are stored.
+    pub encoded_image_tokens: u64,
     /// Number of preemptions since the start. A preemption returns a running sequence to the queue because no block is
     /// free.
     pub preemptions_total: u64,

@@ -274,6 +274,8 @@ impl Scheduler {
             running: self.running_sequences,
             waiting: self.waiting_sequences,
             uncomputed_tokens: self.uncomputed_tokens,
+            unencoded_image_tokens: self.images.rows_requested(),
+            encoded_image_tokens: self.images.rows() - self.images.rows_requested(),
             preemptions_total: self.preemptions_total,
         }
     }

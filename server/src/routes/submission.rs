@@ -35,11 +35,16 @@ pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -
     let adapter = prompts.first().and_then(|prompt| served.model.adapter(prompt.adapter));
     let submit = |prompt: server_engine::Request| {
         let (choices, prompt_tokens) = (prompt.num_results(), prompt.prompt.len());
-        let spans = prompt.images.iter().flat_map(|images| &images.prompt.spans);
-        let image_tokens = spans.map(|span| u64::from(span.num_tokens)).sum();
+        let images = prompt.images.clone();
+        let image_tokens = images.as_ref().map_or(0, |images| images.prompt.num_tokens());
         let is_scored = prompt.sampling.prompt_logprobs.is_some();
         match served.engine.submit(prompt) {
-            Ok(stream) => Ok(SubmittedPrompt { stream, choices, prompt_tokens, image_tokens, is_scored }),
+            Ok(stream) => {
+                if let Some(images) = images {
+                    app.metrics().count_images(&images);
+                }
+                Ok(SubmittedPrompt { stream, choices, prompt_tokens, image_tokens, is_scored })
+            }
             Err(error) => {
                 let retry_after = app.admission().retry_after(Instant::now());
                 Err(Error::from_submit(error, retry_after, limits.requests.max_queue))

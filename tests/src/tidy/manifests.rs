@@ -11,8 +11,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("operator-api", &[]),
     ("process", &[]),
     ("proto", &[]),
-    // The scheduler is used only by an example that simulates policies.
-    ("router", &["process", "proto", "server-scheduler"]),
+    // The router reads the headers of images. The scheduler is used only by an example that simulates policies.
+    ("router", &["process", "proto", "server-images", "server-scheduler"]),
     (
         "server",
         &[

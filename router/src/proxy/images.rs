@@ -1,0 +1,128 @@
+//! Replaces images in prompts for routing. An image in a `data:` URL has many more bytes than a text with as many tokens,
+//! so its bytes say nothing about the work that it causes.
+//!
+//! The replacement is a text of about as many blocks as the image has tokens, and equal images have equal replacements.
+//! So the length of a prompt is estimated, and its prefix is compared, without regard to where its images come from.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use memchr::memmem;
+use server_images::ImageHeader;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Number of bytes of an image in which the router looks for its size.
+///
+/// Beyond it: the image counts as one of average size.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// The number of pixels for each token of an image, as in Qwen's models. Other families take fixed numbers of tokens
+/// between the two limits.
+const PIXELS_PER_TOKEN: u64 = 28 * 28;
+/// The smallest and the largest number of tokens that an image is assumed to take.
+const TOKENS_RANGE: [u64; 2] = [64, 1280];
+/// The number of bytes that stand for a token of an image: that of usual text.
+const TOKEN_BYTES: usize = 4;
+/// The number of tokens of an image whose size is unknown.
+const TOKENS_UNKNOWN: u32 = 256;
+
+/// A prompt without the bytes of its images.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RoutingPrompt<'a> {
+    /// The prompt, in which each image is replaced with a text of as many tokens.
+    pub(super) text: Cow<'a, [u8]>,
+    /// The estimated number of tokens of the images.
+    pub(super) image_tokens: u32,
+}
+
+/// Replaces the `data:` URLs of images in the raw JSON of a prompt.
+pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
+    const START: &[u8] = b"\"data:image/";
+    const CONTENT: &[u8] = b";base64,";
+    let mut text = Vec::new();
+    let (mut copied, mut image_tokens) = (0, 0_u32);
+    for start in memmem::find_iter(prompt, START) {
+        let url = start + 1;
+        let length = memchr::memchr(b'"', &prompt[url..]).unwrap_or(prompt.len() - url);
+        let Some(content) = memmem::find(&prompt[url..url + length], CONTENT) else { continue };
+        let content = &prompt[url + content + CONTENT.len()..url + length];
+        let tokens = tokens(content);
+        image_tokens = image_tokens.saturating_add(tokens);
+        text.extend_from_slice(&prompt[copied..url]);
+        let digest = xxh3_64(content).to_le_bytes();
+        text.extend(digest.iter().cycle().take(tokens as usize * TOKEN_BYTES));
+        copied = url + length;
+    }
+    if copied == 0 {
+        return RoutingPrompt { text: Cow::Borrowed(prompt), image_tokens: 0 };
+    }
+    text.extend_from_slice(&prompt[copied..]);
+    RoutingPrompt { text: Cow::Owned(text), image_tokens }
+}
+
+/// The estimated number of tokens of an image in base64. Only its header is read.
+fn tokens(content: &[u8]) -> u32 {
+    let digits = &content[..content.len().min(HEADER_BYTES_MAX / 3 * 4)];
+    // The beginning of a text in base64 must consist of whole groups.
+    let header = STANDARD_NO_PAD.decode(&digits[..digits.len() / 4 * 4]).ok();
+    let size = header.and_then(|bytes| ImageHeader::read(&bytes).ok()).map(|header| header.size());
+    size.map_or(TOKENS_UNKNOWN, |size| {
+        let [least, most] = TOKENS_RANGE;
+        (size.pixels() / PIXELS_PER_TOKEN).clamp(least, most) as u32
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The beginning of a PNG file, up to its size.
+    fn png(width: u32, height: u32) -> String {
+        let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+        bytes.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));
+        bytes.extend([8, 2, 0, 0, 0, 1, 2]);
+        format!("data:image/png;base64,{}", STANDARD_NO_PAD.encode(bytes))
+    }
+
+    fn prompt(url: &str) -> String {
+        format!(r#"[{{"content":[{{"image_url":{{"url":"{url}"}}}},{{"text":"a"}}]}}]"#)
+    }
+
+    #[test]
+    fn an_image_counts_by_its_size() {
+        let tokens = |url: &str| {
+            let prompt = prompt(url);
+            let routing = without_images(prompt.as_bytes());
+            let text_bytes = prompt.len() - url.len();
+            assert_eq!(routing.text.len(), text_bytes + TOKEN_BYTES * routing.image_tokens as usize);
+            routing.image_tokens
+        };
+        assert_eq!(tokens(&png(28 * 10, 28 * 20)), 200);
+        assert_eq!(tokens(&png(1, 1)), 64);
+        assert_eq!(tokens(&png(8000, 8000)), 1280);
+        assert_eq!(tokens("data:image/png;base64,AAAA"), TOKENS_UNKNOWN);
+        assert_eq!(tokens("data:image/png;base64,%%%"), TOKENS_UNKNOWN);
+    }
+
+    #[test]
+    fn equal_images_have_equal_replacements() {
+        let replaced = |url: &str| without_images(prompt(url).as_bytes()).text.into_owned();
+        assert_eq!(replaced(&png(100, 100)), replaced(&png(100, 100)));
+        assert_ne!(replaced(&png(100, 100)), replaced(&png(100, 101)));
+        // The text before and behind the image remains.
+        assert!(replaced(&png(100, 100)).starts_with(b"[{\"content\":[{\"image_url\":{\"url\":\""));
+        assert!(replaced(&png(100, 100)).ends_with(b"\"}},{\"text\":\"a\"}]}]"));
+    }
+
+    #[test]
+    fn prompts_without_images_and_truncated_urls_remain() {
+        for text in ["", "data:image/png;base64,AAAA", "\"data:image/png", "\"data:text/plain;base64,AAAA\""]
+        {
+            let routing = without_images(text.as_bytes());
+            assert_eq!(routing, RoutingPrompt { text: Cow::Borrowed(text.as_bytes()), image_tokens: 0 });
+        }
+        let open = without_images(b"\"data:image/png;base64,AAAA");
+        assert_eq!((open.text.len(), open.image_tokens), (1 + 256 * TOKEN_BYTES, 256));
+    }
+}
