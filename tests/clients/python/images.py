@@ -1,0 +1,158 @@
+"""Sends images with the official Python client. Usage: images.py BASE_URL MODEL
+
+The simulated model takes 16 tokens for each image, and its answer depends on the images. Each function is a scenario,
+whose name describes the expected behavior. The run ends at the first failure.
+"""
+
+import base64
+import random
+import struct
+import sys
+import zlib
+
+import openai
+
+IMAGE_TOKENS = 16
+
+
+def png(width=8, height=8, value=None):
+    """An image of one color, by default a random one, in the format PNG."""
+    color = random.randbytes(3) if value is None else bytes([value] * 3)
+    chunk = lambda kind, content: (
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    )
+    rows = (b"\0" + color * width) * height
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def part(url, **members):
+    return {"type": "image_url", "image_url": {"url": url, **members}}
+
+
+def text(content):
+    return {"type": "text", "text": content}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+def chat(client, model, *messages, **parameters):
+    return client.chat.completions.create(
+        model=model, messages=messages, max_tokens=8, temperature=0, **parameters
+    )
+
+
+def answer(client, model, *messages):
+    return chat(client, model, *messages).choices[0].message.content
+
+
+def answers_depend_on_the_images(client, model):
+    images = [png(value=1), png(value=2)]
+    answers = [answer(client, model, user(part(image), text("What is this?"))) for image in images * 2]
+    assert answers[:2] == answers[2:] and answers[0] != answers[1], answers
+    order = [answer(client, model, user(part(a), part(b))) for a, b in [images, images[::-1]]]
+    assert order[0] != order[1], order
+
+
+def streams_are_the_same_as_answers(client, model):
+    message = user(text("a"), part(png(value=3), detail="low"), text("b"))
+    whole = chat(client, model, message)
+    chunks = list(chat(client, model, message, stream=True, stream_options={"include_usage": True}))
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert streamed == whole.choices[0].message.content, (streamed, whole)
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens, chunks[-1]
+
+
+def usage_counts_the_tokens_of_images(client, model):
+    usage = [chat(client, model, user(text("a"), *[part(png())] * count)).usage for count in range(4)]
+    difference = usage[1].prompt_tokens - usage[0].prompt_tokens
+    assert difference >= IMAGE_TOKENS, usage
+    counts = [use.prompt_tokens_details.image_tokens for use in usage]
+    assert counts == [None, IMAGE_TOKENS, 2 * IMAGE_TOKENS, 3 * IMAGE_TOKENS], usage
+
+
+def the_prefix_cache_includes_images(client, model):
+    image = png()
+    first = user(part(image), text("What is this, and where was it taken?"))
+    said = answer(client, model, first)
+    messages = [first, {"role": "assistant", "content": said}, user(text("Are you sure?"))]
+    usage = chat(client, model, *messages).usage
+    assert usage.prompt_tokens_details.cached_tokens > IMAGE_TOKENS, usage
+    # Another image at the same place has nothing in common with it.
+    other = chat(client, model, user(part(png()), text("What is this, and where was it taken?"))).usage
+    assert other.prompt_tokens_details.cached_tokens < IMAGE_TOKENS, other
+
+
+def responses_have_images(client, model):
+    image = {"type": "input_image", "image_url": png(value=5), "detail": "auto"}
+    message = {"role": "user", "content": [image, {"type": "input_text", "text": "What is this?"}]}
+    parameters = {"model": model, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(input=[message], **parameters)
+    assert first.usage.input_tokens > IMAGE_TOKENS, first
+    said = answer(client, model, user(part(image["image_url"]), text("What is this?")))
+    assert first.output_text == said, (first, said)
+    events = list(client.responses.create(input=[message], stream=True, **parameters))
+    assert events[-1].response.output_text == said, events[-1]
+    [item] = client.responses.input_items.list(first.id).data
+    assert item.content[0].type == "input_image" and item.content[0].image_url == image["image_url"], item
+    # The stored image is part of the next turn.
+    second = client.responses.create(input="Sure?", previous_response_id=first.id, **parameters)
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens, second
+    assert second.usage.input_tokens_details.cached_tokens > IMAGE_TOKENS, second
+    counted = client.responses.input_tokens.count(model=model, input=[message])
+    assert counted.input_tokens == first.usage.input_tokens, counted
+
+
+def errors_name_the_part(client, model):
+    def refused(content, param, code="invalid_value", role="user"):
+        try:
+            chat(client, model, {"role": "system", "content": "x"}, {"role": role, "content": content})
+        except openai.BadRequestError as error:
+            assert (error.param, error.code) == (param, code), error
+        else:
+            raise AssertionError(f"{content} was accepted")
+
+    image = "messages[1].content[0].image_url"
+    refused([part("https://example.org/a.png")], image)
+    refused([part("http://169.254.169.254/latest")], image)
+    refused([part("/etc/passwd")], image)
+    refused([part("file:///etc/passwd")], image)
+    refused([part("data:image/png;base64,QUJD")], image)
+    refused([part("data:image/png;base64,?")], image)
+    refused([part(png()[:60])], image)
+    refused([part(png(), detail="huge")], image + ".detail")
+    refused([part(png(width=40_000, height=1))], image)
+    refused([{"type": "image_url"}], image, "missing_required_parameter")
+    refused([part(png())] * 33, "messages", "array_above_max_length")
+    refused([part(png())], "messages[1].content[0].type", role="assistant")
+    try:
+        content = [{"type": "input_image", "file_id": "file-1"}]
+        client.responses.create(model=model, input=[{"role": "user", "content": content}])
+    except openai.BadRequestError as error:
+        assert error.param == "input[0].content[0].file_id", error
+    else:
+        raise AssertionError("an unknown file was accepted")
+    assert answer(client, model, user(text("Hello")))
+
+
+def main():
+    base_url, model = sys.argv[1:3]
+    client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=120)
+    scenarios = [
+        answers_depend_on_the_images,
+        streams_are_the_same_as_answers,
+        usage_counts_the_tokens_of_images,
+        the_prefix_cache_includes_images,
+        responses_have_images,
+        errors_name_the_part,
+    ]
+    for scenario in scenarios:
+        scenario(client, model)
+        print(f"{scenario.__name__}: passed")
+    print(f"{len(scenarios)} scenarios passed")
+
+
+main()
