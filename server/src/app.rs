@@ -9,12 +9,12 @@ use anyhow::Context as _;
 use server_engine::{EngineHandle, mix};
 
 use crate::dispatches::Dispatches;
-use crate::error::{Error, Resource};
+use crate::error::{Error, MediaReference, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{Admission, ByteBudget, HttpLimits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
-use crate::prepare::{Media, MediaReference};
+use crate::prepare::Media;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
 

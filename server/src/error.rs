@@ -9,8 +9,6 @@ use proto::replica_token;
 use server_engine::{Failure, Rejection, SleepError, SubmitError};
 use server_openai::{ErrorBody, ErrorObject, RequestError};
 
-use crate::prepare::MediaReference;
-
 /// The reason why a request was rejected or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
@@ -74,6 +72,15 @@ pub(crate) enum Error {
     /// The engine failed to compute the request. The next request may succeed.
     #[error("{0}")]
     Failed(Failure),
+}
+
+/// A medium that a request refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MediaReference {
+    /// The URL or the path.
+    pub(crate) url: String,
+    /// The parameter with the reference, for errors.
+    pub(crate) param: String,
 }
 
 /// A resource that all requests share before they reach the engine.

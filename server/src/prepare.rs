@@ -26,7 +26,7 @@ pub(crate) use chat::chat;
 pub(crate) use completion::completion;
 pub(crate) use guide::may_compile;
 pub(crate) use images::may_decode_images;
-pub(crate) use media::{Media, MediaReference};
+pub(crate) use media::Media;
 pub(crate) use parameters::{Endpoint, Kind, Parameter, Peer, Support, checked};
 pub(crate) use parser_settings::ParserSettings;
 pub(crate) use prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};

@@ -40,7 +40,7 @@ pub trait ImageEncoder: Send {
 
 /// The image encoder of an engine.
 pub struct EncoderConfig {
-    /// The encoder.
+    /// Encodes the images, on a thread of its own.
     pub encoder: Box<dyn ImageEncoder>,
     /// Bytes of encoder outputs that are stored, those of images that are being encoded included.
     ///

@@ -37,7 +37,7 @@ impl ImageFeatures {
         Self { values: values.into_boxed_slice(), width }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> u32 {
         (self.values.len() / self.width) as u32
     }

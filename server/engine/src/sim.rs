@@ -14,11 +14,11 @@ use server_scheduler::{Batch, BlockId, ScheduledSequence, TokenId};
 
 use crate::clock::Clock;
 use crate::hash::mix;
-use crate::images::StepImages;
+use crate::images::{RequestImages, StepImages};
 use crate::runner::{CacheLayout, Logits, ModelRunner, RunError};
 use crate::sleep::SleepLevel;
 
-pub use images::{SimEncoder, expected_tokens_with_images};
+pub use images::SimEncoder;
 pub use script::SimScript;
 
 /// The configuration of a simulated model.
@@ -327,6 +327,16 @@ pub fn expected_tokens(prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<T
 /// Like [`expected_tokens`], but with an adapter.
 pub fn expected_tokens_with(adapter: u32, prompt: &[TokenId], count: u32, vocabulary: u32) -> Vec<TokenId> {
     expected(adapter, prompt, count, vocabulary, &|_, token| token)
+}
+
+/// Like [`expected_tokens`], for a prompt with images.
+pub fn expected_tokens_with_images(
+    prompt: &[TokenId],
+    images: &RequestImages,
+    count: u32,
+    vocabulary: u32,
+) -> Vec<TokenId> {
+    expected(0, prompt, count, vocabulary, &|index, token| images::prompt_input(images, index, token))
 }
 
 /// Like [`expected_tokens_with`], for a model that reads `input` for a token with an index in the sequence.

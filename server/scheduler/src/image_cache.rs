@@ -13,7 +13,7 @@ use crate::request::SequenceId;
 /// An image whose encoder output a waiting sequence needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
-    /// The image.
+    /// Identifies the image to encode.
     pub digest: ImageDigest,
     /// A sequence whose prompt has the image.
     pub sequence: SequenceId,

@@ -16,7 +16,7 @@ pub struct ImageDigest(pub [u8; 32]);
 /// Consecutive positions of a prompt that read consecutive rows of an image's encoder output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageSpan {
-    /// The image.
+    /// Identifies the image whose rows are read.
     pub digest: ImageDigest,
     /// The position of the first token.
     pub start: u32,
@@ -33,7 +33,7 @@ impl ImageSpan {
     }
 }
 
-/// Which tokens of a span the tokens of the same span attend to.
+/// Defines which tokens of a span the tokens of the same span attend to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpanAttention {
     /// To those before them, like text.

@@ -7,16 +7,7 @@ use std::collections::HashMap;
 
 use axum::body::Bytes;
 
-use crate::error::Error;
-
-/// A medium that a request refers to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MediaReference {
-    /// The URL or the path.
-    pub(crate) url: String,
-    /// The parameter with the reference, for errors.
-    pub(crate) param: String,
-}
+use crate::error::{Error, MediaReference};
 
 /// The media that were fetched for a request.
 #[derive(Debug, Default)]

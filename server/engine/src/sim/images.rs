@@ -94,18 +94,10 @@ impl<'a> StepReader<'a> {
     }
 }
 
-/// Like [`expected_tokens`](super::expected_tokens), for a prompt with images.
-pub fn expected_tokens_with_images(
-    prompt: &[TokenId],
-    images: &RequestImages,
-    count: u32,
-    vocabulary: u32,
-) -> Vec<TokenId> {
-    super::expected(0, prompt, count, vocabulary, &|index, token| {
-        let span = images.prompt.spans.iter().find(|span| (span.start..span.end()).contains(&index));
-        let input = span.map_or(token, |span| {
-            input_of_features(&features(span.digest, span.first_row + index - span.start))
-        });
-        input_at(images.positions.as_deref(), index, input)
-    })
+/// What the model reads for the token with an index in a prompt with images.
+pub(super) fn prompt_input(images: &RequestImages, index: u32, token: TokenId) -> TokenId {
+    let span = images.prompt.spans.iter().find(|span| (span.start..span.end()).contains(&index));
+    let input = span
+        .map_or(token, |span| input_of_features(&features(span.digest, span.first_row + index - span.start)));
+    input_at(images.positions.as_deref(), index, input)
 }

@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use openvino_sys::ov_element_type_e as ElementType;
 use server_engine::{ImageEncoder, ImageFeatures, ImageInput, RunError, SleepLevel};
-use server_images::{EncoderInputs, FeatureRow, ModelFamily, QwenPatches, Tensor as ImageTensor};
+use server_images::{EncoderInputs, FeatureRow, ModelFamily, QwenPatches};
 
 use super::files::VisionFiles;
 use super::qwen::write_window_mask;
@@ -30,11 +30,11 @@ pub struct EncoderImage {
 /// How an image encoder is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderReport {
-    /// The device.
+    /// The name of the device.
     pub device: String,
     /// The precision of the computations.
     pub precision: String,
-    /// Number of threads.
+    /// Number of threads of the encoder.
     pub threads: usize,
 }
 
@@ -204,7 +204,7 @@ fn encode_qwen(
 }
 
 /// Binds a copy of a tensor of the image processor to an input.
-fn set(graph: &mut CompiledGraph, name: &str, values: &ImageTensor<f32>) -> Result<(), Error> {
+fn set(graph: &mut CompiledGraph, name: &str, values: &server_images::Tensor<f32>) -> Result<(), Error> {
     let shape: Vec<i64> = values.shape().iter().map(|size| *size as i64).collect();
     let mut tensor = Tensor::new(f32::TYPE, &shape)?;
     tensor.values_mut::<f32>()?.copy_from_slice(values.values());

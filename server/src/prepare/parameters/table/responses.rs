@@ -20,7 +20,7 @@ const INCLUDABLE: &[&str] = &[
 pub(super) const TABLE: &[Parameter] = &[
     row("input", Kind::Either(&[Kind::Text(usize::MAX), Kind::Array(&Kind::Object, usize::MAX)]), "", ALL).note(
         "A text of the user, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
-         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Images are rejected: models read only text.",
+         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Messages of the user can contain images.",
     ),
     row("instructions", Kind::Text(usize::MAX), "", OPENAI_VLLM)
         .note("The first system message. Later responses do not inherit it. OVMS ignores it."),
@@ -64,7 +64,7 @@ pub(super) const TABLE: &[Parameter] = &[
         .accepted("Only an empty list: this server does not summarize conversations. See `truncation`."),
     row("moderation", Kind::Object, "", OPENAI).refused(NO_MODERATION),
     row("access_programs", Kind::Object, "", OPENAI).accepted("This server has no access programs."),
-    row("image", Kind::Object, "", OPENAI).accepted("Models read only text."),
+    row("image", Kind::Object, "", OPENAI).accepted("The server reads images in `input`."),
     row("detokenize", Kind::Boolean, "true", VLLM).accepted("Responses always have text."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).accepted("Responses have no field for token IDs."),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM)
