@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Error;
-use crate::runtime::{CompiledModel, Core, InferRequest};
+use crate::runtime::{CompiledModel, Core, Element, InferRequest, Tensor};
 
 /// A compiled model and the request that runs it.
 pub(crate) struct CompiledGraph {
@@ -17,5 +17,32 @@ impl CompiledGraph {
     /// Creates a request of a model that `core` has compiled or read.
     pub(crate) fn new(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Self, Error> {
         Ok(Self { request: compiled.request()?, compiled, _core: core })
+    }
+
+    /// Binds a new tensor with these values to an input.
+    ///
+    /// # Errors
+    /// The tensor cannot be allocated, or has another number of values, or the model has no such input.
+    pub(crate) fn set_values<T: Element>(
+        &mut self,
+        input: &str,
+        shape: &[usize],
+        values: &[T],
+    ) -> Result<(), Error> {
+        let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
+        let mut tensor = Tensor::new(T::TYPE, &shape)?;
+        let to = tensor.values_mut::<T>()?;
+        if to.len() != values.len() {
+            let message = format!("{input} has {} values instead of {}", values.len(), to.len());
+            return Err(Error::runtime("set an input", &message));
+        }
+        to.copy_from_slice(values);
+        self.request.set(input, &tensor)
+    }
+
+    /// Number of values in a row of the first output, which is its last dimension. `None` if it is dynamic.
+    pub(crate) fn row_values(&self) -> Result<Option<usize>, Error> {
+        let width = self.compiled.first_output()?.shape.last().copied().flatten();
+        Ok(width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0))
     }
 }

@@ -372,6 +372,7 @@ impl LoadedModel {
             Some(files) => Some(VisionParts {
                 embeddings: TextEmbeddings::load(&loader.core, files)?,
                 first_position: files.first_position(),
+                deepstack_layers: files.deepstack_layers,
             }),
             None => None,
         };

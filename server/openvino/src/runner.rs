@@ -7,7 +7,7 @@ use crate::Error;
 use crate::background::BackgroundThread;
 use crate::compiled_graph::CompiledGraph;
 use crate::kv_cache::KvCache;
-use crate::runtime::{Element, InferRequest, NodeTime, Port, Tensor};
+use crate::runtime::{Element, Flag, InferRequest, NodeTime, Port, Tensor};
 use crate::vision::TextEmbeddings;
 
 /// A model that is compiled for a device, with its KV cache and the inputs of its steps.
@@ -43,6 +43,8 @@ pub(crate) struct VisionParts {
     pub(crate) embeddings: TextEmbeddings,
     /// The position of the first token of a sequence.
     pub(crate) first_position: i64,
+    /// Number of layers, counted from the first, that read rows of images.
+    pub(crate) deepstack_layers: usize,
 }
 
 impl OpenVinoRunner {
@@ -171,6 +173,10 @@ struct StepInputs {
     position_ids: Input<i64>,
     /// 1 for tokens of images, 0 for all others.
     token_type_ids: Input<i64>,
+    /// Whether a token belongs to an image.
+    visual_pos_masks: Input<Flag>,
+    /// The rows of the image tokens of the step for the first layers.
+    deepstack_visual_embeds: Input<f32>,
     past_lens: Input<i32>,
     subsequence_begins: Input<i32>,
     block_indices: Input<i32>,
@@ -186,11 +192,13 @@ struct StepInputs {
 
 impl StepInputs {
     fn new(ports: &[Port], kv_heads: usize, vision: Option<VisionParts>) -> Result<Self, Error> {
-        const KNOWN: [&str; 12] = [
+        const KNOWN: [&str; 14] = [
             "input_ids",
             "inputs_embeds",
             "position_ids",
             "token_type_ids",
+            "visual_pos_masks",
+            "deepstack_visual_embeds",
             "past_lens",
             "subsequence_begins",
             "block_indices",
@@ -211,6 +219,12 @@ impl StepInputs {
             return Err(Error::Unsupported("it reads embeddings of an unknown model".to_owned()));
         }
         let columns = vision.as_ref().map_or(0, |vision| vision.embeddings.width());
+        let layers = vision.as_ref().map_or(0, |vision| vision.deepstack_layers);
+        if has("deepstack_visual_embeds") != (layers > 0) {
+            return Err(Error::Unsupported(format!(
+                "its input deepstack_visual_embeds does not match its {layers} layers that read images"
+            )));
+        }
         let positions = match port("position_ids") {
             None => Shape::Tokens,
             Some(port) => Shape::of_positions(port).ok_or_else(|| {
@@ -229,6 +243,16 @@ impl StepInputs {
                 "token_type_ids",
                 Presence::of(has("token_type_ids")),
                 Shape::Column,
+            )?,
+            visual_pos_masks: Input::with_shape(
+                "visual_pos_masks",
+                Presence::of(has("visual_pos_masks")),
+                Shape::Row,
+            )?,
+            deepstack_visual_embeds: Input::with_shape(
+                "deepstack_visual_embeds",
+                Presence::of(layers > 0),
+                Shape::Layers { layers, columns },
             )?,
             past_lens: Input::new("past_lens", Presence::InModel)?,
             subsequence_begins: Input::new("subsequence_begins", Presence::InModel)?,
@@ -249,6 +273,8 @@ impl StepInputs {
         self.inputs_embeds.bind(request)?;
         self.position_ids.bind(request)?;
         self.token_type_ids.bind(request)?;
+        self.visual_pos_masks.bind(request)?;
+        self.deepstack_visual_embeds.bind(request)?;
         self.past_lens.bind(request)?;
         self.subsequence_begins.bind(request)?;
         self.block_indices.bind(request)?;
@@ -264,10 +290,15 @@ impl StepInputs {
         self.input_ids.write(tokens, batch.tokens.iter().map(|token| i64::from(*token)))?;
         self.write_embeddings(batch, images)?;
         self.write_positions(batch, images)?;
-        if self.token_type_ids.presence == Presence::InModel {
-            let is_image = |token: u32| images.rows.iter().any(|rows| rows.tokens.contains(&token));
-            self.token_type_ids.write(tokens, (0..tokens as u32).map(|token| i64::from(is_image(token))))?;
-        }
+        let is_image = || {
+            let mut rows = images.rows.iter().peekable();
+            (0..tokens as u32).map(move |token| {
+                while rows.next_if(|rows| rows.tokens.end <= token).is_some() {}
+                rows.peek().is_some_and(|rows| rows.tokens.contains(&token))
+            })
+        };
+        self.token_type_ids.write(tokens, is_image().map(i64::from))?;
+        self.visual_pos_masks.write(tokens, is_image().map(Flag::from))?;
         let adapters = sequences.iter().flat_map(|sequence| {
             let count = sequence.tokens.end - sequence.tokens.start;
             std::iter::repeat_n(sequence.adapter.cast_signed(), count as usize)
@@ -294,6 +325,7 @@ impl StepInputs {
     fn write_embeddings(&mut self, batch: &Batch, images: &StepImages) -> Result<(), Error> {
         let Some(VisionParts { embeddings, .. }) = &mut self.vision else { return Ok(()) };
         let width = self.inputs_embeds.shape.columns();
+        let layers = self.deepstack_visual_embeds.shape.layers();
         let rows = self.inputs_embeds.values_mut(batch.tokens.len())?;
         // A placeholder may have no embedding, so its token is not looked up.
         let mut image_rows = images.rows.iter().peekable();
@@ -304,14 +336,33 @@ impl StepInputs {
             if is_image { 0 } else { *token }
         });
         embeddings.write(tokens, rows)?;
+        let image_tokens: usize = images.rows.iter().map(|image| image.tokens.len()).sum();
+        let deepstack = match self.deepstack_visual_embeds.presence {
+            // The graph reads a row even if no token does.
+            Presence::InModel => self.deepstack_visual_embeds.values_mut(image_tokens.max(1))?,
+            Presence::Absent => &mut [],
+        };
+        if image_tokens == 0 {
+            deepstack.fill(0.0);
+        }
+        let mut image_token = 0;
         for image in &images.rows {
             let values = image.features.values(image.first_row..image.first_row + image.tokens.len() as u32);
             let to = &mut rows[image.tokens.start as usize * width..image.tokens.end as usize * width];
-            if values.len() != to.len() {
-                let message = format!("the features of an image do not have {width} columns");
+            if values.len() != to.len() * (1 + layers) {
+                let message =
+                    format!("the features of an image do not have {} columns", width * (1 + layers));
                 return Err(Error::runtime("read the features of an image", &message));
             }
-            to.copy_from_slice(values);
+            for (row, values) in to.chunks_exact_mut(width).zip(values.chunks_exact(width * (1 + layers))) {
+                let (feature, further) = values.split_at(width);
+                row.copy_from_slice(feature);
+                for (layer, values) in further.chunks_exact(width).enumerate() {
+                    deepstack[(layer * image_tokens + image_token) * width..][..width]
+                        .copy_from_slice(values);
+                }
+                image_token += 1;
+            }
         }
         Ok(())
     }
@@ -375,6 +426,10 @@ enum Shape {
     Streams,
     /// `[tokens, 1]`
     Column,
+    /// `[1, tokens]`
+    Row,
+    /// `[layers, tokens, columns]`
+    Layers { layers: usize, columns: usize },
     /// `[tokens, columns]`
     Rows(usize),
 }
@@ -391,10 +446,16 @@ impl Shape {
     /// Number of values for each token.
     fn columns(self) -> usize {
         match self {
-            Self::Tokens | Self::Column => 1,
+            Self::Tokens | Self::Column | Self::Row => 1,
             Self::Streams => 3,
             Self::Rows(columns) => columns,
+            Self::Layers { layers, columns } => layers * columns,
         }
+    }
+
+    /// Number of layers that read values of their own.
+    fn layers(self) -> usize {
+        if let Self::Layers { layers, .. } = self { layers } else { 0 }
     }
 
     /// Number of positions of each token.
@@ -407,7 +468,9 @@ impl Shape {
             Self::Tokens => vec![tokens],
             Self::Streams => vec![3, tokens],
             Self::Column => vec![tokens, 1],
+            Self::Row => vec![1, tokens],
             Self::Rows(columns) => vec![tokens, columns as i64],
+            Self::Layers { layers, columns } => vec![layers as i64, tokens, columns as i64],
         }
     }
 }

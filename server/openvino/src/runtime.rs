@@ -14,7 +14,7 @@ use ov::{ov_element_type_e as ElementType, ov_status_e as Status};
 use crate::{Error, library};
 pub use profile::NodeTime;
 use status::{c_string, check, property};
-pub(crate) use tensor::{Element, Tensor};
+pub(crate) use tensor::{Element, Flag, Tensor};
 
 mod profile;
 mod status;

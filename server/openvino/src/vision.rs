@@ -5,6 +5,7 @@
 mod embeddings;
 mod encoder;
 mod files;
+mod models;
 mod qwen;
 
 pub(crate) use embeddings::TextEmbeddings;

@@ -1,5 +1,6 @@
-//! Compares tiny vision-language models with what transformers answered: `tests/conformance/images/make_models.py` makes
-//! the models and records the answers. `OVFLEET_VISION_MODELS` is their folder.
+//! Compares the answers of tiny vision-language models with those of transformers: `tests/conformance/images/make_models.py`
+//! makes the models and records the answers. `OVFLEET_VISION_MODELS` is their folder. The images pass through the image
+//! processor of this server.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,7 +14,10 @@ use server_engine::{
     ImageSpan, PromptImages, PromptPositions, Request, RequestImages, Sampling, SchedulerConfig,
     SpanAttention, StepReport, StopCriteria, TokenId, TokenStream,
 };
-use server_images::{EncoderInputs, QwenPatches, Tensor, WindowLayout};
+use server_images::{
+    DecodeLimits, Detail, ImageLayout, ImageProcessor, ModelFamily, MropePositions, decode, image_spans,
+    mrope_positions,
+};
 use server_openvino::{ActivationPrecision, Config, EncoderImage, load, load_image_encoder};
 
 /// The largest difference between a logit and that of transformers.
@@ -52,113 +56,83 @@ struct Case {
 fn cases(folder: &Path) -> Vec<Case> {
     let reference = folder.join("reference");
     let cases: Value = serde_json::from_slice(&std::fs::read(reference.join("cases.json")).unwrap()).unwrap();
-    cases.as_array().unwrap().iter().map(|case| read_case(case, &reference, folder)).collect()
+    let processor = ImageProcessor::load(folder).unwrap();
+    cases.as_array().unwrap().iter().map(|case| read_case(case, &reference, &processor)).collect()
 }
 
-fn read_case(case: &Value, reference: &Path, folder: &Path) -> Case {
+fn read_case(case: &Value, reference: &Path, processor: &ImageProcessor) -> Case {
     let prompt = tokens(&case["prompt"]);
-    let inputs: Vec<Arc<ImageInput>> = case["images"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|image| Arc::new(image_input(image, reference)))
-        .collect();
+    let files = case["images"].as_array().unwrap().iter().map(|file| reference.join(file.as_str().unwrap()));
+    let images: Vec<Image> = files.map(|file| Image::read(&file, processor)).collect();
+    let layouts: Vec<ImageLayout> = images.iter().map(|image| image.layout.clone()).collect();
     let image_token = case["image_token"].as_u64().unwrap() as TokenId;
-    let spans = spans(&prompt, image_token, &inputs);
-    let is_gemma = folder.file_name().unwrap() == "gemma3";
-    let attention = if is_gemma { SpanAttention::Bidirectional } else { SpanAttention::Causal };
-    let mut unique: Vec<Arc<ImageInput>> = Vec::new();
-    for input in &inputs {
-        if unique.iter().all(|other| other.digest != input.digest) {
-            unique.push(Arc::clone(input));
+    let prompt_spans = image_spans(&prompt, image_token, &layouts).unwrap();
+    let mut spans = Vec::new();
+    let mut inputs: Vec<Arc<ImageInput>> = Vec::new();
+    for (image, span) in images.iter().zip(&prompt_spans) {
+        let mut first_row = 0;
+        for range in &span.ranges {
+            let (start, num_tokens) = (range.start as u32, range.len() as u32);
+            spans.push(ImageSpan { digest: image.input.digest, start, num_tokens, first_row });
+            first_row += num_tokens;
+        }
+        if inputs.iter().all(|other| other.digest != image.input.digest) {
+            inputs.push(Arc::clone(&image.input));
         }
     }
-    let images = RequestImages {
-        inputs: unique,
-        prompt: PromptImages { spans, attention },
-        positions: positions(case).map(Arc::new),
-    };
+    let is_gemma = processor.family() == ModelFamily::Gemma3;
+    let attention = if is_gemma { SpanAttention::Bidirectional } else { SpanAttention::Causal };
+    let positions = positions(case, prompt.len(), &prompt_spans).map(Arc::new);
+    let images = RequestImages { inputs, prompt: PromptImages { spans, attention }, positions };
     Case {
         name: case["name"].as_str().unwrap().to_owned(),
-        images: (!inputs.is_empty()).then(|| Arc::new(images)),
+        images: (!prompt_spans.is_empty()).then(|| Arc::new(images)),
         prompt,
         answer: tokens(&case["answer"]),
         smallest_gap: case["smallest_gap"].as_f64().unwrap(),
-        first_logits: tensor(&case["first_logits"], reference).into_values(),
+        first_logits: numbers(&case["first_logits"]).map(|logit| logit as f32).collect(),
     }
 }
 
-fn positions(case: &Value) -> Option<PromptPositions> {
-    let streams = case["positions"].as_array()?;
-    let stream =
-        |index: usize| streams[index].as_array().unwrap().iter().map(|value| value.as_i64().unwrap() as i32);
-    let prompt = stream(0).zip(stream(1)).zip(stream(2)).map(|((t, h), w)| [t, h, w]).collect();
-    Some(PromptPositions { prompt, delta: case["delta"].as_i64().unwrap() as i32 })
+/// An image of a prompt.
+struct Image {
+    layout: ImageLayout,
+    input: Arc<ImageInput>,
 }
 
-fn image_input(image: &Value, reference: &Path) -> ImageInput {
-    let rows;
-    let inputs = if image["tiles"].is_object() {
-        // Both families with tiles have 16 tokens for each image.
-        rows = 16;
-        EncoderInputs::Tiles(tensor(&image["tiles"], reference))
-    } else {
-        let hidden_states = tensor(&image["patches"], reference);
-        rows = hidden_states.shape()[0] as u32 / 4;
-        let numbers = |value: &Value| -> Option<Vec<i64>> {
-            Some(value.as_array()?.iter().map(|number| number.as_i64().unwrap()).collect())
+impl Image {
+    fn read(file: &Path, processor: &ImageProcessor) -> Self {
+        let image = decode(&std::fs::read(file).unwrap(), &DecodeLimits::default()).unwrap();
+        let layout = processor.layout(image.size(), Detail::Auto).unwrap();
+        let content = EncoderImage {
+            inputs: processor.preprocess(&image, Detail::Auto).unwrap(),
+            feature_rows: layout.feature_rows.clone(),
         };
-        let windows = numbers(&image["window_index"]).map(|window_index| WindowLayout {
-            window_index,
-            window_patches: numbers(&image["window_patches"])
-                .unwrap()
-                .iter()
-                .map(|count| *count as usize)
-                .collect(),
-        });
-        let rotary_pos_emb = tensor(&image["rotary"], reference);
-        EncoderInputs::Qwen(QwenPatches { hidden_states, rotary_pos_emb, windows, position_embeddings: None })
-    };
-    let content = EncoderImage { inputs, feature_rows: None };
-    ImageInput { digest: digest(&content.inputs), rows, content: Arc::new(content) }
+        let input = ImageInput {
+            digest: ImageDigest(processor.digest(&image, Detail::Auto).0),
+            rows: layout.num_tokens as u32,
+            content: Arc::new(content),
+        };
+        Self { layout, input: Arc::new(input) }
+    }
 }
 
-/// A digest for tests, which need no protection from collisions.
-fn digest(inputs: &EncoderInputs) -> ImageDigest {
-    let (EncoderInputs::Tiles(values) | EncoderInputs::Qwen(QwenPatches { hidden_states: values, .. })) =
-        inputs
-    else {
-        panic!("other inputs are not tested")
-    };
-    let hash = |hash: u64, value: &f32| server_engine::mix(hash ^ u64::from(value.to_bits()));
-    let hash = values.values().iter().fold(values.shape()[0] as u64, hash);
-    let mut digest = [0; 32];
-    digest[..8].copy_from_slice(&hash.to_le_bytes());
-    ImageDigest(digest)
+/// The positions of a prompt for models with M-RoPE, which must be those of transformers.
+fn positions(case: &Value, length: usize, spans: &[server_images::ImageSpan]) -> Option<PromptPositions> {
+    let recorded = case.get("positions")?;
+    let MropePositions { temporal, height, width, delta } = mrope_positions(length, spans);
+    assert_eq!(serde_json::json!([temporal, height, width]), *recorded);
+    assert_eq!(delta, case["delta"].as_i64().unwrap());
+    let prompt = (0..length).map(|index| [&temporal, &height, &width].map(|stream| stream[index] as i32));
+    Some(PromptPositions { prompt: prompt.collect(), delta: delta as i32 })
 }
 
-fn spans(prompt: &[TokenId], image_token: TokenId, inputs: &[Arc<ImageInput>]) -> Vec<ImageSpan> {
-    let mut from = 0;
-    let span = |input: &Arc<ImageInput>| {
-        let start = from + prompt[from..].iter().position(|token| *token == image_token).unwrap();
-        from = start + input.rows as usize;
-        assert!(prompt[start..from].iter().all(|token| *token == image_token), "an image has all its tokens");
-        ImageSpan { digest: input.digest, start: start as u32, num_tokens: input.rows, first_row: 0 }
-    };
-    let spans = inputs.iter().map(span).collect();
-    assert!(!prompt[from..].contains(&image_token), "all image tokens belong to images");
-    spans
+fn numbers(values: &Value) -> impl Iterator<Item = f64> {
+    values.as_array().unwrap().iter().map(|number| number.as_f64().unwrap())
 }
 
 fn tokens(values: &Value) -> Vec<TokenId> {
     values.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as TokenId).collect()
-}
-
-fn tensor(description: &Value, reference: &Path) -> Tensor<f32> {
-    let bytes = std::fs::read(reference.join(description["file"].as_str().unwrap())).unwrap();
-    let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
-    let shape = description["shape"].as_array().unwrap().iter();
-    Tensor::new(shape.map(|size| size.as_u64().unwrap() as usize).collect(), values)
 }
 
 fn request(case: &Case) -> Request {
@@ -290,26 +264,21 @@ async fn check_family(family: &str) {
     }
 }
 
-#[tokio::test]
-#[ignore = "needs the models of tests/conformance/images/make_models.py"]
-async fn llava_answers_like_transformers() {
-    check_family("llava").await;
+/// Declares a test for each family. The folder of its model has the same name.
+macro_rules! families {
+    ($($test:ident: $family:literal,)*) => {$(
+        #[tokio::test]
+        #[ignore = "needs the models of tests/conformance/images/make_models.py"]
+        async fn $test() {
+            check_family($family).await;
+        }
+    )*};
 }
 
-#[tokio::test]
-#[ignore = "needs the models of tests/conformance/images/make_models.py"]
-async fn gemma3_answers_like_transformers() {
-    check_family("gemma3").await;
-}
-
-#[tokio::test]
-#[ignore = "needs the models of tests/conformance/images/make_models.py"]
-async fn qwen2_vl_answers_like_transformers() {
-    check_family("qwen2_vl").await;
-}
-
-#[tokio::test]
-#[ignore = "needs the models of tests/conformance/images/make_models.py"]
-async fn qwen2_5_vl_answers_like_transformers() {
-    check_family("qwen2_5_vl").await;
+families! {
+    llava_answers_like_transformers: "llava",
+    gemma3_answers_like_transformers: "gemma3",
+    qwen2_vl_answers_like_transformers: "qwen2_vl",
+    qwen2_5_vl_answers_like_transformers: "qwen2_5_vl",
+    qwen3_vl_answers_like_transformers: "qwen3_vl",
 }

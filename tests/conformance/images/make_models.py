@@ -3,8 +3,8 @@
     python make_models.py FOLDER [FAMILY ...]
 
 For each family, FOLDER/FAMILY is the exported model, and FOLDER/FAMILY/reference has cases for tests: `cases.json` has
-the tokens of the prompts, the positions of the images, and the tokens and the logits of a greedy answer; the other files
-have the inputs of the encoder in f32. requirements.txt lists the versions with which the models are made.
+the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token; the other
+files are the images. requirements.txt lists the versions with which the models are made.
 """
 
 import json
@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import torch
 import transformers
+from optimum.intel import OVConfig
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
@@ -191,12 +192,13 @@ def qwen_tokenizer():
     )
 
 
-def qwen(config_class, model_class, processor_class, vision, seed, heads, mrope_section):
+def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
+    """`names` are those of the configuration, the model and the processor in transformers."""
+    config_class, model_class, processor_class, video_class = (getattr(transformers, name) for name in names)
     tokenizer = qwen_tokenizer()
     token = tokenizer.convert_tokens_to_ids
-    text = {name: value for name, value in TEXT.items() if name != "head_dim"}
-    text |= {"num_attention_heads": heads, "num_key_value_heads": heads // 2}
-    rope = {"type": "mrope", "mrope_section": mrope_section}
+    # The native attention supports heads of 32 elements.
+    text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, **(text or {})}
     config = config_class(
         text_config={**text, "vocab_size": len(tokenizer), "rope_scaling": rope},
         vision_config=vision,
@@ -208,27 +210,28 @@ def qwen(config_class, model_class, processor_class, vision, seed, heads, mrope_
     )
     model = model_class(config)
     draw_weights(model, 1.0, seed)
-    pixels = {"min_pixels": 4 * 28 * 28, "max_pixels": 64 * 28 * 28}
+    edge = 2 * patch
+    pixels = {"min_pixels": 4 * edge * edge, "max_pixels": 64 * edge * edge, "patch_size": patch, **(colors or {})}
     processor = processor_class(
         image_processor=transformers.Qwen2VLImageProcessor(**pixels),
         tokenizer=tokenizer,
-        video_processor=transformers.Qwen2VLVideoProcessor(),
+        video_processor=video_class(),
         chat_template=CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
     )
     return model, processor, "<|vision_start|><|image_pad|><|vision_end|>"
 
 
+def qwen_names(version):
+    """The classes of a family in transformers."""
+    video = "Qwen3VLVideoProcessor" if version == "Qwen3VL" else "Qwen2VLVideoProcessor"
+    prefix = version.replace("2_5VL", "2_5_VL")
+    return f"{prefix}Config", f"{prefix}ForConditionalGeneration", f"{prefix}Processor", video
+
+
 def qwen2_vl():
     vision = {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2}
-    return qwen(
-        transformers.Qwen2VLConfig,
-        transformers.Qwen2VLForConditionalGeneration,
-        transformers.Qwen2VLProcessor,
-        vision,
-        seed=3,
-        heads=4,
-        mrope_section=[2, 3, 3],
-    )
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    return qwen(qwen_names("Qwen2VL"), vision, seed=3, rope=rope)
 
 
 def qwen2_5_vl():
@@ -241,19 +244,34 @@ def qwen2_5_vl():
         "window_size": 112,
         "fullatt_block_indexes": [1],
     }
-    return qwen(
-        transformers.Qwen2_5_VLConfig,
-        transformers.Qwen2_5_VLForConditionalGeneration,
-        transformers.Qwen2_5_VLProcessor,
-        vision,
-        seed=4,
-        # The native attention supports heads of this size.
-        heads=2,
-        mrope_section=[4, 6, 6],
-    )
+    rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    text = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return qwen(qwen_names("Qwen2_5VL"), vision, seed=6, rope=rope, text=text)
 
 
-FAMILIES = {"llava": llava, "gemma3": gemma3, "qwen2_vl": qwen2_vl, "qwen2_5_vl": qwen2_5_vl}
+def qwen3_vl():
+    vision = {
+        "depth": 4,
+        "hidden_size": 64,
+        "out_hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 4,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0, 1, 2],
+    }
+    rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
+    text = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "num_hidden_layers": 4}
+    colors = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return qwen(qwen_names("Qwen3VL"), vision, seed=5, rope=rope, text=text, patch=16, colors=colors)
+
+
+FAMILIES = {
+    "llava": llava,
+    "gemma3": gemma3,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+}
 
 
 def picture(seed, width, height):
@@ -274,47 +292,11 @@ CASES = {
     "tie": [(182, 126)],
     "two": [(90, 120), (200, 200)],
     "equal": [(140, 70), (140, 70)],
+    "three": [(64, 200), (100, 100), (130, 90)],
 }
 
 
-class Tensors:
-    """Writes tensors to files, and returns their descriptions."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.count = 0
-
-    def write(self, values):
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        name = f"tensor-{self.count}.f32"
-        self.count += 1
-        (self.folder / name).write_bytes(values.tobytes())
-        return {"file": name, "shape": list(values.shape)}
-
-
-def encoder_inputs(model, inputs, index, offset, tensors):
-    """The inputs of the encoder for the image with this index. `offset` is the index of its first patch."""
-    if "image_grid_thw" not in inputs:
-        return {"tiles": tensors.write(inputs["pixel_values"][index : index + 1].numpy())}, 0
-    grid = inputs["image_grid_thw"][index : index + 1]
-    patches = int(grid.prod())
-    visual = model.model.visual
-    angles = visual.rot_pos_emb(grid).reshape(patches, -1)
-    entry = {
-        "patches": tensors.write(inputs["pixel_values"][offset : offset + patches].numpy()),
-        "rotary": tensors.write(angles.numpy()),
-        "grid": [int(size) // 2 for size in grid[0, 1:]],
-    }
-    if hasattr(visual, "get_window_index"):
-        window_index, starts = visual.get_window_index(grid)
-        starts = torch.unique_consecutive(torch.tensor(starts)).tolist()
-        entry["window_index"] = window_index.tolist()
-        entry["window_patches"] = [end - start for start, end in zip(starts, starts[1:])]
-    return entry, patches
-
-
 def cases(model, processor, marker, folder):
-    tensors = Tensors(folder)
     image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
     recorded = []
     for number, (name, sizes) in enumerate(CASES.items()):
@@ -332,32 +314,26 @@ def cases(model, processor, marker, folder):
                 return_dict_in_generate=True,
             )
         logits = torch.stack(output.logits)[:, 0].float()
-        answer = output.sequences[0, len(prompt) :]
+        answer = output.sequences[0, -ANSWER_TOKENS:]
         top = logits.topk(2).values
+        files = [f"image-{number}-{index}.png" for index in range(len(images))]
+        for image, file in zip(images, files):
+            image.save(folder / file)
         entry = {
             "name": name,
             "text": text,
-            "sizes": sizes,
+            "images": files,
             "prompt": prompt.tolist(),
             "image_token": image_token,
             "answer": answer.tolist(),
             "smallest_gap": float((top[:, 0] - top[:, 1]).min()),
-            "first_logits": tensors.write(logits[0].numpy()),
-            "images": [],
-            "positions": None,
+            "first_logits": logits[0].tolist(),
         }
-        offset = 0
-        for index, image in enumerate(images):
-            image.save(folder / f"image-{number}-{index}.png")
-            inputs_of_image, patches = encoder_inputs(model, inputs, index, offset, tensors)
-            offset += patches
-            entry["images"].append(inputs_of_image)
-        if hasattr(model.model, "get_rope_index"):
+        if hasattr(getattr(model, "model", None), "get_rope_index"):
             positions, delta = model.model.get_rope_index(
                 inputs["input_ids"], inputs.get("image_grid_thw"), attention_mask=inputs["attention_mask"]
             )
-            entry["positions"] = positions[:, 0].tolist()
-            entry["delta"] = int(delta[0])
+            entry |= {"positions": positions[:, 0].tolist(), "delta": int(delta[0])}
         recorded.append(entry)
         print(f"  {name}: {len(prompt)} tokens, answer {answer.tolist()}, gap {entry['smallest_gap']:.3f}")
     answers = [tuple(entry["answer"]) for entry in recorded]
@@ -365,10 +341,19 @@ def cases(model, processor, marker, folder):
     return recorded
 
 
-def make(name, folder):
+def export(model, processor, folder, original):
+    """Exports a model of transformers, which is first saved in the folder `original`."""
     from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
 
+    model.save_pretrained(original)
+    processor.save_pretrained(original)
+    ov_config = OVConfig(dtype="fp32")
+    main_export(str(original), folder, task="image-text-to-text", ov_config=ov_config, convert_tokenizer=True)
+
+
+def make(name, folder):
+    # Some models draw vectors themselves, which draw_weights does not replace.
+    torch.manual_seed(0)
     model, processor, marker = FAMILIES[name]()
     model = model.eval()
     # No token ends an answer.
@@ -376,11 +361,7 @@ def make(name, folder):
     original, exported = folder / f"{name}-torch", folder / name
     for path in (original, exported):
         shutil.rmtree(path, ignore_errors=True)
-    model.save_pretrained(original)
-    processor.save_pretrained(original)
-    main_export(
-        str(original), output=exported, task="image-text-to-text", ov_config=OVConfig(dtype="fp32"), convert_tokenizer=True
-    )
+    export(model, processor, exported, original)
     reference = exported / "reference"
     reference.mkdir()
     recorded = cases(model, processor, marker, reference)

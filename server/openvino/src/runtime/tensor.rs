@@ -25,6 +25,21 @@ impl Element for u8 {
     const TYPE: ElementType = ElementType::U8;
 }
 
+/// A boolean in a tensor, of which every bit pattern is valid.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Flag(u8);
+
+impl From<bool> for Flag {
+    fn from(is_set: bool) -> Self {
+        Self(u8::from(is_set))
+    }
+}
+
+impl Element for Flag {
+    const TYPE: ElementType = ElementType::OV_BOOLEAN;
+}
+
 impl Element for f32 {
     const TYPE: ElementType = ElementType::F32;
 }

@@ -29,11 +29,10 @@ impl TextEmbeddings {
             let message = format!("its text embedding model has {} inputs instead of one", inputs.len());
             return Err(Error::Unsupported(message));
         };
-        let width = compiled.first_output()?.shape.last().copied().flatten();
-        let width = width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0);
-        let width =
-            width.ok_or_else(|| Error::Unsupported("the size of its embeddings is not static".to_owned()))?;
         let mut graph = CompiledGraph::new(Arc::clone(core), compiled)?;
+        let width = graph
+            .row_values()?
+            .ok_or_else(|| Error::Unsupported("the size of its embeddings is not static".to_owned()))?;
         let tokens = Tensor::new(openvino_sys::ov_element_type_e::I64, &[1, 1])?;
         graph.request.set(&input.name, &tokens)?;
         Ok(Self { output: None, tokens, num_tokens: 1, width, graph })

@@ -1,18 +1,14 @@
 //! The image encoder on OpenVINO. It runs on a request and on threads of its own, beside the language model.
 
 use std::fmt;
-use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use openvino_sys::ov_element_type_e as ElementType;
 use server_engine::{ImageEncoder, ImageFeatures, ImageInput, RunError, SleepLevel};
-use server_images::{EncoderInputs, FeatureRow, ModelFamily, QwenPatches};
+use server_images::{EncoderInputs, FeatureRow};
 
 use super::files::VisionFiles;
-use super::qwen::write_window_mask;
-use crate::compiled_graph::CompiledGraph;
+use super::models::EncoderModels;
 use crate::config::Config;
-use crate::runtime::{Core, Element, Tensor};
 use crate::{Error, memory};
 
 /// The reciprocal of the share of the processors that the encoder uses: it runs beside the language model.
@@ -38,6 +34,20 @@ pub struct EncoderReport {
     pub threads: usize,
 }
 
+impl EncoderReport {
+    /// The properties with which the models are compiled.
+    fn properties(&self) -> Vec<(String, String)> {
+        let properties = [
+            ("INFERENCE_PRECISION_HINT", self.precision.clone()),
+            ("INFERENCE_NUM_THREADS", self.threads.to_string()),
+            ("PERFORMANCE_HINT", "LATENCY".to_owned()),
+            // The language model uses the same processors.
+            ("ENABLE_CPU_PINNING", "NO".to_owned()),
+        ];
+        properties.map(|(key, value)| (key.to_owned(), value)).into()
+    }
+}
+
 impl fmt::Display for EncoderReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, precision, threads } = self;
@@ -54,14 +64,6 @@ pub struct OpenVinoImageEncoder {
     width: usize,
 }
 
-/// The compiled models of an encoder.
-enum EncoderModels {
-    /// One model reads the pixels and returns the features.
-    Tiles(CompiledGraph),
-    /// One model embeds patches, and one merges them to features.
-    Qwen { patches: CompiledGraph, merger: CompiledGraph },
-}
-
 /// Loads the image encoder of the model of `config`. `None` if it is not a vision-language model.
 ///
 /// # Errors
@@ -76,7 +78,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
         precision: configured.map_or_else(|| "f32".to_owned(), |(_, precision)| precision.clone()),
         threads,
     };
-    let models = EncoderModels::load(&files, &report)?;
+    let models = EncoderModels::load(&files, &report.device, &report.properties())?;
     let width = models.width()?;
     Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, width }))
 }
@@ -90,18 +92,13 @@ impl OpenVinoImageEncoder {
     fn encode_image(&mut self, image: &EncoderImage) -> Result<Vec<f32>, Error> {
         let models = match &mut self.models {
             Some(models) => models,
-            None => self.models.insert(EncoderModels::load(&self.files, &self.report)?),
+            None => self.models.insert(EncoderModels::load(
+                &self.files,
+                &self.report.device,
+                &self.report.properties(),
+            )?),
         };
-        let rows = match (models, &image.inputs) {
-            (EncoderModels::Tiles(graph), EncoderInputs::Tiles(pixels)) => {
-                set(graph, "pixel_values", pixels)?;
-                features(graph)?
-            }
-            (EncoderModels::Qwen { patches, merger }, EncoderInputs::Qwen(input)) => {
-                encode_qwen(patches, merger, input)?
-            }
-            _ => return Err(Error::runtime("encode an image", "the image was prepared for another model")),
-        };
+        let rows = models.encode(&image.inputs)?;
         match &image.feature_rows {
             None => Ok(rows),
             Some(order) => reordered(&rows, order, self.width),
@@ -136,85 +133,6 @@ impl ImageEncoder for OpenVinoImageEncoder {
             memory::trim();
         }
     }
-}
-
-impl EncoderModels {
-    fn load(files: &VisionFiles, report: &EncoderReport) -> Result<Self, Error> {
-        let core = Arc::new(Core::new()?);
-        let properties = [
-            ("INFERENCE_PRECISION_HINT", report.precision.clone()),
-            ("INFERENCE_NUM_THREADS", report.threads.to_string()),
-            ("PERFORMANCE_HINT", "LATENCY".to_owned()),
-            // The language model uses the same processors.
-            ("ENABLE_CPU_PINNING", "NO".to_owned()),
-        ]
-        .map(|(key, value)| (key.to_owned(), value));
-        let graph = |path: &std::path::Path| {
-            let model = core.read_model(path)?;
-            let compiled = Arc::new(core.compile(&model, &report.device, &properties)?);
-            CompiledGraph::new(Arc::clone(&core), compiled)
-        };
-        let vision = graph(&files.vision_embeddings())?;
-        Ok(match files.family {
-            ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl => {
-                Self::Qwen { patches: vision, merger: graph(&files.merger())? }
-            }
-            _ => Self::Tiles(vision),
-        })
-    }
-
-    /// Number of values in a row of features.
-    fn width(&self) -> Result<usize, Error> {
-        let (Self::Tiles(last) | Self::Qwen { merger: last, .. }) = self;
-        let output = last.compiled.first_output()?;
-        let width = output.shape.last().copied().flatten().and_then(|width| usize::try_from(width).ok());
-        width
-            .filter(|width| *width > 0)
-            .ok_or_else(|| Error::Unsupported("the size of its image features is not static".to_owned()))
-    }
-}
-
-fn encode_qwen(
-    patches: &mut CompiledGraph,
-    merger: &mut CompiledGraph,
-    input: &QwenPatches,
-) -> Result<Vec<f32>, Error> {
-    set(patches, "hidden_states", &input.hidden_states)?;
-    patches.request.infer()?;
-    let count = input.hidden_states.shape().first().copied().unwrap_or(0);
-    // The output of one model is the input of the other, without a copy.
-    let embedded = patches.request.output_at(0)?;
-    merger.request.set("hidden_states", &embedded)?;
-    set(merger, "rotary_pos_emb", &input.rotary_pos_emb)?;
-    // All patches of an image attend to each other.
-    let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
-    mask.values_mut::<f32>()?.fill(0.0);
-    merger.request.set("attention_mask", &mask)?;
-    if let Some(windows) = &input.windows {
-        let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
-        if !write_window_mask(windows, count, mask.values_mut::<f32>()?) {
-            return Err(Error::runtime("encode an image", "its windows do not cover its patches"));
-        }
-        merger.request.set("window_attention_mask", &mask)?;
-        let mut index = Tensor::new(ElementType::I64, &[windows.window_index.len() as i64])?;
-        index.values_mut::<i64>()?.copy_from_slice(&windows.window_index);
-        merger.request.set("window_index", &index)?;
-    }
-    features(merger)
-}
-
-/// Binds a copy of a tensor of the image processor to an input.
-fn set(graph: &mut CompiledGraph, name: &str, values: &server_images::Tensor<f32>) -> Result<(), Error> {
-    let shape: Vec<i64> = values.shape().iter().map(|size| *size as i64).collect();
-    let mut tensor = Tensor::new(f32::TYPE, &shape)?;
-    tensor.values_mut::<f32>()?.copy_from_slice(values.values());
-    graph.request.set(name, &tensor)
-}
-
-/// Runs a model and returns its first output.
-fn features(graph: &mut CompiledGraph) -> Result<Vec<f32>, Error> {
-    graph.request.infer()?;
-    Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
 }
 
 /// The rows in the order in which the image tokens read them.

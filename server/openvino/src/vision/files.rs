@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use server_images::ModelFamily;
 
 use crate::Error;
@@ -14,6 +15,8 @@ const CONFIG_BYTES_MAX: u64 = 64 << 20;
 pub(crate) struct VisionFiles {
     folder: PathBuf,
     pub(crate) family: ModelFamily,
+    /// Number of layers of the language model, counted from the first, that read rows of images (Qwen3-VL).
+    pub(crate) deepstack_layers: usize,
 }
 
 impl VisionFiles {
@@ -25,7 +28,10 @@ impl VisionFiles {
         if !folder.join("openvino_language_model.xml").is_file() {
             return Ok(None);
         }
-        let files = Self { folder: folder.to_owned(), family: family(folder)? };
+        let config = read_config(folder)?;
+        let family = family(&config)?;
+        let deepstack_layers = if family == ModelFamily::Qwen3Vl { deepstack_layers(&config)? } else { 0 };
+        let files = Self { folder: folder.to_owned(), family, deepstack_layers };
         if let Some(missing) = files.paths().iter().find(|path| !path.is_file()) {
             let name = missing.file_name().unwrap_or_default().to_string_lossy();
             return Err(Error::Unsupported(format!("it is a vision-language model without {name}")));
@@ -53,11 +59,18 @@ impl VisionFiles {
         self.folder.join("openvino_vision_embeddings_merger_model.xml")
     }
 
+    /// The model that returns the position embeddings of patches (Qwen3-VL).
+    pub(crate) fn patch_positions(&self) -> PathBuf {
+        self.folder.join("openvino_vision_embeddings_pos_model.xml")
+    }
+
     /// All files whose content affects the output of the model.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let mut models = vec![self.language_model(), self.text_embeddings(), self.vision_embeddings()];
-        if matches!(self.family, ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl) {
-            models.push(self.merger());
+        match self.family {
+            ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl => models.push(self.merger()),
+            ModelFamily::Qwen3Vl => models.extend([self.merger(), self.patch_positions()]),
+            _ => {}
         }
         models.into_iter().flat_map(|model| [model.with_extension("bin"), model]).collect()
     }
@@ -69,8 +82,7 @@ impl VisionFiles {
     }
 }
 
-/// The family of the model, which must be supported.
-fn family(folder: &Path) -> Result<ModelFamily, Error> {
+fn read_config(folder: &Path) -> Result<Value, Error> {
     let path = folder.join("config.json");
     let unusable = |why: String| Error::Unsupported(format!("its config.json {why}"));
     let bytes = std::fs::metadata(&path).map(|metadata| metadata.len());
@@ -78,22 +90,35 @@ fn family(folder: &Path) -> Result<ModelFamily, Error> {
         return Err(unusable(format!("has more than {CONFIG_BYTES_MAX} bytes")));
     }
     let text = std::fs::read(&path).map_err(|error| unusable(format!("cannot be read: {error}")))?;
-    let config: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| unusable(format!("is not valid JSON: {error}")))?;
-    let model_type = config.get("model_type").and_then(serde_json::Value::as_str).unwrap_or_default();
+    serde_json::from_slice(&text).map_err(|error| unusable(format!("is not valid JSON: {error}")))
+}
+
+/// The family of the model, which must be supported.
+fn family(config: &Value) -> Result<ModelFamily, Error> {
+    let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     match ModelFamily::from_model_type(model_type) {
         Some(
             family @ (ModelFamily::Llava
             | ModelFamily::Gemma3
             | ModelFamily::InternVl
             | ModelFamily::Qwen2Vl
-            | ModelFamily::Qwen2_5Vl),
+            | ModelFamily::Qwen2_5Vl
+            | ModelFamily::Qwen3Vl),
         ) => Ok(family),
         _ => Err(Error::Unsupported(format!(
             "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
-             internvl_chat, qwen2_vl, qwen2_5_vl"
+             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl"
         ))),
     }
+}
+
+/// Number of layers that read rows of images.
+fn deepstack_layers(config: &Value) -> Result<usize, Error> {
+    let indices = config.get("vision_config").and_then(|vision| vision.get("deepstack_visual_indexes"));
+    let count = indices.and_then(Value::as_array).map(Vec::len).filter(|count| *count > 0);
+    count.ok_or_else(|| {
+        Error::Unsupported("its config.json has no list vision_config.deepstack_visual_indexes".to_owned())
+    })
 }
 
 #[cfg(test)]
@@ -135,5 +160,13 @@ mod tests {
         let message = refusal(r#"{"model_type": "phi3_v"}"#, &TILES);
         assert!(message.contains(r#""phi3_v" are not supported"#), "{message}");
         assert!(refusal("{", &TILES).contains("not valid JSON"));
+        let qwen3 = r#"{"model_type": "qwen3_vl"}"#;
+        assert!(refusal(qwen3, &TILES).contains("vision_config.deepstack_visual_indexes"));
+        let qwen3 = r#"{"model_type": "qwen3_vl", "vision_config": {"deepstack_visual_indexes": [0, 1]}}"#;
+        let with_merger = ["language", "text_embeddings", "vision_embeddings", "vision_embeddings_merger"];
+        assert!(refusal(qwen3, &with_merger).contains("openvino_vision_embeddings_pos_model.bin"));
+        let complete = [&with_merger[..], &["vision_embeddings_pos"]].concat();
+        let complete = VisionFiles::find(folder(qwen3, &complete).path()).unwrap().unwrap();
+        assert_eq!((complete.deepstack_layers, complete.paths().len()), (2, 10));
     }
 }

@@ -1,13 +1,128 @@
-//! The masks of the encoders of Qwen2-VL and Qwen2.5-VL.
+//! The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one model embeds patches, and one merges them to features.
 
-use server_images::WindowLayout;
+use server_images::{PositionInterpolation, QwenPatches, WindowLayout};
+
+use crate::Error;
+use crate::compiled_graph::CompiledGraph;
+use crate::runtime::{Element, Tensor};
+
+/// The models of an encoder of Qwen.
+pub(super) struct QwenModels {
+    pub(super) patches: CompiledGraph,
+    /// The learned position embeddings of Qwen3-VL.
+    pub(super) positions: Option<CompiledGraph>,
+    pub(super) merger: CompiledGraph,
+    /// Number of further rows of each feature, for the first layers of the language model of Qwen3-VL.
+    pub(super) deepstack_layers: usize,
+}
+
+impl QwenModels {
+    /// Number of values in a row of the output. `None` if it is not static.
+    pub(super) fn width(&self) -> Result<Option<usize>, Error> {
+        Ok(self.merger.row_values()?.map(|width| width * (1 + self.deepstack_layers)))
+    }
+
+    /// Returns the rows of the output for an image. With deepstack, a row has the feature, and then the values for each of
+    /// the layers.
+    pub(super) fn encode(&mut self, input: &QwenPatches) -> Result<Vec<f32>, Error> {
+        let Self { patches, positions, merger, deepstack_layers } = self;
+        let count = input.hidden_states.shape()[0];
+        patches.set_values("hidden_states", input.hidden_states.shape(), input.hidden_states.values())?;
+        patches.request.infer()?;
+        // The output of one model is the input of the other, without a copy.
+        let mut embedded = patches.request.output_at(0)?;
+        match (positions, &input.position_embeddings) {
+            (None, None) => {}
+            (Some(positions), Some(interpolation)) => {
+                add_positions(positions, interpolation, embedded.values_mut::<f32>()?)?;
+            }
+            _ => {
+                return Err(Error::runtime("encode an image", "it was prepared for another version of Qwen"));
+            }
+        }
+        merger.request.set("hidden_states", &embedded)?;
+        merger.set_values("rotary_pos_emb", input.rotary_pos_emb.shape(), input.rotary_pos_emb.values())?;
+        // All patches of an image attend to each other.
+        let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
+        mask.values_mut::<f32>()?.fill(0.0);
+        merger.request.set("attention_mask", &mask)?;
+        if let Some(windows) = &input.windows {
+            set_windows(merger, windows, count)?;
+        }
+        merger.request.infer()?;
+        let features = merger.request.output_at(0)?;
+        if *deepstack_layers == 0 {
+            return Ok(features.values::<f32>()?.to_vec());
+        }
+        let deepstack = merger.request.output_at(1)?;
+        let width = merger.row_values()?.unwrap_or(1);
+        interleave(features.values::<f32>()?, deepstack.values::<f32>()?, width, *deepstack_layers)
+            .ok_or_else(|| {
+                Error::runtime("encode an image", "the merger returned another number of deepstack layers")
+            })
+    }
+}
+
+/// Adds the interpolated position embeddings to the embeddings of the patches.
+fn add_positions(
+    positions: &mut CompiledGraph,
+    interpolation: &PositionInterpolation,
+    embedded: &mut [f32],
+) -> Result<(), Error> {
+    let PositionInterpolation { indices, weights } = interpolation;
+    positions.set_values("input", indices.shape(), indices.values())?;
+    positions.request.infer()?;
+    let corners = positions.request.output_at(0)?;
+    let corners = corners.values::<f32>()?;
+    let count = weights.values().len() / 4;
+    let width = embedded.len() / count.max(1);
+    if corners.len() != 4 * embedded.len() || width == 0 {
+        let message = "the position embeddings have another size than the patches";
+        return Err(Error::runtime("encode an image", message));
+    }
+    for (patch, row) in embedded.chunks_exact_mut(width).enumerate() {
+        for corner in 0..4 {
+            let index = corner * count + patch;
+            let weight = weights.values()[index];
+            for (value, position) in row.iter_mut().zip(&corners[index * width..][..width]) {
+                *value += weight * position;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Appends to each row of `features` its rows in each of the layers of `deepstack` [layers, rows, width]. `None` if the sizes
+/// do not match.
+fn interleave(features: &[f32], deepstack: &[f32], width: usize, layers: usize) -> Option<Vec<f32>> {
+    if deepstack.len() != features.len() * layers || !features.len().is_multiple_of(width) {
+        return None;
+    }
+    let mut rows = Vec::with_capacity(features.len() + deepstack.len());
+    for start in (0..features.len()).step_by(width) {
+        rows.extend_from_slice(&features[start..start + width]);
+        for layer in 0..layers {
+            rows.extend_from_slice(&deepstack[layer * features.len() + start..][..width]);
+        }
+    }
+    Some(rows)
+}
+
+fn set_windows(merger: &mut CompiledGraph, windows: &WindowLayout, count: usize) -> Result<(), Error> {
+    let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
+    if !write_window_mask(windows, count, mask.values_mut::<f32>()?) {
+        return Err(Error::runtime("encode an image", "its windows do not cover its patches"));
+    }
+    merger.request.set("window_attention_mask", &mask)?;
+    merger.set_values("window_index", &[windows.window_index.len()], &windows.window_index)
+}
 
 /// The value that excludes a patch from the attention.
 const EXCLUDED: f32 = f32::NEG_INFINITY;
 
 /// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a window
 /// and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
-pub(super) fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &mut [f32]) -> bool {
+fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &mut [f32]) -> bool {
     let is_complete = windows.window_patches.iter().sum::<usize>() == patches;
     if !is_complete || Some(mask.len()) != patches.checked_mul(patches) {
         return false;
@@ -26,6 +141,13 @@ pub(super) fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &m
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_is_followed_by_its_rows_for_the_layers() {
+        let rows = interleave(&[1.0, 2.0], &[3.0, 4.0, 5.0, 6.0], 1, 2);
+        assert_eq!(rows, Some(vec![1.0, 3.0, 5.0, 2.0, 4.0, 6.0]));
+        assert_eq!(interleave(&[1.0, 2.0], &[3.0], 1, 1), None);
+    }
 
     #[test]
     fn patches_attend_to_their_own_window() {

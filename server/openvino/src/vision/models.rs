@@ -1,0 +1,72 @@
+//! The compiled models of an image encoder.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use server_images::{EncoderInputs, ModelFamily};
+
+use super::files::VisionFiles;
+use super::qwen::QwenModels;
+use crate::Error;
+use crate::compiled_graph::CompiledGraph;
+use crate::runtime::Core;
+
+/// The compiled models of an encoder.
+pub(super) enum EncoderModels {
+    /// One model reads the pixels of tiles and returns the features.
+    Tiles(CompiledGraph),
+    /// The models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    Qwen(QwenModels),
+}
+
+impl EncoderModels {
+    pub(super) fn load(
+        files: &VisionFiles,
+        device: &str,
+        properties: &[(String, String)],
+    ) -> Result<Self, Error> {
+        let core = Arc::new(Core::new()?);
+        let graph = |path: &Path| {
+            let model = core.read_model(path)?;
+            let compiled = Arc::new(core.compile(&model, device, properties)?);
+            CompiledGraph::new(Arc::clone(&core), compiled)
+        };
+        let vision = graph(&files.vision_embeddings())?;
+        Ok(match files.family {
+            ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => {
+                let has_positions = files.family == ModelFamily::Qwen3Vl;
+                let positions = if has_positions { Some(graph(&files.patch_positions())?) } else { None };
+                let merger = graph(&files.merger())?;
+                Self::Qwen(QwenModels {
+                    patches: vision,
+                    positions,
+                    merger,
+                    deepstack_layers: files.deepstack_layers,
+                })
+            }
+            _ => Self::Tiles(vision),
+        })
+    }
+
+    /// Number of values in a row of the encoder's output.
+    pub(super) fn width(&self) -> Result<usize, Error> {
+        let width = match self {
+            Self::Tiles(graph) => graph.row_values()?,
+            Self::Qwen(models) => models.width()?,
+        };
+        width.ok_or_else(|| Error::Unsupported("the size of its image features is not static".to_owned()))
+    }
+
+    /// Returns the rows of the output for an image, one after the other.
+    pub(super) fn encode(&mut self, inputs: &EncoderInputs) -> Result<Vec<f32>, Error> {
+        match (self, inputs) {
+            (Self::Tiles(graph), EncoderInputs::Tiles(pixels)) => {
+                graph.set_values("pixel_values", pixels.shape(), pixels.values())?;
+                graph.request.infer()?;
+                Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
+            }
+            (Self::Qwen(models), EncoderInputs::Qwen(patches)) => models.encode(patches),
+            _ => Err(Error::runtime("encode an image", "the image was prepared for another model")),
+        }
+    }
+}
