@@ -281,4 +281,5 @@ families! {
     qwen2_vl_answers_like_transformers: "qwen2_vl",
     qwen2_5_vl_answers_like_transformers: "qwen2_5_vl",
     qwen3_vl_answers_like_transformers: "qwen3_vl",
+    internvl_answers_like_the_published_model: "internvl_chat",
 }

@@ -24,6 +24,8 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
+import remote_models
+
 SENTENCES = [
     "What is in this image? Describe the picture in one sentence.",
     "The quick brown fox jumps over the lazy dog near the river bank.",
@@ -265,12 +267,32 @@ def qwen3_vl():
     return qwen(qwen_names("Qwen3VL"), vision, seed=5, rope=rope, text=text, patch=16, colors=colors)
 
 
+def internvl_chat():
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"]
+    tokenizer = Qwen2TokenizerFast(
+        tokenizer_object=train_tokenizer(special),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=special,
+        chat_template=CHATML.replace("IMAGE", "<image>\n"),
+    )
+    text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, "vocab_size": len(tokenizer)}
+    # The native attention supports heads of 32 elements.
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    config = remote_models.InternVLChatConfig(llm_config=transformers.Qwen2Config(**text))
+    config.img_context_token_id = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    model = remote_models.InternVLChatModel(config)
+    draw_weights(model, 0.5, 7, wide=["mlp1.3"])
+    return model, remote_models.InternVLProcessor(tokenizer, config), "<image>"
+
+
 FAMILIES = {
     "llava": llava,
     "gemma3": gemma3,
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
+    "internvl_chat": internvl_chat,
 }
 
 
@@ -341,6 +363,19 @@ def cases(model, processor, marker, folder):
     return recorded
 
 
+def export_remote(model, processor, folder):
+    """Exports a model whose class is not part of transformers."""
+    from optimum.exporters.openvino import export_from_model
+    from optimum.exporters.openvino.convert import export_tokenizer
+
+    tokenizer = processor.tokenizer
+    task = "image-text-to-text"
+    export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), preprocessors=[tokenizer])
+    export_tokenizer(tokenizer, folder, task=task)
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor.image_processor_config(), indent=1))
+
+
 def export(model, processor, folder, original):
     """Exports a model of transformers, which is first saved in the folder `original`."""
     from optimum.exporters.openvino import main_export
@@ -357,11 +392,16 @@ def make(name, folder):
     model, processor, marker = FAMILIES[name]()
     model = model.eval()
     # No token ends an answer.
-    model.generation_config.eos_token_id = None
+    for part in (model, getattr(model, "language_model", model)):
+        if part.generation_config is not None:
+            part.generation_config.eos_token_id = None
     original, exported = folder / f"{name}-torch", folder / name
     for path in (original, exported):
         shutil.rmtree(path, ignore_errors=True)
-    export(model, processor, exported, original)
+    if type(model).__module__ == remote_models.__name__:
+        export_remote(model, processor, exported)
+    else:
+        export(model, processor, exported, original)
     reference = exported / "reference"
     reference.mkdir()
     recorded = cases(model, processor, marker, reference)
