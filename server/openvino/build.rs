@@ -26,6 +26,7 @@ const SOURCES: &[&str] = &[
     "graph/rotary.cpp",
     "graph/save.cpp",
     "graph/weights.cpp",
+    "graph/windows.cpp",
     "isa.cpp",
     "projection/adapters.cpp",
     "projection/fuse_stages.cpp",

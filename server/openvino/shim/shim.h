@@ -144,6 +144,15 @@ int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras, size_t co
 // of projections that were merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
+// ---- Image encoders ----
+
+// Replaces the masks of all pairs of patches in the encoder of a Qwen model. Without the input `attention_mask`, all patches
+// attend to each other. Instead of `window_attention_mask`, there are three inputs: `window_slots` [windows, slots] (i64), the
+// patch of each slot of a window, which is any patch if the window has fewer; `window_mask` [windows, 1, 1, slots] (f32), 0 for
+// slots of patches and -inf for others; and `window_patches` [patches] (i64), the slot of each patch, counted over all windows.
+// `replaced` returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
+int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
+
 // ---- Paged attention and kernels ----
 
 // Whether this process may use the tile registers of AMX with bf16.

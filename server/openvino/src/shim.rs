@@ -172,6 +172,7 @@ unsafe extern "C" {
         content: *const c_char,
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
+    fn ovfleet_remove_attention_masks(model: *mut ov_model_t, replaced: *mut usize) -> c_int;
     fn ovfleet_supports_native_projections(
         model: *mut ov_model_t,
         supported: *mut c_int,
@@ -563,6 +564,16 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     let code = unsafe { ovfleet_merge_projections(model.as_mut_ptr(), &raw mut merged) };
     check(code, "merge the projections")?;
     Ok(merged)
+}
+
+/// Removes the masks of all pairs of patches from the encoder of a Qwen model. Returns the number of replaced attention operations:
+/// 0 if the graph has another form and was not changed.
+pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> {
+    let mut replaced = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_remove_attention_masks(model.as_mut_ptr(), &raw mut replaced) };
+    check(code, "remove the attention masks")?;
+    Ok(replaced)
 }
 
 /// The multiplications by weights in a model that the native kernels support.

@@ -7,16 +7,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use serde_json::Value;
 use server_engine::{
-    Clock, EncoderConfig, Engine, EngineConfig, EngineHandle, EngineOptions, Event, ImageDigest, ImageInput,
-    ImageSpan, PromptImages, PromptPositions, Request, RequestImages, Sampling, SchedulerConfig,
-    SpanAttention, StepReport, StopCriteria, TokenId, TokenStream,
+    Clock, EncoderConfig, Engine, EngineConfig, EngineHandle, EngineOptions, Event, ImageDigest,
+    ImageEncoder as _, ImageInput, ImageSpan, PromptImages, PromptPositions, Request, RequestImages,
+    Sampling, SchedulerConfig, SpanAttention, StepReport, StopCriteria, TokenId, TokenStream,
 };
 use server_images::{
-    DecodeLimits, Detail, ImageLayout, ImageProcessor, ModelFamily, MropePositions, decode, image_spans,
-    mrope_positions,
+    DecodeLimits, Detail, ImageLayout, ImageProcessor, ModelFamily, MropePositions, RgbImage, Size, decode,
+    image_spans, mrope_positions,
 };
 use server_openvino::{ActivationPrecision, Config, EncoderImage, load, load_image_encoder};
 
@@ -262,6 +263,40 @@ async fn check_family(family: &str) {
     for (case, stream) in cases.iter().zip(streams) {
         check(&answer(stream, case).await, case);
     }
+}
+
+/// Peak memory of this process in bytes.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+#[ignore = "needs the models of tests/conformance/images/make_models.py"]
+fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
+    let models =
+        std::env::var_os("OVFLEET_VISION_MODELS").expect("OVFLEET_VISION_MODELS is the folder of the models");
+    let folder = Path::new(&models).join("qwen2_5_vl");
+    let read =
+        |file: &str| -> Value { serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap() };
+    let mut preprocessor = read("preprocessor_config.json");
+    preprocessor["max_pixels"] = (1540 * 1540).into();
+    let processor = ImageProcessor::from_values(read("config.json"), preprocessor).unwrap();
+    let image = RgbImage::filled(Size::square(1540), [200, 100, 50]);
+    let content =
+        EncoderImage { inputs: processor.preprocess(&image, Detail::Auto).unwrap(), feature_rows: None };
+    let rows = processor.layout(image.size(), Detail::Auto).unwrap().num_tokens as u32;
+    let input = ImageInput { digest: ImageDigest([0; 32]), rows, content: Arc::new(content) };
+    let mut encoder = load_image_encoder(&config(folder.clone())).unwrap().unwrap();
+    let (before, started) = (peak_memory(), Instant::now());
+    let features = encoder.encode(&input).unwrap();
+    let bytes = peak_memory() - before;
+    eprintln!("{rows} tokens: {:?}, {} MB", started.elapsed(), bytes >> 20);
+    assert_eq!(features.rows(), rows);
+    // A mask of all pairs of patches.
+    let patches = u64::from(rows) * 4;
+    assert!(bytes < patches * patches * 4 / 2, "the encoder needed {bytes} bytes");
 }
 
 /// Declares a test for each family. The folder of its model has the same name.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use server_images::{EncoderInputs, ModelFamily};
 
 use super::files::VisionFiles;
-use super::qwen::QwenModels;
-use crate::Error;
+use super::qwen::{MergerAttention, QwenModels};
 use crate::compiled_graph::CompiledGraph;
-use crate::runtime::Core;
+use crate::runtime::{Core, Model};
+use crate::{Error, shim};
 
 /// The compiled models of an encoder.
 pub(super) enum EncoderModels {
@@ -26,22 +26,27 @@ impl EncoderModels {
         properties: &[(String, String)],
     ) -> Result<Self, Error> {
         let core = Arc::new(Core::new()?);
-        let graph = |path: &Path| {
-            let model = core.read_model(path)?;
-            let compiled = Arc::new(core.compile(&model, device, properties)?);
+        let compile = |model: &Model| {
+            let compiled = Arc::new(core.compile(model, device, properties)?);
             CompiledGraph::new(Arc::clone(&core), compiled)
         };
+        let graph = |path: &Path| compile(&core.read_model(path)?);
         let vision = graph(&files.vision_embeddings())?;
         Ok(match files.family {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => {
                 let has_positions = files.family == ModelFamily::Qwen3Vl;
                 let positions = if has_positions { Some(graph(&files.patch_positions())?) } else { None };
-                let merger = graph(&files.merger())?;
+                let mut merger = core.read_model(&files.merger())?;
+                let replaced = shim::remove_attention_masks(&mut merger)?;
+                if replaced == 0 {
+                    tracing::warn!("the image encoder has an unknown form, so large images need much memory");
+                }
                 Self::Qwen(QwenModels {
                     patches: vision,
                     positions,
-                    merger,
+                    merger: compile(&merger)?,
                     deepstack_layers: files.deepstack_layers,
+                    attention: if replaced > 0 { MergerAttention::Windows } else { MergerAttention::Masks },
                 })
             }
             _ => Self::Tiles(vision),

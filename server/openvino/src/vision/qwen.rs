@@ -14,6 +14,16 @@ pub(super) struct QwenModels {
     pub(super) merger: CompiledGraph,
     /// Number of further rows of each feature, for the first layers of the language model of Qwen3-VL.
     pub(super) deepstack_layers: usize,
+    pub(super) attention: MergerAttention,
+}
+
+/// How the patches of an image attend to each other in the merger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MergerAttention {
+    /// The graph computes windows separately, and all other layers without a mask.
+    Windows,
+    /// The graph reads masks of all pairs of patches, because it has an unknown form.
+    Masks,
 }
 
 impl QwenModels {
@@ -25,7 +35,7 @@ impl QwenModels {
     /// Returns the rows of the output for an image. With deepstack, a row has the feature, and then the values for each of
     /// the layers.
     pub(super) fn encode(&mut self, input: &QwenPatches) -> Result<Vec<f32>, Error> {
-        let Self { patches, positions, merger, deepstack_layers } = self;
+        let Self { patches, positions, merger, deepstack_layers, attention } = self;
         let count = input.hidden_states.shape()[0];
         patches.set_values("hidden_states", input.hidden_states.shape(), input.hidden_states.values())?;
         patches.request.infer()?;
@@ -42,12 +52,18 @@ impl QwenModels {
         }
         merger.request.set("hidden_states", &embedded)?;
         merger.set_values("rotary_pos_emb", input.rotary_pos_emb.shape(), input.rotary_pos_emb.values())?;
-        // All patches of an image attend to each other.
-        let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
-        mask.values_mut::<f32>()?.fill(0.0);
-        merger.request.set("attention_mask", &mask)?;
+        if *attention == MergerAttention::Masks {
+            // All patches of an image attend to each other.
+            let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
+            mask.values_mut::<f32>()?.fill(0.0);
+            merger.request.set("attention_mask", &mask)?;
+        }
         if let Some(windows) = &input.windows {
-            set_windows(merger, windows, count)?;
+            merger.set_values("window_index", &[windows.window_index.len()], &windows.window_index)?;
+            match attention {
+                MergerAttention::Windows => set_window_slots(merger, windows, count)?,
+                MergerAttention::Masks => set_window_mask(merger, windows, count)?,
+            }
         }
         merger.request.infer()?;
         let features = merger.request.output_at(0)?;
@@ -108,13 +124,63 @@ fn interleave(features: &[f32], deepstack: &[f32], width: usize, layers: usize) 
     Some(rows)
 }
 
-fn set_windows(merger: &mut CompiledGraph, windows: &WindowLayout, count: usize) -> Result<(), Error> {
+fn set_window_slots(merger: &mut CompiledGraph, windows: &WindowLayout, count: usize) -> Result<(), Error> {
+    let WindowSlots { slots, mask, patches, num_windows, window_slots } =
+        WindowSlots::new(windows, count).ok_or_else(incomplete_windows)?;
+    merger.set_values("window_slots", &[num_windows, window_slots], &slots)?;
+    merger.set_values("window_mask", &[num_windows, 1, 1, window_slots], &mask)?;
+    merger.set_values("window_patches", &[count], &patches)
+}
+
+fn set_window_mask(merger: &mut CompiledGraph, windows: &WindowLayout, count: usize) -> Result<(), Error> {
     let mut mask = Tensor::new(f32::TYPE, &[1, count as i64, count as i64])?;
     if !write_window_mask(windows, count, mask.values_mut::<f32>()?) {
-        return Err(Error::runtime("encode an image", "its windows do not cover its patches"));
+        return Err(incomplete_windows());
     }
-    merger.request.set("window_attention_mask", &mask)?;
-    merger.set_values("window_index", &[windows.window_index.len()], &windows.window_index)
+    merger.request.set("window_attention_mask", &mask)
+}
+
+fn incomplete_windows() -> Error {
+    Error::runtime("encode an image", "its windows do not cover its patches")
+}
+
+/// Windows with the same number of slots. A window with fewer patches has slots that are masked.
+#[derive(Debug, PartialEq)]
+struct WindowSlots {
+    num_windows: usize,
+    /// Number of slots of each window.
+    window_slots: usize,
+    /// The patch of each slot of each window. Masked slots have the first patch of their window.
+    slots: Vec<i64>,
+    /// 0 for slots of patches, and -∞ for others.
+    mask: Vec<f32>,
+    /// The slot of each patch, counted over all windows.
+    patches: Vec<i64>,
+}
+
+impl WindowSlots {
+    /// `None` if the windows do not have `count` patches, or a window has none.
+    fn new(windows: &WindowLayout, count: usize) -> Option<Self> {
+        let sizes = &windows.window_patches;
+        let (num_windows, window_slots) = (sizes.len(), *sizes.iter().max()?);
+        if sizes.iter().sum::<usize>() != count || sizes.contains(&0) {
+            return None;
+        }
+        let total = num_windows.checked_mul(window_slots)?;
+        let (mut slots, mut mask) = (Vec::with_capacity(total), Vec::with_capacity(total));
+        let mut patches = Vec::with_capacity(count);
+        let mut first = 0;
+        for (window, &size) in sizes.iter().enumerate() {
+            for slot in 0..window_slots {
+                let is_patch = slot < size;
+                slots.push((first + if is_patch { slot } else { 0 }) as i64);
+                mask.push(if is_patch { 0.0 } else { EXCLUDED });
+            }
+            patches.extend((0..size).map(|slot| (window * window_slots + slot) as i64));
+            first += size;
+        }
+        Some(Self { num_windows, window_slots, slots, mask, patches })
+    }
 }
 
 /// The value that excludes a patch from the attention.
@@ -147,6 +213,19 @@ mod tests {
         let rows = interleave(&[1.0, 2.0], &[3.0, 4.0, 5.0, 6.0], 1, 2);
         assert_eq!(rows, Some(vec![1.0, 3.0, 5.0, 2.0, 4.0, 6.0]));
         assert_eq!(interleave(&[1.0, 2.0], &[3.0], 1, 1), None);
+    }
+
+    #[test]
+    fn small_windows_have_masked_slots() {
+        let windows = WindowLayout { window_index: vec![0, 1], window_patches: vec![2, 1] };
+        let slots = WindowSlots::new(&windows, 3).unwrap();
+        assert_eq!((slots.num_windows, slots.window_slots), (2, 2));
+        assert_eq!(slots.slots, [0, 1, 2, 2]);
+        assert_eq!(slots.mask, [0.0, 0.0, 0.0, EXCLUDED]);
+        assert_eq!(slots.patches, [0, 1, 2]);
+        assert_eq!(WindowSlots::new(&windows, 4), None);
+        let windows = WindowLayout { window_index: vec![], window_patches: vec![0] };
+        assert_eq!(WindowSlots::new(&windows, 0), None);
     }
 
     #[test]
