@@ -28,6 +28,8 @@ mod lifecycle;
 mod limits;
 mod listen;
 mod load;
+#[cfg_attr(not(test), expect(dead_code, reason = "the preparation of requests does not fetch images yet"))]
+mod media;
 mod metrics;
 mod model;
 mod numa;

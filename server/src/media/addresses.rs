@@ -1,0 +1,431 @@
+//! Decides which addresses the server connects to on behalf of a client. Pure: it resolves no names.
+//!
+//! Only public addresses are allowed, so that no client can make the server send requests to the network behind it.
+//! `--allowed-media-networks` adds networks, but never the addresses at which clouds offer credentials.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+/// A range of addresses in CIDR notation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    first: IpAddr,
+    prefix_bits: u32,
+}
+
+/// Addresses at which clouds offer metadata and credentials to their machines. No flag allows them.
+const CREDENTIAL_NETWORKS: [Network; 7] = [
+    // Link-local addresses, with the metadata services of most clouds.
+    v4([169, 254, 0, 0], 16),
+    // Azure.
+    v4([168, 63, 129, 16], 32),
+    // Alibaba Cloud.
+    v4([100, 100, 100, 200], 32),
+    // Oracle Cloud.
+    v4([192, 0, 0, 192], 32),
+    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
+    // Amazon.
+    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32),
+    // Google.
+    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32),
+];
+
+/// The IPv4 addresses that are not public, according to the registry of special-purpose addresses of IANA.
+const RESERVED_V4: [Network; 15] = [
+    // "This host", which Linux connects to itself.
+    v4([0, 0, 0, 0], 8),
+    v4([10, 0, 0, 0], 8),
+    // Carrier-grade NAT, which clusters use for pods.
+    v4([100, 64, 0, 0], 10),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 0, 0, 0], 24),
+    v4([192, 0, 2, 0], 24),
+    // Relays of 6to4.
+    v4([192, 88, 99, 0], 24),
+    v4([192, 168, 0, 0], 16),
+    // Benchmarks.
+    v4([198, 18, 0, 0], 15),
+    v4([198, 51, 100, 0], 24),
+    v4([203, 0, 113, 0], 24),
+    // Multicast.
+    v4([224, 0, 0, 0], 4),
+    // Reserved, and the broadcast address.
+    v4([240, 0, 0, 0], 4),
+];
+
+/// The IPv6 addresses that are assigned to public networks. All others are loopback, unique-local, link-local, multicast,
+/// or contain an IPv4 address.
+const GLOBAL_UNICAST_V6: Network = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+
+/// The addresses within [`GLOBAL_UNICAST_V6`] that are not public.
+const RESERVED_V6: [Network; 4] = [
+    // Teredo, benchmarks and other protocols.
+    v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
+    v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
+    // 6to4, which embeds any IPv4 address.
+    v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
+    v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
+];
+
+/// The prefix of NAT64. Clusters without IPv4 reach public IPv4 addresses through it.
+const NAT64: Network = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
+
+/// Decides whether the server may connect to an address.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AddressPolicy {
+    pub(super) allowed_networks: Vec<Network>,
+}
+
+impl AddressPolicy {
+    /// Whether the server may connect to the address.
+    pub(super) fn permits(&self, address: IpAddr) -> bool {
+        let embedded = embedded_v4(address);
+        let offers_credentials =
+            |address: IpAddr| CREDENTIAL_NETWORKS.iter().any(|network| network.contains(address));
+        if offers_credentials(address) || embedded.is_some_and(|embedded| offers_credentials(embedded.into()))
+        {
+            return false;
+        }
+        let destination = destination(address);
+        is_public(destination) || self.allowed_networks.iter().any(|network| network.contains(destination))
+    }
+}
+
+/// Returns the address that a connection to `address` reaches. The system connects to the IPv4 address in a mapped address,
+/// and a NAT64 gateway to that in an address with its prefix.
+fn destination(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) if NAT64.contains(address) => last_v4(v6).into(),
+        canonical => canonical,
+    }
+}
+
+/// Returns the IPv4 address in a mapped or compatible address, or in an address of NAT64 or 6to4.
+fn embedded_v4(address: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(v6) = address else { return None };
+    let segments = v6.segments();
+    if segments[0] == 0x2002 {
+        let bits = u32::from(segments[1]) << 16 | u32::from(segments[2]);
+        return Some(Ipv4Addr::from_bits(bits));
+    }
+    let is_last = NAT64.contains(address) || segments[..5] == [0; 5] && matches!(segments[5], 0 | 0xffff);
+    is_last.then(|| last_v4(v6))
+}
+
+/// Returns the IPv4 address in the last 32 bits.
+fn last_v4(address: Ipv6Addr) -> Ipv4Addr {
+    Ipv4Addr::from_bits(address.to_bits() as u32)
+}
+
+fn is_public(address: IpAddr) -> bool {
+    let is_in = |networks: &[Network]| networks.iter().any(|network| network.contains(address));
+    match address {
+        IpAddr::V4(_) => !is_in(&RESERVED_V4),
+        IpAddr::V6(_) => GLOBAL_UNICAST_V6.contains(address) && !is_in(&RESERVED_V6),
+    }
+}
+
+const fn v4(octets: [u8; 4], prefix_bits: u32) -> Network {
+    Network { first: IpAddr::V4(Ipv4Addr::from_octets(octets)), prefix_bits }
+}
+
+const fn v6(segments: [u16; 8], prefix_bits: u32) -> Network {
+    Network { first: IpAddr::V6(Ipv6Addr::from_segments(segments)), prefix_bits }
+}
+
+impl Network {
+    fn contains(self, address: IpAddr) -> bool {
+        // An IPv4 prefix of 0 bits shifts by 32, which `checked_shr` rejects because all bits are gone.
+        match (self.first, address) {
+            (IpAddr::V4(first), IpAddr::V4(address)) => {
+                let difference = first.to_bits() ^ address.to_bits();
+                difference.checked_shr(32 - self.prefix_bits).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(first), IpAddr::V6(address)) => {
+                let difference = first.to_bits() ^ address.to_bits();
+                difference.checked_shr(128 - self.prefix_bits).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether no bit after the prefix is set.
+    fn begins_at_first(self) -> bool {
+        match self.first {
+            IpAddr::V4(first) => first.to_bits().checked_shl(self.prefix_bits).unwrap_or(0) == 0,
+            IpAddr::V6(first) => first.to_bits().checked_shl(self.prefix_bits).unwrap_or(0) == 0,
+        }
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || {
+            format!(
+                "{text:?} is not a network: use an address and the bits of its prefix, e.g. 10.0.0.0/8 or fd00::/8"
+            )
+        };
+        let (address, prefix) = text.trim().split_once('/').ok_or_else(invalid)?;
+        let first: IpAddr = address.parse().map_err(|_| invalid())?;
+        let bits_max = if first.is_ipv4() { 32 } else { 128 };
+        let is_number = !prefix.is_empty() && prefix.bytes().all(|digit| digit.is_ascii_digit());
+        let prefix_bits = prefix.parse().ok().filter(|bits| is_number && *bits <= bits_max);
+        let network = Self { first, prefix_bits: prefix_bits.ok_or_else(invalid)? };
+        if !network.begins_at_first() {
+            return Err(format!("{text:?} has bits after its prefix of {} bits", network.prefix_bits));
+        }
+        Ok(network)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
+    use super::*;
+
+    fn permits(address: impl Into<IpAddr>) -> bool {
+        AddressPolicy::default().permits(address.into())
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn addresses_of_private_and_special_networks_are_refused() {
+        for refused in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.0",
+            "10.255.255.255",
+            "100.64.0.0",
+            "100.100.100.200",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.255.255.255",
+            "168.63.129.16",
+            "169.254.0.0",
+            "169.254.169.254",
+            "169.254.170.2",
+            "172.16.0.0",
+            "172.31.255.255",
+            "192.0.0.0",
+            "192.0.0.192",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.0.0",
+            "192.168.255.255",
+            "198.18.0.0",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            // An IPv4-compatible address, also of a public address.
+            "::127.0.0.1",
+            "::8.8.8.8",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "::ffff:169.254.169.254",
+            // NAT64 with a private address, and the NAT64 prefix for local use.
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b:1::8.8.8.8",
+            "100::1",
+            "2001::1",
+            "2001:2::1",
+            "2001:20::1",
+            "2001:db8::1",
+            "2002:7f00:1::",
+            "2002:a9fe:a9fe::1",
+            "2002:808:808::1",
+            "3fff::1",
+            "5f00::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "fdff:ffff::1",
+            "fe80::1",
+            "febf::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(!permits(address(refused)), "{refused}");
+        }
+    }
+
+    #[test]
+    fn public_addresses_are_permitted() {
+        for public in [
+            "1.0.0.0",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "126.255.255.255",
+            "128.0.0.0",
+            "169.253.255.255",
+            "169.255.0.0",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.1.0",
+            "192.167.255.255",
+            "192.169.0.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "::ffff:8.8.8.8",
+            "64:ff9b::8.8.8.8",
+            "2000::1",
+            "2001:200::1",
+            "2001:4860:4860::8888",
+            "2001:db7:ffff::1",
+            "2001:db9::1",
+            "2003::1",
+            "2606:4700::1111",
+            "3ffe:ffff::1",
+        ] {
+            assert!(permits(address(public)), "{public}");
+        }
+    }
+
+    #[test]
+    fn an_allowed_network_permits_its_addresses_but_no_credentials() {
+        let policy = |networks: &[&str]| AddressPolicy {
+            allowed_networks: networks.iter().map(|network| network.parse().unwrap()).collect(),
+        };
+        let given = policy(&["10.1.0.0/16", "fd12::/16"]);
+        for allowed in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd12::1", "8.8.8.8"] {
+            assert!(given.permits(address(allowed)), "{allowed}");
+        }
+        for refused in ["10.2.0.0", "10.0.255.255", "127.0.0.1", "fd13::1", "::1"] {
+            assert!(!given.permits(address(refused)), "{refused}");
+        }
+        let everything = policy(&["0.0.0.0/0", "::/0"]);
+        assert!(everything.permits(address("127.0.0.1")) && everything.permits(address("::1")));
+        for refused in [
+            "169.254.169.254",
+            "169.254.170.23",
+            "168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "::ffff:169.254.169.254",
+            "::169.254.169.254",
+            "64:ff9b::a9fe:a9fe",
+            "2002:a9fe:a9fe::",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "fe80::a9fe:a9fe",
+        ] {
+            assert!(!everything.permits(address(refused)), "{refused}");
+        }
+        // The NAT64 prefix is not a way around the refusal of the addresses in it.
+        assert!(!policy(&["64:ff9b::/96"]).permits(address("64:ff9b::10.0.0.1")));
+    }
+
+    /// The ranges of refused IPv4 addresses, written independently of the prefixes.
+    const REFUSED: [(u32, u32); 17] = [
+        (0x0000_0000, 0x00ff_ffff),
+        (0x0a00_0000, 0x0aff_ffff),
+        (0x6440_0000, 0x647f_ffff),
+        (0x7f00_0000, 0x7fff_ffff),
+        (0xa83f_8110, 0xa83f_8110),
+        (0xa9fe_0000, 0xa9fe_ffff),
+        (0xac10_0000, 0xac1f_ffff),
+        (0xc000_0000, 0xc000_00ff),
+        (0xc000_0200, 0xc000_02ff),
+        (0xc058_6300, 0xc058_63ff),
+        (0xc0a8_0000, 0xc0a8_ffff),
+        (0xc612_0000, 0xc613_ffff),
+        (0xc633_6400, 0xc633_64ff),
+        (0xcb00_7100, 0xcb00_71ff),
+        (0xe000_0000, 0xefff_ffff),
+        (0xf000_0000, 0xffff_fffe),
+        (0xffff_ffff, 0xffff_ffff),
+    ];
+
+    #[test]
+    fn an_ipv4_address_is_treated_the_same_in_every_form() {
+        let seed = 0x6d65_6469_6131;
+        println!("seed: {seed:#x}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut refusals = 0;
+        for _ in 0..200_000 {
+            // Half of the addresses are near the end of a range.
+            let bits = if random.random_bool(0.5) {
+                random.random()
+            } else {
+                let (first, last) = REFUSED[random.random_range(0..REFUSED.len())];
+                let end = if random.random_bool(0.5) { first } else { last };
+                end.wrapping_add(random.random_range(0..5_u32)).wrapping_sub(2)
+            };
+            let plain = Ipv4Addr::from_bits(bits);
+            let is_refused = REFUSED.iter().any(|(first, last)| (*first..=*last).contains(&bits));
+            refusals += u32::from(is_refused);
+            let [high, low] = [(bits >> 16) as u16, bits as u16];
+            assert_eq!(permits(plain), !is_refused, "{plain}");
+            assert_eq!(permits(plain.to_ipv6_mapped()), !is_refused, "mapped {plain}");
+            let nat64 = Ipv6Addr::from_segments([0x64, 0xff9b, 0, 0, 0, 0, high, low]);
+            assert_eq!(permits(nat64), !is_refused, "{nat64}");
+            assert!(!permits(plain.to_ipv6_compatible()), "compatible {plain}");
+            let suffix = random.random();
+            assert!(
+                !permits(Ipv6Addr::from_segments([0x2002, high, low, 0, 0, 0, 0, suffix])),
+                "6to4 {plain}"
+            );
+        }
+        assert!((50_000..150_000).contains(&refusals), "{refusals}");
+    }
+
+    #[test]
+    fn a_network_contains_the_addresses_with_its_prefix() {
+        let seed = 0x6d65_6469_6132;
+        println!("seed: {seed:#x}");
+        let mut random = StdRng::seed_from_u64(seed);
+        for _ in 0..20_000 {
+            let prefix_bits = random.random_range(0..=32);
+            let bits: u32 = random.random();
+            let mask = u32::MAX.checked_shl(32 - prefix_bits).unwrap_or(0);
+            let text = format!("{}/{prefix_bits}", Ipv4Addr::from_bits(bits & mask));
+            let network: Network = text.parse().unwrap();
+            let flipped = bits ^ 1 << random.random_range(0..32);
+            for other in [bits, flipped, random.random()] {
+                let is_inside = other & mask == bits & mask;
+                assert_eq!(
+                    network.contains(Ipv4Addr::from_bits(other).into()),
+                    is_inside,
+                    "{text} {other:#x}"
+                );
+            }
+            assert!(!network.contains(Ipv4Addr::from_bits(bits).to_ipv6_mapped().into()), "{text}");
+            if bits & mask != bits {
+                let error = format!("{}/{prefix_bits}", Ipv4Addr::from_bits(bits)).parse::<Network>();
+                assert!(error.unwrap_err().contains("bits after its prefix"), "{bits:#x}/{prefix_bits}");
+            }
+        }
+    }
+
+    #[test]
+    fn networks_are_written_as_address_and_prefix() {
+        for valid in ["10.0.0.0/8", "0.0.0.0/0", "1.2.3.4/32", "::/0", "fd00::/8", "::1/128", " 10.0.0.0/8 "]
+        {
+            assert!(valid.parse::<Network>().is_ok(), "{valid}");
+        }
+        for invalid in
+            ["", "10.0.0.0", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/+8", "::/129", "x/8", "10/8", "1.2.3.4/8"]
+        {
+            assert!(invalid.parse::<Network>().is_err(), "{invalid}");
+        }
+    }
+}

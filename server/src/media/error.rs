@@ -1,0 +1,88 @@
+//! The reasons why an image was not fetched. They name what is refused and the flag that allows it, but nothing of what an
+//! address answered apart from the status of an allowed host.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+
+/// The reason why an image was not fetched.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MediaError {
+    /// The reference is neither a URL nor a path.
+    #[error(
+        "the image is neither a URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
+    )]
+    InvalidReference,
+    #[error("the URL is longer than {bytes_max} bytes")]
+    ReferenceTooLong { bytes_max: usize },
+    #[error("URLs of the scheme {scheme:?} are not supported; use data:, http:, https: or file:")]
+    UnsupportedScheme { scheme: String },
+    /// The server fetches no URLs.
+    #[error(
+        "this server does not fetch images from URLs, which --allowed-media-domains enables; use a data: URL"
+    )]
+    UrlsDisabled,
+    #[error("URLs with a user name or password are not supported")]
+    Credentials,
+    #[error("the host {host:?} is not one of --allowed-media-domains")]
+    HostNotAllowed { host: String },
+    /// The host is allowed, but with other ports.
+    #[error("--allowed-media-domains does not allow port {port} of the host {host:?}")]
+    PortNotAllowed { host: String, port: u16 },
+    /// The host of the URL is an address that the server does not connect to.
+    #[error("{address} is not a public address, and --allowed-media-networks does not allow it")]
+    AddressNotAllowed { address: IpAddr },
+    /// The host does not exist, or has only addresses that the server does not connect to. The message does not say which,
+    /// so that clients cannot explore names of the network.
+    #[error(
+        "the host {host:?} has no public address and no address in --allowed-media-networks, or its name cannot be resolved"
+    )]
+    NoAllowedAddress {
+        host: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("the host {host:?} redirects to another URL, which only --media-url-allow-redirects allows")]
+    RedirectNotAllowed { host: String },
+    #[error("the URL redirects more than {redirects_max} times")]
+    TooManyRedirects { redirects_max: usize },
+    /// A redirect without a valid URL.
+    #[error("the host {host:?} redirects to an invalid URL")]
+    InvalidRedirect { host: String },
+    /// The host answered with an error.
+    #[error("the host {host:?} answered with status {}", status.as_u16())]
+    Status { host: String, status: StatusCode },
+    /// The connection failed. The cause is for the log only.
+    #[error("failed to fetch the image from the host {host:?}")]
+    Transport {
+        host: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("the image could not be fetched within {:?} (--image-fetch-timeout)", timeout)]
+    TimedOut { timeout: Duration },
+    #[error("the image is larger than {bytes_max} bytes (--max-image-bytes)")]
+    TooLarge { bytes_max: usize },
+    /// The server reads no files.
+    #[error(
+        "this server does not read images from files, which --allowed-local-media-path enables; use a data: URL"
+    )]
+    FilesDisabled,
+    #[error("the path {path:?} is not below --allowed-local-media-path, or has a component \"..\"")]
+    PathNotAllowed { path: PathBuf },
+    /// The file does not exist, cannot be read, or is a link to a file outside of the directory.
+    #[error("the file {path:?} cannot be read, or is not below --allowed-local-media-path")]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path:?} is not a regular file")]
+    NotAFile { path: PathBuf },
+    /// Too many images are being fetched.
+    #[error("too many images are being fetched (limit: {fetches_max})")]
+    Busy { fetches_max: usize },
+}

@@ -1,0 +1,469 @@
+//! Fetches from web servers that each test runs, with names that each test resolves. Time is paused, so that a time limit
+//! passes as soon as nothing else can happen.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+
+use reqwest::dns::{Addrs, Name, Resolving};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::*;
+
+const BYTES_MAX: usize = 1000;
+
+/// An answer of a [`WebServer`].
+#[derive(Clone, Debug)]
+enum Answer {
+    /// The bytes of an answer, after which the connection is closed.
+    Bytes(Vec<u8>),
+    /// The bytes of an answer, after which the connection accepts further requests and gets the same answer.
+    KeepAlive(Vec<u8>),
+    /// Accepts the request and does not answer.
+    Silence,
+    /// Sends a byte of a body every second, without an end.
+    Trickle,
+    /// Sends an endless body without its length as fast as the client reads.
+    Flood,
+}
+
+impl Answer {
+    fn with_body(body: &[u8]) -> Self {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        Self::KeepAlive([head.as_bytes(), body].concat())
+    }
+
+    fn with_head(head: &str) -> Self {
+        Self::Bytes(format!("HTTP/1.1 {head}\r\ncontent-length: 0\r\n\r\n").into_bytes())
+    }
+
+    fn redirect(target: &str) -> Self {
+        Self::with_head(&format!("302 Found\r\nlocation: {target}"))
+    }
+}
+
+/// A web server that gives its answers in order, and the last of them to all further requests.
+struct WebServer {
+    address: SocketAddr,
+    /// The heads of the requests.
+    requests: Arc<Mutex<Vec<String>>>,
+    _connections: JoinSet<()>,
+}
+
+impl WebServer {
+    async fn start<const N: usize>(answers: [Answer; N]) -> Self {
+        Self::listen("127.0.0.1:0", answers).await
+    }
+
+    async fn listen<const N: usize>(address: &str, answers: [Answer; N]) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let mut answers = VecDeque::from(answers);
+        let mut connections = JoinSet::new();
+        let heads = Arc::clone(&requests);
+        connections.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (connection, _) = listener.accept().await.unwrap();
+                let answer = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+                let answer = answer.expect("every server has an answer");
+                connections.spawn(serve(connection, answer, Arc::clone(&heads)));
+            }
+        });
+        Self { address, requests, _connections: connections }
+    }
+
+    fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+async fn serve(mut connection: TcpStream, answer: Answer, heads: Arc<Mutex<Vec<String>>>) {
+    while let Some(head) = read_head(&mut connection).await {
+        heads.lock().unwrap().push(head);
+        match &answer {
+            Answer::KeepAlive(bytes) => drop(connection.write_all(bytes).await),
+            Answer::Bytes(bytes) => {
+                let _ = connection.write_all(bytes).await;
+                return;
+            }
+            Answer::Silence => std::future::pending().await,
+            Answer::Trickle => {
+                let mut bytes = &b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n"[..];
+                while connection.write_all(bytes).await.is_ok() {
+                    bytes = b"x";
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            Answer::Flood => {
+                let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
+                while connection.write_all(b"3\r\nabc\r\n").await.is_ok() {}
+            }
+        }
+    }
+}
+
+/// Reads the head of a request. Returns `None` if the client closes the connection.
+async fn read_head(connection: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(connection.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).unwrap())
+}
+
+/// A resolver that gives its answers in order, and the last of them to all further lookups.
+struct FakeResolver {
+    answers: Mutex<VecDeque<Vec<IpAddr>>>,
+    names: Mutex<Vec<String>>,
+}
+
+impl FakeResolver {
+    fn new<const N: usize>(answers: [&[&str]; N]) -> Arc<Self> {
+        let parsed = answers.map(|addresses| addresses.iter().map(|text| text.parse().unwrap()).collect());
+        Arc::new(Self { answers: Mutex::new(parsed.into()), names: Mutex::default() })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.lock().unwrap().clone()
+    }
+}
+
+impl Resolve for FakeResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        self.names.lock().unwrap().push(name.as_str().to_owned());
+        let mut answers = self.answers.lock().unwrap();
+        let addresses = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+        let addresses = addresses.into_iter().flatten().map(|address| SocketAddr::new(address, 0));
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        Box::pin(async move { Ok(Box::new(addresses.into_iter()) as Addrs) })
+    }
+}
+
+/// A policy that allows one host, and loopback addresses that end in 1.
+fn policy(domains: &[String]) -> MediaPolicy {
+    MediaPolicy {
+        allowed_media_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
+        allowed_media_networks: vec!["127.0.0.1/32".parse().unwrap()],
+        allowed_local_media_path: None,
+        media_url_allow_redirects: false,
+        image_fetch_timeout: Duration::from_secs(5),
+        max_image_bytes: BYTES_MAX,
+    }
+}
+
+fn fetcher(policy: MediaPolicy) -> MediaFetcher {
+    MediaFetcher::with_resolver(policy, FakeResolver::new([&["127.0.0.1"]])).unwrap()
+}
+
+/// Fetches an image from the server, whose host is `images.test`.
+async fn fetch_from(server: &WebServer) -> Result<Bytes, MediaError> {
+    let host = format!("images.test:{}", server.port());
+    let url = format!("http://{host}/a.png");
+    fetcher(policy(&[host])).fetch(&url).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_of_an_allowed_host_is_fetched() {
+    let server = WebServer::start([Answer::with_body(b"image")]).await;
+    let host = format!("images.test:{}", server.port());
+    let resolver = FakeResolver::new([&["127.0.0.1"]]);
+    let fetcher = MediaFetcher::with_resolver(policy(&[host.clone()]), resolver.clone()).unwrap();
+    assert_eq!(fetcher.fetch(&format!("http://{host}/a%20b.png?size=1#part")).await.unwrap(), "image");
+    assert_eq!(resolver.names(), ["images.test"]);
+    let requests = server.requests();
+    let [request] = &requests[..] else { panic!("{requests:?}") };
+    let head = request.to_ascii_lowercase();
+    assert!(request.starts_with("GET /a%20b.png?size=1 HTTP/1.1\r\n"), "{request}");
+    assert!(head.contains(&format!("\r\nhost: {host}\r\n")), "{request}");
+    assert!(head.contains("\r\naccept-encoding: identity\r\n"), "{request}");
+    assert!(
+        !head.contains("referer") && !head.contains("cookie") && !head.contains("authorization"),
+        "{request}"
+    );
+}
+
+#[tokio::test]
+async fn nothing_is_fetched_by_default() {
+    let default = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[]) };
+    let fetcher = MediaFetcher::new(default).unwrap();
+    let error = fetcher.fetch("http://images.test/a.png").await.unwrap_err();
+    assert!(matches!(error, MediaError::UrlsDisabled), "{error:?}");
+    assert!(error.to_string().contains("--allowed-media-domains"), "{error}");
+    for path in ["/etc/passwd", "file:///etc/passwd"] {
+        let error = fetcher.fetch(path).await.unwrap_err();
+        assert!(matches!(error, MediaError::FilesDisabled), "{error:?}");
+        assert!(error.to_string().contains("--allowed-local-media-path"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_are_refused_after_the_name_is_resolved() {
+    let server = WebServer::start([Answer::with_body(b"secret")]).await;
+    let host = format!("images.test:{}", server.port());
+    let url = format!("http://{host}/");
+    let without_networks = || MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[host.clone()]) };
+    let answers: [&[&str]; 8] = [
+        &["127.0.0.1"],
+        &["::1"],
+        &["::ffff:127.0.0.1"],
+        &["0.0.0.0"],
+        &["10.0.0.1", "192.168.0.1", "fd00::1"],
+        &["169.254.169.254"],
+        &["64:ff9b::127.0.0.1"],
+        &[],
+    ];
+    for answer in answers {
+        let fetcher = MediaFetcher::with_resolver(without_networks(), FakeResolver::new([answer])).unwrap();
+        let error = fetcher.fetch(&url).await.unwrap_err();
+        assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{answer:?}: {error:?}");
+        // The message is the same for every name without an allowed address, and does not contain the address.
+        let message = "the host \"images.test\" has no public address and no address in --allowed-media-networks, or its \
+                       name cannot be resolved";
+        assert_eq!(error.to_string(), message);
+    }
+    assert_eq!(server.requests(), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_name_localhost_is_resolved_and_refused() {
+    let server = WebServer::start([Answer::with_body(b"secret")]).await;
+    for name in ["localhost", "localhost."] {
+        let host = format!("localhost:{}", server.port());
+        let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[host]) };
+        let fetcher = MediaFetcher::new(policy).unwrap();
+        let error = fetcher.fetch(&format!("http://{name}:{}/", server.port())).await.unwrap_err();
+        assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{name}: {error:?}");
+    }
+    assert_eq!(server.requests(), [""; 0]);
+    // The system's resolver works if the network is allowed.
+    let fetcher = MediaFetcher::new(policy(&[format!("localhost:{}", server.port())])).unwrap();
+    let url = format!("http://localhost:{}/", server.port());
+    assert_eq!(fetcher.fetch(&url).await.unwrap(), "secret");
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_in_urls_need_an_allowed_network() {
+    let server = WebServer::start([Answer::with_body(b"image")]).await;
+    let address = server.address.to_string();
+    assert_eq!(
+        fetcher(policy(&[address.clone()])).fetch(&format!("http://{address}/")).await.unwrap(),
+        "image"
+    );
+    assert_eq!(server.requests().len(), 1);
+    let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[address]) };
+    let fetcher = fetcher(policy);
+    for host in ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1"] {
+        let error = fetcher.fetch(&format!("http://{host}:{}/", server.port())).await.unwrap_err();
+        assert!(matches!(error, MediaError::AddressNotAllowed { .. }), "{host}: {error:?}");
+    }
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_server_cannot_exchange_the_address_after_the_check() {
+    let allowed = WebServer::start([Answer::with_body(b"image")]).await;
+    let host = format!("images.test:{}", allowed.port());
+    // The same port of an address that the policy does not allow.
+    let internal =
+        WebServer::listen(&format!("127.0.0.2:{}", allowed.port()), [Answer::with_body(b"secret")]).await;
+    let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);
+    let fetcher = MediaFetcher::with_resolver(policy(&[host.clone()]), resolver.clone()).unwrap();
+    let url = format!("http://{host}/a.png");
+    // The client connects to the address that was checked: it resolves the name once.
+    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    assert_eq!(resolver.names().len(), 1);
+    // The next fetch checks the new address, and does not use the former connection.
+    let error = fetcher.fetch(&url).await.unwrap_err();
+    assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{error:?}");
+    // Of several addresses, only those that are allowed are used.
+    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    assert_eq!((resolver.names().len(), allowed.requests().len()), (3, 2));
+    assert_eq!(internal.requests(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn redirects_are_refused_by_default() {
+    let server = WebServer::start([Answer::redirect("/b.png")]).await;
+    let error = fetch_from(&server).await.unwrap_err();
+    assert!(matches!(error, MediaError::RedirectNotAllowed { .. }), "{error:?}");
+    assert!(error.to_string().contains("--media-url-allow-redirects"), "{error}");
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_target_of_a_redirect_is_checked() {
+    let internal = WebServer::listen("127.0.0.2:0", [Answer::with_body(b"secret")]).await;
+    let refused = [
+        ("http://evil.test/", "HostNotAllowed"),
+        ("//evil.test/", "HostNotAllowed"),
+        ("http://images.test/", "PortNotAllowed"),
+        ("http://169.254.169.254/", "AddressNotAllowed"),
+        ("http://2130706434:PORT/", "AddressNotAllowed"),
+        ("http://localhost:PORT/", "NoAllowedAddress"),
+        ("http://user@images.test/", "Credentials"),
+        ("file:///etc/passwd", "UnsupportedScheme"),
+        ("ftp://images.test/", "UnsupportedScheme"),
+        ("http://", "InvalidRedirect"),
+    ];
+    for (target, reason) in refused {
+        let target = target.replace("PORT", &internal.port().to_string());
+        let server = WebServer::start([Answer::redirect(&target), Answer::with_body(b"image")]).await;
+        let images = format!("images.test:{}", server.port());
+        let domains = [
+            images.clone(),
+            "169.254.169.254".to_owned(),
+            internal.address.to_string(),
+            format!("localhost:{}", internal.port()),
+        ];
+        let policy = MediaPolicy { media_url_allow_redirects: true, ..policy(&domains) };
+        let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"]]);
+        let fetcher = MediaFetcher::with_resolver(policy, resolver).unwrap();
+        let error = fetcher.fetch(&format!("http://{images}/")).await.unwrap_err();
+        assert!(format!("{error:?}").starts_with(reason), "{target}: {error:?}");
+        assert_eq!(server.requests().len(), 1, "{target}");
+    }
+    assert_eq!(internal.requests(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn redirects_to_allowed_urls_are_followed_up_to_a_limit() {
+    let server = WebServer::start([Answer::redirect("b.png?x"), Answer::with_body(b"image")]).await;
+    let host = format!("images.test:{}", server.port());
+    let following =
+        |host: &String| fetcher(MediaPolicy { media_url_allow_redirects: true, ..policy(&[host.clone()]) });
+    assert_eq!(following(&host).fetch(&format!("http://{host}/dir/a.png")).await.unwrap(), "image");
+    let requests = server.requests();
+    assert!(requests[1].starts_with("GET /dir/b.png?x HTTP/1.1\r\n"), "{requests:?}");
+    assert!(!requests[1].to_ascii_lowercase().contains("referer"), "{requests:?}");
+
+    let endless = WebServer::start([Answer::redirect("/again")]).await;
+    let host = format!("images.test:{}", endless.port());
+    let error = following(&host).fetch(&format!("http://{host}/")).await.unwrap_err();
+    assert!(matches!(error, MediaError::TooManyRedirects { redirects_max: 5 }), "{error:?}");
+    assert_eq!(endless.requests().len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_has_at_most_the_maximum_size() {
+    let body = vec![7; BYTES_MAX + 1];
+    let exact = WebServer::start([Answer::with_body(&body[..BYTES_MAX])]).await;
+    assert_eq!(fetch_from(&exact).await.unwrap(), body[..BYTES_MAX]);
+    // The declared length is enough to refuse an image: this server never sends it.
+    let declared = Answer::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n".to_vec());
+    let unframed = Answer::Bytes([b"HTTP/1.1 200 OK\r\n\r\n", &body[..]].concat());
+    for answer in [declared, Answer::with_body(&body), unframed, Answer::Flood] {
+        let server = WebServer::start([answer.clone()]).await;
+        let error = fetch_from(&server).await.unwrap_err();
+        assert!(matches!(error, MediaError::TooLarge { bytes_max: BYTES_MAX }), "{answer:?}: {error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn compressed_answers_are_not_decompressed() {
+    let answer =
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\n\x1f\x8b\x08\x00".to_vec();
+    let server = WebServer::start([Answer::Bytes(answer)]).await;
+    assert_eq!(fetch_from(&server).await.unwrap(), &b"\x1f\x8b\x08\x00"[..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fetch_ends_after_its_timeout() {
+    for answer in [Answer::Silence, Answer::Trickle] {
+        let server = WebServer::start([answer.clone()]).await;
+        let error = fetch_from(&server).await.unwrap_err();
+        assert!(matches!(error, MediaError::TimedOut { .. }), "{answer:?}: {error:?}");
+        assert_eq!(error.to_string(), "the image could not be fetched within 5s (--image-fetch-timeout)");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_tell_the_status_of_the_host_and_nothing_else() {
+    let answer =
+        b"HTTP/1.1 403 Secret-Reason\r\nx-secret: secret\r\ncontent-length: 6\r\n\r\nsecret".to_vec();
+    let server = WebServer::start([Answer::Bytes(answer)]).await;
+    let error = fetch_from(&server).await.unwrap_err();
+    assert_eq!(error.to_string(), "the host \"images.test\" answered with status 403");
+    // A status of a redirect without a location, and one that no request asked for.
+    for head in ["302 Found", "304 Not Modified", "500 Oops"] {
+        let server = WebServer::start([Answer::with_head(head)]).await;
+        let error = fetch_from(&server).await.unwrap_err();
+        assert!(matches!(error, MediaError::Status { .. }), "{head}: {error:?}");
+    }
+    let garbage = [&b"SSH-2.0-secret\r\n"[..], b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nsecret"];
+    for answer in garbage {
+        let server = WebServer::start([Answer::Bytes(answer.to_vec())]).await;
+        let error = fetch_from(&server).await.unwrap_err();
+        assert!(matches!(error, MediaError::Transport { .. }), "{error:?}");
+        assert_eq!(error.to_string(), "failed to fetch the image from the host \"images.test\"");
+    }
+    // The port is closed again when the listener is dropped.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = fetcher(policy(&[closed.to_string()])).fetch(&format!("http://{closed}/")).await.unwrap_err();
+    assert!(matches!(error, MediaError::Transport { .. }), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_tls_is_not_used_for_https() {
+    let server = WebServer::start([Answer::with_body(b"image")]).await;
+    let address = server.address.to_string();
+    let mut policy = policy(&[address.clone()]);
+    // The server waits for the end of a head that never comes.
+    policy.image_fetch_timeout = Duration::from_secs(1);
+    let error = fetcher(policy).fetch(&format!("https://{address}/")).await.unwrap_err();
+    assert!(matches!(error, MediaError::Transport { .. } | MediaError::TimedOut { .. }), "{error:?}");
+    assert_eq!(server.requests(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetches_beyond_the_limit_wait_for_a_slot() {
+    let server = WebServer::start([Answer::with_body(b"image")]).await;
+    let host = format!("images.test:{}", server.port());
+    let fetcher = fetcher(policy(&[host.clone()]));
+    let url = format!("http://{host}/");
+    let mut slots = Vec::new();
+    for _ in 0..FETCHES_MAX {
+        slots.push(fetcher.slot().await.unwrap());
+    }
+    let error = fetcher.fetch(&url).await.unwrap_err();
+    assert!(matches!(error, MediaError::Busy { fetches_max: FETCHES_MAX }), "{error:?}");
+    // A reference that is not allowed does not wait.
+    assert!(matches!(fetcher.fetch("http://evil.test/").await, Err(MediaError::HostNotAllowed { .. })));
+    let (fetched, ()) = tokio::join!(fetcher.fetch(&url), async {
+        tokio::task::yield_now().await;
+        slots.pop();
+    });
+    assert_eq!(fetched.unwrap(), "image");
+    assert_eq!(fetcher.slots.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn files_are_read_below_the_allowed_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("a b.png");
+    std::fs::write(&file, "image").unwrap();
+    let policy = MediaPolicy { allowed_local_media_path: Some(directory.path().to_owned()), ..policy(&[]) };
+    let fetcher = fetcher(policy.clone());
+    assert_eq!(fetcher.fetch(file.to_str().unwrap()).await.unwrap(), "image");
+    let url = format!("file://{}/a%20b.png", directory.path().display());
+    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    for outside in
+        ["/etc/passwd", "file:///etc/passwd", &format!("{url}/../../x"), &format!("{url}/..%2f..%2fx")]
+    {
+        let error = fetcher.fetch(outside).await.unwrap_err();
+        assert!(matches!(error, MediaError::PathNotAllowed { .. }), "{outside}: {error:?}");
+    }
+    std::fs::write(&file, vec![7; BYTES_MAX + 1]).unwrap();
+    assert!(matches!(fetcher.fetch(&url).await, Err(MediaError::TooLarge { .. })));
+
+    let missing = MediaPolicy { allowed_local_media_path: Some(directory.path().join("missing")), ..policy };
+    let error = MediaFetcher::new(missing).unwrap_err();
+    assert!(error.to_string().contains("failed to open --allowed-local-media-path"), "{error}");
+}
