@@ -36,6 +36,7 @@ const SOURCES: &[&str] = &[
     "projection/rewrite.cpp",
     "projection/run.cpp",
     "projection/test.cpp",
+    "test_threads.cpp",
 ];
 
 fn main() {

@@ -301,6 +301,10 @@ typedef struct ovfleet_projection_test {
 // Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.
 int ovfleet_test_projection(const ovfleet_projection_test* test);
 
+// Calls `body` in an arena with a number of threads, at most 16, all of which run at the same time; the machine may have fewer
+// processors. Returns 0 if the threads could not be started. Only one call at a time is allowed.
+int ovfleet_test_on_threads(size_t threads, void (*body)(void* context), void* context);
+
 #ifdef __cplusplus
 }
 #endif

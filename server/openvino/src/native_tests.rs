@@ -8,8 +8,9 @@ mod operations;
 mod projections;
 mod symbols;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
 
 use crate::cpu::{CpuFeatures, Isa};
 use crate::kernels::Precision;
@@ -27,6 +28,42 @@ impl Random {
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
+}
+
+unsafe extern "C" {
+    fn ovfleet_test_on_threads(
+        threads: usize,
+        body: extern "C" fn(*mut c_void),
+        context: *mut c_void,
+    ) -> c_int;
+}
+
+/// Numbers of threads with which results are compared to those of one thread. Most machines that run the tests have fewer
+/// processors.
+const THREADS: [usize; 5] = [2, 3, 4, 8, 16];
+
+/// Calls `body` in an arena of threads, all of which are running.
+fn on_threads<T>(threads: usize, body: impl FnMut() -> T) -> T {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    struct Context<T, F> {
+        body: F,
+        result: Option<T>,
+    }
+    extern "C" fn call<T, F: FnMut() -> T>(context: *mut c_void) {
+        // SAFETY: the context is that of the call below, which has the same types and waits for the end of this one.
+        let context = unsafe { &mut *context.cast::<Context<T, F>>() };
+        context.result = Some((context.body)());
+    }
+    fn callback<T, F: FnMut() -> T>(_: &Context<T, F>) -> extern "C" fn(*mut c_void) {
+        call::<T, F>
+    }
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut context = Context { body, result: None };
+    let function = callback(&context);
+    // SAFETY: the context has the type that the function expects, and lives until the call returns.
+    let was_run = unsafe { ovfleet_test_on_threads(threads, function, (&raw mut context).cast()) };
+    assert_eq!(was_run, 1, "{threads} threads could not be started");
+    context.result.expect("invariant: the body was called")
 }
 
 /// A floating-point type of activations.

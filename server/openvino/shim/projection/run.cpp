@@ -1,6 +1,9 @@
 // Divides a projection among threads.
 #include "run.hpp"
 
+#include <atomic>
+#include <thread>
+
 #include "../threads.hpp"
 #include "adapters.hpp"
 
@@ -14,6 +17,64 @@ constexpr size_t GRAIN_PRODUCTS = 1 << 20;
 constexpr size_t PARALLEL_NUMBERS = 1 << 14, PRODUCTS_PER_NUMBER = 2;
 // The minimum number of parts of the weights for each thread, so that a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
+// The cost of storing sums in one part of K and loading them in the next one, mostly on another processor, as a number of
+// columns; and the largest number of parts.
+constexpr size_t K_PART_COST = 256, K_PARTS_MAX = 4;
+// The number of times that a thread looks for the end of a part before it lets other threads run.
+constexpr size_t SPINS = 1000;
+
+// The operands of a product.
+struct Product {
+    const Kernels& kernels;
+    const Matmul& matmul;
+    const PackedSrc& packed;
+    FloatData residual, dst;
+};
+
+// Returns the number of parts of K with which the thread that has the most to do finishes first.
+size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads) {
+    const size_t blocks = num_n_blocks(matmul);
+    // A part begins only when the one before it has ended. With many blocks, all threads have equally much to do.
+    if (!kernels.multiply_k_part || threads > blocks || blocks >= PARTS_PER_THREAD_MIN * threads) return 1;
+    // A part of a block must have the format of a block.
+    if (n_block_bytes(matmul) != num_groups(matmul) * group_bytes(matmul)) return 1;
+    size_t best = 1, least = div_up(blocks, threads) * matmul.K;
+    for (size_t parts = 2; parts <= K_PARTS_MAX; ++parts) {
+        const size_t cost = div_up(blocks * parts, threads) * (matmul.K / parts + K_PART_COST);
+        if (cost < least) least = cost, best = parts;
+    }
+    return best;
+}
+
+// Multiplies one row by parts of each block. A part continues the sums of the part before it, which other threads compute in
+// the meantime, so the sums have the same order as without parts.
+void multiply_in_parts(const Product& product, size_t parts) {
+    struct alignas(ALIGNMENT) Block {
+        float sums[N_BLOCK];
+        std::atomic<size_t> parts;
+    };
+    // This buffer belongs to this thread, but other threads access it through the pointer.
+    thread_local Buffer<Block> buffer;
+    const size_t count = num_n_blocks(product.matmul), columns = div_up(product.matmul.K / SRC_GROUP, parts) * SRC_GROUP;
+    Block* const blocks = buffer.at_least(count);
+    for (size_t block = 0; block < count; ++block) {
+        std::fill_n(blocks[block].sums, N_BLOCK, 0.0f);
+        blocks[block].parts.store(0, std::memory_order_relaxed);
+    }
+    // Threads begin items in ascending order, so another thread is computing the part that an item waits for.
+    parallel_for(count * parts, 1, [&product, blocks, count, parts, columns](size_t item) {
+        const auto& [kernels, matmul, packed, residual, dst] = product;
+        const size_t number = item / count, begin = number * columns;
+        const size_t block = item % count, next_block = std::min(block + num_threads(), count - 1);
+        auto& [sums, done] = blocks[block];
+        for (size_t turn = 0; done.load(std::memory_order_acquire) < number; ++turn)
+            if (turn > SPINS) std::this_thread::yield();
+        const KPart part{begin, std::min(begin + columns, matmul.K), block, next_block};
+        if (part.begin < part.end) kernels.multiply_k_part(matmul, packed, part, sums);
+        if (number + 1 == parts) kernels.finish(matmul, packed, block, sums, residual, dst);
+        done.store(number + 1, std::memory_order_release);
+    });
+}
 
 }  // namespace
 
@@ -50,6 +111,9 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     const size_t tile_numbers = packed.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
     const size_t part_tiles =
         std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), owner_tiles);
+    const Product product{kernels, matmul, packed, residual, dst};
+    const size_t k_parts = M == 1 && num_threads() > 1 ? num_k_parts(kernels, matmul, num_threads()) : 1;
+    if (k_parts > 1) return multiply_in_parts(product, k_parts);
     const size_t products = part_tiles * tile_numbers * N_BLOCK;
     // The number of threads among which the blocks of an owner are divided.
     const size_t sharing = owners == 1 ? num_threads() : 1;

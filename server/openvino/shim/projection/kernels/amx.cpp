@@ -312,4 +312,4 @@ constexpr Division DIVISION = {rows_per_tile, PACKED_ROWS, 128, 512 << 10, 2};
 
 }  // namespace
 
-const Kernels ovfleet::projection::OVFLEET_KERNELS = {DIVISION, src_bytes, pack_src, multiply, lora_down};
+const Kernels ovfleet::projection::OVFLEET_KERNELS = {DIVISION, src_bytes, pack_src, multiply, nullptr, nullptr, lora_down};

@@ -233,6 +233,12 @@ struct DstRange {
     size_t next_block;
 };
 
+// The columns of the source from `begin` to `end`, which are multiplied by a block of the weights; and the block of which the
+// same thread will probably multiply this part next, for prefetching.
+struct KPart {
+    size_t begin, end, block, next_block;
+};
+
 // The division of the kernels' work.
 struct Division {
     // The number of rows of a tile, for M rows.
@@ -256,6 +262,12 @@ struct Kernels {
     void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
     // Computes a part of the destination. `residual` has the shape of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
+    // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part: the parts
+    // have the same result as all columns at once. Null if the kernels can only multiply all columns.
+    void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
+    // Does for the row and a block what `multiply` does after the products.
+    void (*finish)(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual,
+                   FloatData dst);
     // Multiplies rows by the ranks of their adapter from `first` to `last`, which are multiples of `RANK_BLOCK`.
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
