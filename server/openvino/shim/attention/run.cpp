@@ -2,6 +2,7 @@
 #include "run.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "../threads.hpp"
 
@@ -15,8 +16,13 @@ constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 // The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// The number of consecutive items that a thread takes at a time if there are many, so that it knows the next one.
-constexpr size_t ITEM_GRAIN = 4;
+// The number of consecutive items that a thread takes at a time if there are many, so that it knows the next one; and the
+// minimum number of times that each thread then takes items.
+constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
+
+// A decode is divided into parts if computing all of its keys with one KV head takes more than this fraction of the time that
+// each thread has to work in the step.
+constexpr size_t UNDIVIDED_FRACTION = 4;
 
 // Sorts items by their owners, and stores where the items of each owner begin.
 template <typename T>
@@ -47,6 +53,19 @@ struct Work {
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
     size_t partial_items;
+    // The sum over all new tokens of the blocks that they read.
+    size_t token_blocks;
+    // The items of each decode and KV head that have partial results, and for each item the position of its merge.
+    struct Merge {
+        size_t first, count;
+    };
+    std::vector<Merge> merges;
+    std::vector<size_t> merge_of_item;
+};
+
+// The number of computed items of a merge.
+struct alignas(ALIGNMENT) Done {
+    std::atomic<size_t> items;
 };
 
 // Adds the chunks of a sequence whose keys and values are stored before the items run. No two chunks write to the same block.
@@ -71,14 +90,18 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
-        // Prompts have enough items without one for each part.
-        const bool is_decode = sequence.count == 1, is_partial = is_decode && first / PART_BLOCKS != (blocks - 1) / PART_BLOCKS;
+        // Prompts have enough items without one for each part, and so do steps with many decodes. Block scores are those of one
+        // part, and a sparse attention selects keys only in items that are longer than a part.
+        const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
+        const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
+        const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));
+        const bool is_partial = is_divided && part_end(first) < blocks;
         work.queries_max = std::max(work.queries_max, queries);
         work.blocks_max = std::max(work.blocks_max, blocks - first);
         work.products += queries * (keys - first * BLOCK_TOKENS) * layer.key_size * layer.kv_heads;
         for (size_t head = 0; head < layer.kv_heads; ++head)
             for (size_t block = first, next; block < blocks; block = next) {
-                next = is_decode ? std::min(blocks, (block / PART_BLOCKS + 1) * PART_BLOCKS) : blocks;
+                next = is_divided ? std::min(blocks, part_end(block)) : blocks;
                 const bool stores = is_decode && next == blocks;
                 WorkItem item{&sequence, head, begin, end, stores, block, next, nullptr, nullptr};
                 if (is_partial) item.part = &pending;
@@ -88,15 +111,33 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     }
 }
 
-// Merges the partial results of each query.
-void merge_parts(const Kernels& kernels, const Layer& layer, const std::vector<WorkItem>& items, const StepTensors& tensors) {
-    for (size_t first = 0, last; first < items.size(); first = last) {
-        const WorkItem& item = items[first];
-        last = first + 1;
+// Finds the items whose partial results are merged. Those of a decode and a KV head follow each other.
+void find_merges(Work& work) {
+    const auto& items = work.items;
+    work.merges.clear();
+    work.merge_of_item.resize(items.size());
+    for (size_t index = 0; index < items.size(); ++index) {
+        const WorkItem& item = items[index];
         if (!item.part) continue;
-        while (last < items.size() && items[last].sequence == item.sequence && items[last].kv_head == item.kv_head) ++last;
-        kernels.merge(layer, &item, last - first, tensors);
+        const WorkItem* before = index > 0 ? &items[index - 1] : nullptr;
+        if (!before || before->sequence != item.sequence || before->kv_head != item.kv_head) work.merges.push_back({index, 0});
+        ++work.merges.back().count;
+        work.merge_of_item[index] = work.merges.size() - 1;
     }
+}
+
+// Computes an item. The thread that computes the last of the partial results of a decode and a KV head merges all of them, in
+// the order of the parts.
+void attend(const Kernels& kernels, const Layer& layer, const StepTensors& tensors, const Work& work, size_t index,
+            size_t scratch_floats, Done* done) {
+    thread_local Buffer<float> scratch;
+    const WorkItem& item = work.items[index];
+    kernels.attend(layer, item, tensors, scratch.at_least(scratch_floats));
+    if (!item.part) return;
+    const size_t merge = work.merge_of_item[index];
+    const auto& [first, count] = work.merges[merge];
+    if (done[merge].items.fetch_add(1, std::memory_order_acq_rel) + 1 == count)
+        kernels.merge(layer, &work.items[first], count, tensors);
 }
 
 }  // namespace
@@ -106,27 +147,32 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     // These objects belong to this thread, but other threads read them through the references.
     thread_local Work work_of_thread;
     thread_local Buffer<float> parts;
+    thread_local Buffer<Done> done_of_thread;
     thread_local OwnerOrder<WorkItem> item_order_of_thread;
     thread_local OwnerOrder<Sequence> stored_order_of_thread;
     auto& work = work_of_thread;
-    auto& [items, stored, tokens, products, queries_max, blocks_max, partial_items] = work;
+    auto& items = work.items;
+    auto& stored = work.stored;
     auto& item_order = item_order_of_thread;
     auto& stored_order = stored_order_of_thread;
     items.clear();
     stored.clear();
-    tokens = products = queries_max = blocks_max = partial_items = 0;
+    work.tokens = work.products = work.queries_max = work.blocks_max = work.partial_items = work.token_blocks = 0;
     for (const auto& sequence : sequences) {
-        tokens += sequence.count;
+        work.tokens += sequence.count;
+        work.token_blocks += sequence.count * div_up(sequence.past + sequence.count, BLOCK_TOKENS);
+    }
+    for (const auto& sequence : sequences) {
         if (sequence.count > 1) add_stored(sequence, stored);
         add_items(kernels, layer, sequence, work);
     }
     // The owner of a token also owns the token's row in the projections.
-    const size_t owners = num_owners(tokens);
+    const size_t owners = num_owners(work.tokens);
     const auto owner_of = [&work = work, owners](size_t token) { return token * owners / work.tokens; };
     item_order.sort(items, owners, [&](const WorkItem& item) { return owner_of(item.sequence->begin + item.token_begin); });
     stored_order.sort(stored, owners, [&](const Sequence& one) { return owner_of(one.begin); });
     const size_t part_floats = layer.heads / layer.kv_heads * part_stride(layer);
-    float* part = parts.at_least(partial_items * part_floats);
+    float* part = parts.at_least(work.partial_items * part_floats);
     for (size_t index = 0; index < items.size(); ++index) {
         items[index].next = &items[std::min(index + 1, items.size() - 1)];
         if (items[index].part) {
@@ -135,18 +181,19 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
         }
     }
 
-    const Threading threading = products < SERIAL_PRODUCTS ? Threading::serial : Threading::parallel;
+    const Threading threading = work.products < SERIAL_PRODUCTS ? Threading::serial : Threading::parallel;
     const auto first_stored = [&](size_t owner) { return stored_order.begin_of(owner) * layer.kv_heads; };
     parallel_for_owned(owners, first_stored, 1, threading, [&work = work, &kernels, &layer, &tensors](size_t index) {
         kernels.store(layer, work.stored[index / layer.kv_heads], tensors, index % layer.kv_heads);
     });
-    const size_t scratch_floats = kernels.scratch(layer, queries_max, blocks_max);
-    const size_t grain = items.size() > ITEM_GRAIN * 16 ? ITEM_GRAIN : 1;
+    find_merges(work);
+    Done* const done = done_of_thread.at_least(work.merges.size());
+    for (size_t merge = 0; merge < work.merges.size(); ++merge) done[merge].items.store(0, std::memory_order_relaxed);
+    const size_t scratch_floats = kernels.scratch(layer, work.queries_max, work.blocks_max);
+    const size_t grain = items.size() > ITEM_GRAIN * GRAINS_PER_THREAD * num_threads() ? ITEM_GRAIN : 1;
     const auto first_item = [&](size_t owner) { return item_order.begin_of(owner); };
     parallel_for_owned(owners, first_item, grain, threading,
-                       [&work = work, &kernels, &layer, &tensors, scratch_floats](size_t index) {
-                           thread_local Buffer<float> scratch;
-                           kernels.attend(layer, work.items[index], tensors, scratch.at_least(scratch_floats));
+                       [&work = work, &kernels, &layer, &tensors, scratch_floats, done](size_t index) {
+                           attend(kernels, layer, tensors, work, index, scratch_floats, done);
                        });
-    if (partial_items) merge_parts(kernels, layer, items, tensors);
 }

@@ -22,10 +22,17 @@ constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
 // The number of pairs of bf16 in the weights of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
-// Blocks of a part. Every query computes each part by itself and adds them one after another, so that threads can share the
-// parts of a decode, and so that a prompt has the same sums.
-constexpr size_t PART_BLOCKS = 32;
-static_assert(PART_BLOCKS % CHUNK_BLOCKS == 0);
+// The largest number of blocks of a part. Every query computes each part by itself and adds them one after another, so that
+// threads can share the parts of a decode, and so that a prompt has the same sums.
+constexpr size_t PART_BLOCKS_MAX = 32;
+// The block after the part that contains a block. The first parts are shorter, so that many threads can share the decode of a
+// short sequence. Those of long sequences are longer, because adding a part takes time. The division into parts depends only on
+// the position in the sequence.
+static inline size_t part_end(size_t block) {
+    const size_t length = block < 4 * PART_BLOCKS_MAX ? PART_BLOCKS_MAX / 2 : PART_BLOCKS_MAX;
+    return block / length * length + length;
+}
+static_assert(PART_BLOCKS_MAX / 2 % CHUNK_BLOCKS == 0);
 // The largest size of a key or a value.
 constexpr size_t HEAD_SIZE_MAX = 512;
 // The largest number of query heads of a layer.
@@ -145,7 +152,9 @@ struct WorkItem {
 };
 
 // The number of floats of one query in a partial result.
-static inline size_t part_stride(const Layer& layer) { return 2 + layer.value_size + (layer.block_scores ? PART_BLOCKS : 0); }
+static inline size_t part_stride(const Layer& layer) {
+    return 2 + layer.value_size + (layer.block_scores ? PART_BLOCKS_MAX : 0);
+}
 
 // The kernels of one instruction set.
 struct Kernels {

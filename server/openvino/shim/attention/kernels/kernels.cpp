@@ -85,7 +85,7 @@ inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile&
     tile.unpacked = allocate(!large ? 0 : in_tiles ? CHUNK_PAIRS * size : BLOCK_TOKENS * size);
     allocate_selection(layer, count, blocks, tile.selection, allocate);
     // Only decodes report block scores. They have one token, so one query for each query head of the KV head.
-    const size_t reported = layer.block_scores ? layer.heads / layer.kv_heads * PART_BLOCKS : 0;
+    const size_t reported = layer.block_scores ? layer.heads / layer.kv_heads * PART_BLOCKS_MAX : 0;
     tile.block_masses = allocate(reported);
     tile.block_maxima = allocate(reported);
 }
@@ -436,15 +436,15 @@ inline void record_block_masses(const Tile& tile, size_t first, size_t count) {
             const float* weights = tile.scores + query * CHUNK_KEYS + at * BLOCK_TOKENS;
             Floats sum = {};
             for (size_t token = 0; token < BLOCK_TOKENS; token += LANES) sum += load(weights + token);
-            tile.block_masses[query * PART_BLOCKS + first + at] = horizontal_sum(sum);
-            tile.block_maxima[query * PART_BLOCKS + first + at] = tile.part.maxima[query];
+            tile.block_masses[query * PART_BLOCKS_MAX + first + at] = horizontal_sum(sum);
+            tile.block_maxima[query * PART_BLOCKS_MAX + first + at] = tile.part.maxima[query];
         }
 }
 
 // Makes the recorded masses of a part relative to its maximum.
 inline void rescale_block_masses(const Tile& tile, size_t blocks) {
     for (size_t query = 0; query < tile.count; ++query)
-        for (size_t at = query * PART_BLOCKS; at < query * PART_BLOCKS + blocks; ++at)
+        for (size_t at = query * PART_BLOCKS_MAX; at < query * PART_BLOCKS_MAX + blocks; ++at)
             if (tile.block_masses[at] > 0) tile.block_masses[at] *= power(tile.block_maxima[at] - tile.part.maxima[query]);
 }
 
@@ -507,11 +507,11 @@ void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& te
     reader.prepare(layer, tile);
     clear(layer, tile.count, tile.part);
     clear(layer, tile.count, tile.before);
-    size_t part = item.block_begin / PART_BLOCKS;
+    size_t end_of_part = part_end(item.block_begin);
     for (size_t index = 0; index < selection.count; ++index) {
         const size_t first = item.block_begin + selection.at(index) * CHUNK_BLOCKS;
-        if (first / PART_BLOCKS != part) finish_part(layer, tile);
-        part = first / PART_BLOCKS;
+        if (first >= end_of_part) finish_part(layer, tile);
+        end_of_part = part_end(first);
         const size_t rest = item.block_end - first, count = rest < CHUNK_BLOCKS ? rest : CHUNK_BLOCKS;
         const size_t next =
             index + 1 < selection.count ? item.block_begin + selection.at(index + 1) * CHUNK_BLOCKS : item.block_end;
@@ -582,14 +582,15 @@ void store_results(const Layer& layer, const WorkItem& item, const StepTensors& 
                 inverse_total(layer, item, tensors, query, tile.before.maxima[query], tile.before.totals[query]);
             store_output(layer, item, tensors, query, inverse, tile.before.values + query * size);
             for (size_t block = 0; block < blocks; ++block)
-                block_scores_of(item, tensors)[block] += tile.block_masses[query * PART_BLOCKS + block] * inverse;
+                block_scores_of(item, tensors)[block] += tile.block_masses[query * PART_BLOCKS_MAX + block] * inverse;
             continue;
         }
         float* part = item.part + query * part_stride(layer);
         part[0] = tile.part.maxima[query];
         part[1] = tile.part.totals[query];
         std::memcpy(part + 2, tile.part.values + query * size, size * sizeof(float));
-        for (size_t block = 0; block < blocks; ++block) part[2 + size + block] = tile.block_masses[query * PART_BLOCKS + block];
+        for (size_t block = 0; block < blocks; ++block)
+            part[2 + size + block] = tile.block_masses[query * PART_BLOCKS_MAX + block];
     }
 }
 

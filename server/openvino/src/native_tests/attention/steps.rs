@@ -1,5 +1,6 @@
 //! Compares steps of random composition with the plain computation in every precision, and a prompt in different chunks.
 
+use super::super::{THREADS, on_threads};
 use super::{Activations, FloatType, KernelVariant, Layer, OtherSequences, Random, tolerance};
 use crate::cpu::Isa;
 use crate::kernels::Precision;
@@ -99,6 +100,42 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
         }
     }
     assert!(tried >= 15, "{tried}");
+}
+
+/// Decodes are divided into parts if there are few of them for the number of threads.
+#[test]
+fn attention_does_not_depend_on_the_number_of_threads() {
+    const TOKENS: usize = 1100;
+    let precisions = [Precision::U8, Precision::F32, Precision::U4];
+    let mut tried = 0;
+    for (seed, kv_cache) in precisions.into_iter().enumerate() {
+        let layer = Layer::random(&mut Random(seed as u64), kv_cache, FloatType::F32);
+        let window = if seed == 1 { 700 } else { 0 };
+        let mut layer = Layer { block_scores: false, attention_mass: 0.0, window, ..layer };
+        let tensors = layer.tensors(&mut Random(9), TOKENS);
+        for variant in KernelVariant::all() {
+            // A prompt, decodes around the end of the first part, another prompt, and decodes in the third part.
+            let chunk = |past| match past {
+                0 => 505,
+                520 => 570,
+                _ => 1,
+            };
+            let mut output = |threads| {
+                on_threads(threads, || {
+                    layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, chunk)
+                })
+            };
+            let Some(expected) = output(1) else { continue };
+            tried += 1;
+            for threads in THREADS {
+                assert!(
+                    output(threads).as_ref() == Some(&expected),
+                    "{variant:?}, {kv_cache}, {threads} threads"
+                );
+            }
+        }
+    }
+    assert!(tried >= 3, "{tried}");
 }
 
 /// With multi-query attention, one KV head has more queries than fit into the vector registers: the scratch memory must
