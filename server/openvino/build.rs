@@ -37,6 +37,7 @@ const SOURCES: &[&str] = &[
     "projection/run.cpp",
     "projection/test.cpp",
     "test_threads.cpp",
+    "thread_groups.cpp",
 ];
 
 fn main() {

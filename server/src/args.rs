@@ -127,6 +127,20 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", help_heading = "Engine")]
     pub numa_node: Option<u32>,
 
+    /// Number of groups of threads that divide the weights and the KV heads among each other, at most 64. Use the number
+    /// of NUMA nodes, so that each group runs on a node and reads only the memory of that node.
+    ///
+    /// The answers do not depend on it. 1: the threads are not bound to nodes. It has not been measured on a machine with
+    /// several nodes; one replica per node (--numa-node) is the alternative. Only the native kernels are divided.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=64),
+        help_heading = "Engine"
+    )]
+    pub tensor_parallel_size: u32,
+
     /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model it includes the caches of both models.
     ///
     /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of

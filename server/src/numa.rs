@@ -1,26 +1,39 @@
-//! Binds the process to a NUMA node. This must happen before it starts a second thread.
+//! Binds the process to a NUMA node, or groups of its threads to several nodes. This must happen before it starts a second
+//! thread.
 
-/// Binds the process to a node. Without a node, warns if the process runs on several nodes.
+/// Binds the process to a node. Without a node, warns if the process runs on several nodes without as many groups of threads.
 #[cfg(feature = "openvino")]
-pub(crate) fn bind(numa_node: Option<u32>) -> anyhow::Result<()> {
+pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     let Some(node) = numa_node else {
         let nodes = server_openvino::nodes_in_use();
-        if nodes.len() > 1 {
+        if tensor_parallel_size > 1 {
+            let groups = server_openvino::divide_threads(tensor_parallel_size);
+            tracing::info!(%groups, "divided the threads into groups");
+        } else if nodes.len() > 1 {
             tracing::warn!(
                 ?nodes,
-                "the server runs on several NUMA nodes; one replica per node (--numa-node) is faster"
+                "the server runs on several NUMA nodes; one replica per node (--numa-node) or one group of threads per node \
+                 (--tensor-parallel-size) is faster"
             );
         }
         return Ok(());
     };
+    anyhow::ensure!(
+        tensor_parallel_size == 1,
+        "--numa-node and --tensor-parallel-size exclude each other: the threads of one node form one group"
+    );
     let server_openvino::NumaBinding { processors, is_memory_bound } = server_openvino::run_on_node(node)?;
     tracing::info!(node, processors, is_memory_bound, "bound the process to a NUMA node");
     Ok(())
 }
 
-/// Rejects a node: only the OpenVINO crate can bind the process.
+/// Rejects a node and groups: only the OpenVINO crate can bind the process.
 #[cfg(not(feature = "openvino"))]
-pub(crate) fn bind(numa_node: Option<u32>) -> anyhow::Result<()> {
+pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     anyhow::ensure!(numa_node.is_none(), "--numa-node: this server was built without OpenVINO");
+    anyhow::ensure!(
+        tensor_parallel_size == 1,
+        "--tensor-parallel-size: this server was built without OpenVINO"
+    );
     Ok(())
 }

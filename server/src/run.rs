@@ -68,7 +68,7 @@ impl Args {
     pub fn run(self) -> anyhow::Result<()> {
         logs::start(&self.log, self.log_format)?;
         // Bind before any other thread starts, because threads inherit the binding.
-        numa::bind(self.numa_node)?;
+        numa::bind(self.numa_node, self.tensor_parallel_size)?;
         allocator::use_one_arena();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -101,6 +101,7 @@ impl Args {
             backend,
             device,
             numa_node: _,
+            tensor_parallel_size,
             kv_cache_size,
             image_cache_size,
             kv_cache_precision,
@@ -148,6 +149,7 @@ impl Args {
                     activation_precision,
                     cache_dir,
                     plugin_config,
+                    tensor_parallel_size,
                     sparse_attention,
                 },
                 sim,

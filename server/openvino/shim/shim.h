@@ -214,6 +214,19 @@ int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 // call fails if the plan has native attention, but the native attention does not support a layer of the model.
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
+// ---- Threads ----
+
+// A group of threads of the arena that runs a graph. Groups divide the weights and the KV heads among each other.
+typedef struct ovfleet_thread_group {
+    const uint32_t* processors;  // the processors on which the threads of the group run
+    size_t processor_count;      // 0: the threads are not bound
+    int32_t node;                // the NUMA node of the group's weights; -1: they are not placed
+} ovfleet_thread_group;
+
+// Divides the threads into groups, for all models of the process; with one group or none, there are no groups. Results do not
+// depend on groups. Call it before a model is run for the first time, because that is when its weights are placed.
+void ovfleet_set_thread_groups(const ovfleet_thread_group* groups, size_t count);
+
 // ---- Files ----
 
 // Writes a model whose attention is not paged yet as an IR.

@@ -11,6 +11,8 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "thread_groups.hpp"
+
 namespace ovfleet {
 
 inline size_t div_up(size_t count, size_t part) { return (count + part - 1) / part; }
@@ -51,6 +53,20 @@ private:
 // The number of threads of the arena that runs the graph.
 inline size_t num_threads() { return size_t(std::max(1, tbb::this_task_arena::max_concurrency())); }
 
+// The groups of threads, each of which has consecutive slots of the arena. There are not more groups than threads.
+struct Groups {
+    size_t count, threads;
+    static Groups of_arena() {
+        const size_t threads = num_threads();
+        return {std::min(num_thread_groups(), threads), threads};
+    }
+    // The first slot of a group.
+    size_t begin(size_t group) const { return group * threads / count; }
+    size_t of_slot(size_t slot) const { return ((slot + 1) * count - 1) / threads; }
+    // The first of the blocks of a matrix that the thread in a slot multiplies if there are several groups.
+    size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
+};
+
 // The minimum number of tokens per thread with which each thread owns a part of the tokens. With fewer tokens, reading the
 // weights costs more than reading the results of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
@@ -63,18 +79,20 @@ inline size_t num_owners(size_t tokens, size_t tokens_per_owner = TOKENS_PER_OWN
 // Whether work is worth the cost of several threads.
 enum class Threading { parallel, serial };
 
-// Calls `body` for each index on the threads of the arena that runs the graph, `grain` indices at a time. Owner `o` owns the
-// indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread first takes the indices that
-// it owns, by its slot in the arena, and then the remaining indices of other owners. Data that the thread wrote earlier for the
-// same owner is in the cache of its processor. Reading data from the cache of another processor takes hundreds of nanoseconds,
-// unless the processors share a cache.
+// Calls `body` with each index and its owner on the threads of the arena that runs the graph, `grain` indices at a time. Owner
+// `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread first takes the
+// indices that it owns, by its slot in the arena, and then the remaining indices of other owners. Data that the thread wrote
+// earlier for the same owner is in the cache of its processor. Reading data from the cache of another processor takes hundreds
+// of nanoseconds, unless the processors share a cache. If owners are slots, a thread helps the owners of its group first.
 template <typename Begin, typename Body>
-void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
+void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     const size_t count = begin_of(owners);
     if (threading == Threading::serial || count <= grain || num_threads() < 2) {
-        for (size_t index = 0; index < count; ++index) body(index);
+        for (size_t owner = 0; owner < owners; ++owner)
+            for (size_t index = begin_of(owner); index < begin_of(owner + 1); ++index) body(index, owner);
         return;
     }
+    const Groups groups = Groups::of_arena();
     struct alignas(ALIGNMENT) Next {
         std::atomic<size_t> at;
     };
@@ -85,13 +103,26 @@ void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Thre
         size_t(0), std::min(div_up(count, grain), num_threads()),
         [&, next](size_t) {
             const size_t self = size_t(std::max(0, tbb::this_task_arena::current_thread_index()));
+            const size_t group = groups.of_slot(self);
+            bind_to_group(group);
+            // The owners in the group of the thread, which come first; all if owners are not slots.
+            const bool are_slots = owners == groups.threads;
+            const size_t first = are_slots ? groups.begin(group) : 0, last = are_slots ? groups.begin(group + 1) : owners;
             for (size_t turn = 0; turn < owners; ++turn) {
-                const size_t owner = (self + turn) % owners, end = begin_of(owner + 1);
+                const size_t owner =
+                    turn < last - first ? first + (self - first + turn) % (last - first) : (first + turn) % owners;
+                const size_t end = begin_of(owner + 1);
                 for (size_t begin; (begin = next[owner].at.fetch_add(grain, std::memory_order_relaxed)) < end;)
-                    for (size_t index = begin; index < std::min(end, begin + grain); ++index) body(index);
+                    for (size_t index = begin; index < std::min(end, begin + grain); ++index) body(index, owner);
             }
         },
         tbb::static_partitioner());
+}
+
+// Calls `body` for each index like `for_each_owned`, without its owner.
+template <typename Begin, typename Body>
+void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
+    for_each_owned(owners, begin_of, grain, threading, [&](size_t index, size_t) { body(index); });
 }
 
 // Calls `body` for each index below `count`, without owners.

@@ -31,6 +31,7 @@ impl Random {
 }
 
 unsafe extern "C" {
+    fn ovfleet_set_thread_groups(groups: *const RawThreadGroup, count: usize);
     fn ovfleet_test_on_threads(
         threads: usize,
         body: extern "C" fn(*mut c_void),
@@ -38,12 +39,41 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Numbers of threads with which results are compared to those of one thread. Most machines that run the tests have fewer
-/// processors.
-const THREADS: [usize; 5] = [2, 3, 4, 8, 16];
+/// The same as `ovfleet_thread_group` in `shim/shim.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawThreadGroup {
+    processors: *const u32,
+    processor_count: usize,
+    node: i32,
+}
+
+/// Numbers of threads and groups of them with which results are compared to those of one thread. Most machines that run the
+/// tests have fewer processors. Some groups have more threads than others.
+const THREADS: [Threads; 9] = [
+    Threads { count: 2, groups: 1 },
+    Threads { count: 3, groups: 1 },
+    Threads { count: 4, groups: 1 },
+    Threads { count: 8, groups: 1 },
+    Threads { count: 16, groups: 1 },
+    Threads { count: 2, groups: 2 },
+    Threads { count: 4, groups: 2 },
+    Threads { count: 5, groups: 3 },
+    Threads { count: 16, groups: 2 },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Threads {
+    count: usize,
+    groups: usize,
+}
+
+impl Threads {
+    const ONE: Self = Self { count: 1, groups: 1 };
+}
 
 /// Calls `body` in an arena of threads, all of which are running.
-fn on_threads<T>(threads: usize, body: impl FnMut() -> T) -> T {
+fn on_threads<T>(threads: Threads, body: impl FnMut() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     struct Context<T, F> {
         body: F,
@@ -60,9 +90,16 @@ fn on_threads<T>(threads: usize, body: impl FnMut() -> T) -> T {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { body, result: None };
     let function = callback(&context);
-    // SAFETY: the context has the type that the function expects, and lives until the call returns.
-    let was_run = unsafe { ovfleet_test_on_threads(threads, function, (&raw mut context).cast()) };
-    assert_eq!(was_run, 1, "{threads} threads could not be started");
+    let groups = [RawThreadGroup { processors: std::ptr::null(), processor_count: 0, node: -1 }; 3];
+    // SAFETY: there are at least as many groups as the call reads. The context has the type that the function expects, and
+    // lives until the call returns.
+    let was_run = unsafe {
+        ovfleet_set_thread_groups(groups.as_ptr(), threads.groups);
+        let was_run = ovfleet_test_on_threads(threads.count, function, (&raw mut context).cast());
+        ovfleet_set_thread_groups(groups.as_ptr(), 0);
+        was_run
+    };
+    assert_eq!(was_run, 1, "{threads:?} could not be started");
     context.result.expect("invariant: the body was called")
 }
 

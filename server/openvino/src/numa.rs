@@ -84,8 +84,22 @@ pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
 /// than on one.
 #[must_use]
 pub fn nodes_in_use() -> Vec<u32> {
+    processors_by_node().into_iter().map(|node| node.number).collect()
+}
+
+/// A NUMA node, and those of its processors that the process is allowed to use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeProcessors {
+    pub(crate) number: u32,
+    pub(crate) processors: Vec<u32>,
+}
+
+/// The nodes that have processors that the process is allowed to use.
+pub(crate) fn processors_by_node() -> Vec<NodeProcessors> {
     let allowed = processors();
-    nodes().into_iter().filter(|&node| !processors_of(node, &allowed).is_empty()).collect()
+    let nodes = nodes().into_iter();
+    let nodes = nodes.map(|number| NodeProcessors { number, processors: processors_of(number, &allowed) });
+    nodes.filter(|node| !node.processors.is_empty()).collect()
 }
 
 /// Bytes that are free or reclaimable on the nodes to which the thread's memory is bound. `None` if it is not bound.

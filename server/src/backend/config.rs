@@ -60,6 +60,8 @@ pub(crate) struct OpenVinoConfig {
     pub(crate) activation_precision: ActivationPrecision,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) plugin_config: Vec<Properties>,
+    /// Number of groups of threads. With several groups, the plugin uses the processors of all nodes and does not bind threads.
+    pub(crate) tensor_parallel_size: u32,
     pub(crate) sparse_attention: Option<f32>,
 }
 

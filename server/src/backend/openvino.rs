@@ -67,6 +67,7 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         activation_precision,
         cache_dir,
         plugin_config: _,
+        tensor_parallel_size: _,
         sparse_attention,
     } = &config.openvino;
     Ok(runtime::Config {
@@ -109,6 +110,11 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     };
     if let Some(precision) = &config.kv_cache_precision {
         set_default("KV_CACHE_PRECISION", precision);
+    }
+    if config.tensor_parallel_size > 1 && config.device == "CPU" {
+        // One stream has the threads of all nodes. The groups bind these threads.
+        set_default("NUM_STREAMS", "1");
+        set_default("ENABLE_CPU_PINNING", "NO");
     }
     if let Some(folder) = &config.cache_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;

@@ -45,11 +45,17 @@ private:
     std::vector<T> sorted_;
 };
 
+// The new keys and values of a KV head that are stored before the items run.
+struct StoreItem {
+    Sequence chunk;
+    size_t kv_head;
+};
+
 // The work of a step. Its memory is reused in every step.
 struct Work {
     std::vector<WorkItem> items;
     // Chunks of prompts whose new keys are read by many items.
-    std::vector<Sequence> stored;
+    std::vector<StoreItem> stored;
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
     size_t partial_items;
@@ -69,13 +75,37 @@ struct alignas(ALIGNMENT) Done {
 };
 
 // Adds the chunks of a sequence whose keys and values are stored before the items run. No two chunks write to the same block.
-void add_stored(const Sequence& sequence, std::vector<Sequence>& stored) {
+void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreItem>& stored) {
     for (size_t begin = 0, end; begin < sequence.count; begin = end) {
         const size_t next = (sequence.past + begin) / STORED_TOKENS * STORED_TOKENS + STORED_TOKENS;
         end = std::min(next - sequence.past, sequence.count);
-        stored.push_back({sequence.begin + begin, end - begin, sequence.past + begin, sequence.blocks, sequence.first_block});
+        const Sequence chunk{sequence.begin + begin, end - begin, sequence.past + begin, sequence.blocks, sequence.first_block};
+        for (size_t kv_head = 0; kv_head < layer.kv_heads; ++kv_head) stored.push_back({chunk, kv_head});
     }
 }
+
+// Assigns work to the slots of the arena. The owner of a token also owns the token's row in the projections. If there are
+// several groups of threads, each of them computes some of the KV heads, so that their cache is on its node.
+class Owners {
+public:
+    Owners(const Layer& layer, size_t tokens)
+        : groups_(Groups::of_arena()), kv_heads_(layer.kv_heads), tokens_(tokens), has_rows_(num_owners(tokens) > 1) {}
+
+    size_t count() const { return has_rows_ || groups_.count > 1 ? groups_.threads : 1; }
+    // The owner of the work for a token and a KV head.
+    size_t of(size_t token, size_t kv_head) const {
+        if (count() == 1) return 0;
+        const size_t group = ((kv_head + 1) * groups_.count - 1) / kv_heads_, first = groups_.begin(group);
+        const size_t members = groups_.begin(group + 1) - first;
+        return first + (has_rows_ ? token * members / tokens_ : (token + kv_head) % members);
+    }
+
+private:
+    Groups groups_;
+    size_t kv_heads_, tokens_;
+    // Whether the threads of a group own tokens.
+    bool has_rows_;
+};
 
 // Divides the attention of a sequence into items.
 void add_items(const Kernels& kernels, const Layer& layer, const Sequence& sequence, Work& work) {
@@ -149,7 +179,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     thread_local Buffer<float> parts;
     thread_local Buffer<Done> done_of_thread;
     thread_local OwnerOrder<WorkItem> item_order_of_thread;
-    thread_local OwnerOrder<Sequence> stored_order_of_thread;
+    thread_local OwnerOrder<StoreItem> stored_order_of_thread;
     auto& work = work_of_thread;
     auto& items = work.items;
     auto& stored = work.stored;
@@ -163,14 +193,13 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
         work.token_blocks += sequence.count * div_up(sequence.past + sequence.count, BLOCK_TOKENS);
     }
     for (const auto& sequence : sequences) {
-        if (sequence.count > 1) add_stored(sequence, stored);
+        if (sequence.count > 1) add_stored(layer, sequence, stored);
         add_items(kernels, layer, sequence, work);
     }
-    // The owner of a token also owns the token's row in the projections.
-    const size_t owners = num_owners(work.tokens);
-    const auto owner_of = [&work = work, owners](size_t token) { return token * owners / work.tokens; };
-    item_order.sort(items, owners, [&](const WorkItem& item) { return owner_of(item.sequence->begin + item.token_begin); });
-    stored_order.sort(stored, owners, [&](const Sequence& one) { return owner_of(one.begin); });
+    const Owners owners(layer, work.tokens);
+    item_order.sort(items, owners.count(),
+                    [&](const WorkItem& item) { return owners.of(item.sequence->begin + item.token_begin, item.kv_head); });
+    stored_order.sort(stored, owners.count(), [&](const StoreItem& item) { return owners.of(item.chunk.begin, item.kv_head); });
     const size_t part_floats = layer.heads / layer.kv_heads * part_stride(layer);
     float* part = parts.at_least(work.partial_items * part_floats);
     for (size_t index = 0; index < items.size(); ++index) {
@@ -182,9 +211,9 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     }
 
     const Threading threading = work.products < SERIAL_PRODUCTS ? Threading::serial : Threading::parallel;
-    const auto first_stored = [&](size_t owner) { return stored_order.begin_of(owner) * layer.kv_heads; };
-    parallel_for_owned(owners, first_stored, 1, threading, [&work = work, &kernels, &layer, &tensors](size_t index) {
-        kernels.store(layer, work.stored[index / layer.kv_heads], tensors, index % layer.kv_heads);
+    const auto first_stored = [&](size_t owner) { return stored_order.begin_of(owner); };
+    parallel_for_owned(owners.count(), first_stored, 1, threading, [&work = work, &kernels, &layer, &tensors](size_t index) {
+        kernels.store(layer, work.stored[index].chunk, tensors, work.stored[index].kv_head);
     });
     find_merges(work);
     Done* const done = done_of_thread.at_least(work.merges.size());
@@ -192,7 +221,7 @@ void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<
     const size_t scratch_floats = kernels.scratch(layer, work.queries_max, work.blocks_max);
     const size_t grain = items.size() > ITEM_GRAIN * GRAINS_PER_THREAD * num_threads() ? ITEM_GRAIN : 1;
     const auto first_item = [&](size_t owner) { return item_order.begin_of(owner); };
-    parallel_for_owned(owners, first_item, grain, threading,
+    parallel_for_owned(owners.count(), first_item, grain, threading,
                        [&work = work, &kernels, &layer, &tensors, scratch_floats, done](size_t index) {
                            attend(kernels, layer, tensors, work, index, scratch_floats, done);
                        });

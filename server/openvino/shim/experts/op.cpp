@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "../thread_groups.hpp"
+
 namespace ovfleet::experts {
 namespace {
 
@@ -101,8 +103,9 @@ bool ExpertsOp::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inpu
     check_tensors(outputs, inputs);
     const auto& src = inputs[SRC];
     outputs[0].set_shape(src.get_shape());
-    run(*kernels, experts_, static_cast<const uint8_t*>(inputs[MEMORY].data()), src.get_size() / experts_.gate_up.K,
-        floats(src), floats(outputs[0]));
+    const auto* memory = static_cast<const uint8_t*>(inputs[MEMORY].data());
+    if (num_thread_groups() > 1 && placed_.exchange(memory) != memory) place(experts_, memory);
+    run(*kernels, experts_, memory, src.get_size() / experts_.gate_up.K, floats(src), floats(outputs[0]));
     return true;
 }
 

@@ -1,6 +1,8 @@
 // The experts of a layer as an operation of a graph.
 #pragma once
 
+#include <atomic>
+
 #include <openvino/core/op_extension.hpp>
 #include <openvino/op/op.hpp>
 
@@ -34,6 +36,8 @@ private:
     Experts experts_{};
     // Whether the output is bf16 instead of f32.
     bool to_bf16_ = false;
+    // The memory whose weights have been placed on the nodes of the groups of threads.
+    mutable std::atomic<const uint8_t*> placed_{nullptr};
 };
 
 // Lets a core read graphs with this operation.

@@ -9,6 +9,7 @@
 
 #include <openvino/core/type/bfloat16.hpp>
 
+#include "../projection/run.hpp"
 #include "../threads.hpp"
 
 namespace ovfleet::experts {
@@ -56,6 +57,8 @@ struct Workspace {
     std::vector<Group> groups;
     std::vector<PackItem> pack_items;
     std::vector<ProductItem> product_items;
+    // The position of the first product of each group of threads, and the end.
+    std::vector<size_t> first_products;
 };
 
 size_t bytes_of(FloatData data) { return data.is_bf16 ? 2 : 4; }
@@ -182,25 +185,44 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
     const size_t n_blocks = num_n_blocks(matmul), columns = dst_columns(matmul);
     const size_t blocks_max = n_blocks * space.groups.size() / (PARTS_PER_THREAD_MIN * num_threads());
     auto& items = space.product_items;
+    auto& firsts = space.first_products;
     items.clear();
-    for (const auto& one : space.groups) {
-        const size_t tiles = num_tiles(one.packed);
-        // Each term of the source is a number of its own.
-        const size_t tile_numbers = one.packed.m_tile * matmul.K * matmul.terms;
-        const size_t part_tiles = std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), tiles);
-        const size_t grain = GRAIN_PRODUCTS / (part_tiles * tile_numbers * N_BLOCK);
-        const size_t part_blocks = std::max<size_t>(std::min(grain, blocks_max), 1);
-        for (size_t tile = 0; tile < tiles; tile += part_tiles)
-            for (size_t block = 0; block < n_blocks; block += part_blocks)
-                items.push_back(
-                    {&one,
-                     {tile, std::min(tile + part_tiles, tiles), block, std::min(block + part_blocks, n_blocks), n_blocks - 1}});
+    firsts.clear();
+    // Each group of threads multiplies by its blocks of each matrix, which are on its node.
+    const Groups groups = Groups::of_arena();
+    for (size_t thread_group = 0; thread_group < groups.count; ++thread_group) {
+        const size_t first_block = groups.first_block(groups.begin(thread_group), n_blocks);
+        const size_t last_block = groups.first_block(groups.begin(thread_group + 1), n_blocks);
+        firsts.push_back(items.size());
+        for (const auto& one : space.groups) {
+            const size_t tiles = num_tiles(one.packed);
+            // Each term of the source is a number of its own.
+            const size_t tile_numbers = one.packed.m_tile * matmul.K * matmul.terms;
+            const size_t part_tiles =
+                std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), tiles);
+            const size_t grain = GRAIN_PRODUCTS / (part_tiles * tile_numbers * N_BLOCK);
+            const size_t part_blocks = std::max<size_t>(std::min(grain, blocks_max), 1);
+            for (size_t tile = 0; tile < tiles; tile += part_tiles)
+                for (size_t block = first_block; block < last_block; block += part_blocks)
+                    items.push_back({&one,
+                                     {tile, std::min(tile + part_tiles, tiles), block,
+                                      std::min(block + part_blocks, last_block), n_blocks - 1}});
+        }
     }
+    firsts.push_back(items.size());
     // The same thread probably computes the next item, perhaps of another expert, whose blocks follow in memory.
-    for (size_t i = 0; i + 1 < items.size(); ++i)
-        items[i].range.next_block =
-            (items[i + 1].group->expert - items[i].group->expert) * n_blocks + items[i + 1].range.block_begin;
-    for_each(items, Threading::parallel, [&](const ProductItem& item) {
+    for (size_t i = 0; i + 1 < items.size(); ++i) {
+        const size_t expert = items[i].group->expert, next = items[i + 1].group->expert;
+        if (next >= expert) items[i].range.next_block = (next - expert) * n_blocks + items[i + 1].range.block_begin;
+    }
+    const auto begin_of = [&](size_t slot) {
+        if (slot == groups.threads) return items.size();
+        const size_t thread_group = groups.of_slot(slot), first = firsts[thread_group], first_slot = groups.begin(thread_group);
+        const size_t members = groups.begin(thread_group + 1) - first_slot;
+        return first + (firsts[thread_group + 1] - first) * (slot - first_slot) / members;
+    };
+    parallel_for_owned(groups.threads, begin_of, 1, Threading::parallel, [&](size_t index) {
+        const ProductItem& item = items[index];
         Matmul of_expert = matmul;
         of_expert.weights = matrices.weights + item.group->expert * matrix_bytes(matmul);
         if (matrices.biases) of_expert.bias = matrices.biases + item.group->expert * bias_size(matmul);
@@ -246,6 +268,18 @@ const char* unsupported(const Experts& experts) {
     if (!is_gated(gate_up.epilogue) || down.epilogue != Epilogue::none) return "the epilogue is not that of an expert";
     if (dst_columns(gate_up) != down.K || down.N != gate_up.K) return "the matrices of an expert do not fit together";
     return nullptr;
+}
+
+void place(const Experts& experts, const uint8_t* memory) {
+    const auto place_matrices = [&](const Matmul& matmul, size_t at) {
+        for (size_t expert = 0; expert < experts.count; ++expert) {
+            Matmul of_expert = matmul;
+            of_expert.weights = memory + at + expert * matrix_bytes(matmul);
+            projection::place(of_expert);
+        }
+    };
+    place_matrices(experts.gate_up, gate_up_at(experts));
+    place_matrices(experts.down, down_at(experts));
 }
 
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst) {

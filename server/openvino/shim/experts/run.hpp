@@ -55,6 +55,9 @@ inline size_t gate_up_at(const Experts& experts) {
 inline size_t down_at(const Experts& experts) { return gate_up_at(experts) + experts.count * matrix_bytes(experts.gate_up); }
 inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + experts.count * matrix_bytes(experts.down); }
 
+// Moves the weights of each group of threads to its node.
+void place(const Experts& experts, const uint8_t* memory);
+
 // Computes M rows, on the threads of the arena in which it is called. The destination has the shape of the source. A row does
 // not depend on the other rows.
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst);

@@ -201,10 +201,11 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         outputs[1].set_shape(shape);
     }
     const int32_t* adapters = nullptr;
-    const auto* memory = static_cast<const uint8_t*>(inputs[MEMORY].data());
+    const auto* const begin = static_cast<const uint8_t*>(inputs[MEMORY].data());
+    const auto* memory = begin;
+    const bool is_new = prepared_.load(std::memory_order_relaxed) != begin;
     if (has_adapters()) {
-        if (checked_.load(std::memory_order_relaxed) != memory) check_adapters(memory);
-        checked_.store(memory, std::memory_order_relaxed);
+        if (is_new) check_adapters(memory);
         adapters = static_cast<const int32_t*>(inputs.back().data());
         if (std::all_of(adapters, adapters + M, [](int32_t number) { return number == 0; })) adapters = nullptr;
     }
@@ -222,6 +223,7 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         Matmul matmul = stage.matmul;
         if (stage.has_norm) matmul.norm = reinterpret_cast<const float*>(memory);
         matmul.weights = memory + weights_at(stage);
+        if (is_new && num_thread_groups() > 1) place(matmul);
         if (stage.adapter_bytes > 0) matmul.adapters = reinterpret_cast<const LoraAdapter*>(memory + adapters_at(stage));
         memory += memory_bytes(stage);
         const bool adds = matmul.epilogue == Epilogue::residual;
@@ -230,6 +232,7 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
         src = dst;
         if (adds) residual = dst;
     }
+    prepared_.store(begin, std::memory_order_relaxed);
     return true;
 }
 

@@ -75,8 +75,9 @@ private:
     Isa isa_ = Isa::plugin;
     std::vector<Stage> stages_;
     bool to_bf16_ = false, gives_residual_ = false;
-    // The memory whose adapters have been checked. This memory is a constant of the graph, so one check is enough.
-    mutable std::atomic<const uint8_t*> checked_{nullptr};
+    // The memory whose adapters have been checked, and whose weights have been placed. This memory is a constant of the graph,
+    // so once is enough.
+    mutable std::atomic<const uint8_t*> prepared_{nullptr};
 };
 
 // Lets a core read graphs with this operation.

@@ -76,7 +76,45 @@ void multiply_in_parts(const Product& product, size_t parts) {
     });
 }
 
+// Each group of threads multiplies all rows by its blocks. In a group, threads divide the blocks, or with many rows the rows:
+// each thread multiplies those that it owns.
+void multiply_in_groups(const Product& product, const Groups& groups, bool owns_rows, size_t tiles_max) {
+    const Matmul& matmul = product.matmul;
+    const size_t n_blocks = num_n_blocks(matmul), tiles = num_tiles(product.packed), threads = groups.threads;
+    const auto first_block = [&](size_t slot) { return groups.first_block(slot, n_blocks); };
+    // The items of an owner, some of which may be empty: its parts of the tiles, and for each of them its blocks.
+    const size_t threads_min = threads / groups.count, threads_max = div_up(threads, groups.count);
+    const size_t owner_tiles = owns_rows ? div_up(tiles, threads_min) : tiles, part_tiles = std::min(tiles_max, owner_tiles);
+    const size_t owner_blocks = (owns_rows ? n_blocks * threads_max : n_blocks) / threads + 1;
+    const size_t owner_items = div_up(owner_tiles, part_tiles) * owner_blocks;
+    for_each_owned(
+        threads, [&](size_t slot) { return slot * owner_items; }, 1, Threading::parallel,
+        [&](size_t item, size_t slot) {
+            const size_t group = groups.of_slot(slot), first_slot = groups.begin(group), last_slot = groups.begin(group + 1);
+            const size_t members = last_slot - first_slot, member = slot - first_slot;
+            const size_t block = first_block(owns_rows ? first_slot : slot) + item % owner_blocks;
+            const size_t last_block = first_block(owns_rows ? last_slot : slot + 1);
+            const size_t first_tile = owns_rows ? member * tiles / members : 0;
+            const size_t last_tile = owns_rows ? (member + 1) * tiles / members : tiles;
+            const size_t tile = first_tile + item % owner_items / owner_blocks * part_tiles;
+            if (block >= last_block || tile >= last_tile) return;
+            const size_t next = std::min(block + 1, n_blocks - 1);
+            const DstRange range{tile, std::min(last_tile, tile + part_tiles), block, block + 1, next};
+            product.kernels.multiply(matmul, product.packed, range, product.residual, product.dst);
+        });
+}
+
 }  // namespace
+
+void place(const Matmul& matmul) {
+    const Groups groups = Groups::of_arena();
+    const size_t n_blocks = num_n_blocks(matmul), bytes = n_block_bytes(matmul);
+    for (size_t group = 0; group < groups.count; ++group) {
+        const size_t first = groups.first_block(groups.begin(group), n_blocks);
+        const size_t last = groups.first_block(groups.begin(group + 1), n_blocks);
+        place_on_group(matmul.weights + first * bytes, (last - first) * bytes, group);
+    }
+}
 
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
          FloatData dst) {
@@ -112,6 +150,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     const size_t part_tiles =
         std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), owner_tiles);
     const Product product{kernels, matmul, packed, residual, dst};
+    if (num_thread_groups() > 1) return multiply_in_groups(product, Groups::of_arena(), owners > 1, part_tiles);
     const size_t k_parts = M == 1 && num_threads() > 1 ? num_k_parts(kernels, matmul, num_threads()) : 1;
     if (k_parts > 1) return multiply_in_parts(product, k_parts);
     const size_t products = part_tiles * tile_numbers * N_BLOCK;

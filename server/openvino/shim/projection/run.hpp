@@ -5,6 +5,9 @@
 
 namespace ovfleet::projection {
 
+// Moves the weights of each group of threads to its node.
+void place(const Matmul& matmul);
+
 // Packs the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` contains
 // the number of the adapter of each row, or is null if no row has an adapter.
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,

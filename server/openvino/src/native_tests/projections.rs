@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 
-use super::{FloatType, KernelVariant, Random, THREADS, has_real_tiles, on_threads};
+use super::{FloatType, KernelVariant, Random, THREADS, Threads, has_real_tiles, on_threads};
 use crate::cpu::Isa;
 use crate::kernels::PROJECTION_ISAS;
 
@@ -727,12 +727,12 @@ fn results_do_not_depend_on_the_number_of_threads() {
                     let dst = on_threads(threads, || projection.compute(variant, &src, &adapters, &residual));
                     dst.map(|dst| dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
                 };
-                let Some(expected) = bits(1) else { continue };
+                let Some(expected) = bits(Threads::ONE) else { continue };
                 tried += 1;
                 for threads in THREADS {
                     assert!(
                         bits(threads).as_ref() == Some(&expected),
-                        "{variant:?}, K {k}, N {n}, {m} rows, {threads} threads"
+                        "{variant:?}, K {k}, N {n}, {m} rows, {threads:?}"
                     );
                 }
             }

@@ -1,6 +1,6 @@
 //! Compares steps of random composition with the plain computation in every precision, and a prompt in different chunks.
 
-use super::super::{THREADS, on_threads};
+use super::super::{THREADS, Threads, on_threads};
 use super::{Activations, FloatType, KernelVariant, Layer, OtherSequences, Random, tolerance};
 use crate::cpu::Isa;
 use crate::kernels::Precision;
@@ -125,13 +125,10 @@ fn attention_does_not_depend_on_the_number_of_threads() {
                     layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, chunk)
                 })
             };
-            let Some(expected) = output(1) else { continue };
+            let Some(expected) = output(Threads::ONE) else { continue };
             tried += 1;
             for threads in THREADS {
-                assert!(
-                    output(threads).as_ref() == Some(&expected),
-                    "{variant:?}, {kv_cache}, {threads} threads"
-                );
+                assert!(output(threads).as_ref() == Some(&expected), "{variant:?}, {kv_cache}, {threads:?}");
             }
         }
     }
