@@ -78,7 +78,11 @@ impl Scene {
 fn start(arguments: &[&str], port: &str, grpc_port: &str) -> Server {
     let mut command = bare_command().unwrap();
     command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc_port]).args(arguments);
-    command.arg("--model").arg(tests::sample_model()).args(["--model-name", "sim"]);
+    // The real vocabulary has no token for images.
+    if !arguments.contains(&"--sim-images") {
+        command.arg("--model").arg(tests::sample_model());
+    }
+    command.args(["--model-name", "sim"]);
     Server::from_command(&mut command).expect("the server starts")
 }
 
@@ -284,6 +288,54 @@ fn the_chat_streams_and_works_by_keyboard() {
     console.await_expression("a longer prompt", second);
     assert_eq!(console.focused(), "prompt", "a button that is switched off takes the focus along");
     console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn the_chat_sends_images() {
+    let scene = Scene::new(&[SIM.as_slice(), &["--sim-images"]].concat(), &[]);
+    let console = scene.console();
+    let choose = r"(async () => {
+        const canvas = new OffscreenCanvas(20, 10);
+        canvas.getContext('2d').fillRect(0, 0, 10, 10);
+        const chosen = new DataTransfer();
+        chosen.items.add(new File([await canvas.convertToBlob()], 'a black square.png', {type: 'image/png'}));
+        document.querySelector('#images').files = chosen.files;
+    })()";
+    console.page.evaluate(choose).unwrap();
+    console.await_expression("the image", "document.querySelector('#images').files.length === 1");
+    console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
+    console.page.insert_text("What is this?").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_expression("the answer", "says('note').startsWith('First token after')");
+    assert_eq!(console.text("document.querySelector('#chat img').alt"), "a black square.png");
+    assert_eq!(console.text("conversation[0].content.map(part => part.type).join()"), "image_url,text");
+    assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "0");
+    console.screenshot("image").unwrap();
+    // The next question is about the same image, and a question without images is plain text.
+    console.page.insert_text("Are you sure?").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_expression("the second answer", "conversation.length === 4");
+    assert_eq!(console.text("conversation[2].content"), "Are you sure?");
+    console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn a_router_whose_model_reads_no_images_says_so_and_keeps_the_question() {
+    let scene = Scene::new(&SIM, &[]);
+    let console = scene.console();
+    let choose = r"(() => {
+        const chosen = new DataTransfer();
+        chosen.items.add(new File(['x'], 'x.png', {type: 'image/png'}));
+        document.querySelector('#images').files = chosen.files;
+        document.querySelector('#prompt').focus();
+    })()";
+    console.page.evaluate(choose).unwrap();
+    console.page.insert_text("What is this?").unwrap();
+    console.press(&[Key::Enter]);
+    console.await_expression("the error", "says('note').includes('does not read images')");
+    assert_eq!(console.text("document.querySelector('#prompt').value"), "What is this?");
+    assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "1");
+    assert_eq!(console.text("JSON.stringify(conversation)"), "[]");
 }
 
 #[test]
