@@ -286,6 +286,48 @@ def internvl_chat():
     return model, remote_models.InternVLProcessor(tokenizer, config), "<image>"
 
 
+def idefics3(prefix, edge, patch, seed, **parts):
+    special = ["<unk>", "<|im_start|>", "<|im_end|>", "<pad>", "<fake_token_around_image>", "<image>", "<global-img>"]
+    special += ["<end_of_utterance>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))]
+    tokenizer = fast_tokenizer(
+        train_tokenizer(special),
+        unk_token="<unk>",
+        bos_token="<|im_start|>",
+        eos_token="<end_of_utterance>",
+        pad_token="<pad>",
+        additional_special_tokens=special,
+    )
+    # The native attention supports heads of 32 elements.
+    text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, "vocab_size": len(tokenizer)}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "model_type": "llama"}
+    text |= {"pad_token_id": tokenizer.pad_token_id, "tie_word_embeddings": False}
+    vision = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = getattr(transformers, f"{prefix}Config")(
+        vision_config={**vision, "image_size": edge, "patch_size": patch},
+        text_config=text,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    draw_weights(model, 0.5, seed, wide=["connector"])
+    processor = getattr(transformers, f"{prefix}Processor")(
+        image_processor=getattr(transformers, f"{prefix}ImageProcessor")(
+            size={"longest_edge": 2 * edge}, max_image_size={"longest_edge": edge}
+        ),
+        tokenizer=tokenizer,
+        image_seq_len=4,
+        chat_template=CHATML.replace("IMAGE", "<image>"),
+        **parts,
+    )
+    return model, processor, "<image>"
+
+
+def smolvlm():
+    return idefics3("SmolVLM", 64, 16, seed=17, video_processor=transformers.SmolVLMVideoProcessor())
+
+
 FAMILIES = {
     "llava": llava,
     "gemma3": gemma3,
@@ -293,6 +335,8 @@ FAMILIES = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
     "internvl_chat": internvl_chat,
+    "idefics3": lambda: idefics3("Idefics3", 56, 14, seed=8),
+    "smolvlm": smolvlm,
 }
 
 

@@ -103,11 +103,13 @@ fn family(config: &Value) -> Result<ModelFamily, Error> {
             | ModelFamily::InternVl
             | ModelFamily::Qwen2Vl
             | ModelFamily::Qwen2_5Vl
-            | ModelFamily::Qwen3Vl),
+            | ModelFamily::Qwen3Vl
+            | ModelFamily::Idefics3
+            | ModelFamily::SmolVlm),
         ) => Ok(family),
         _ => Err(Error::Unsupported(format!(
             "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
-             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl"
+             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm"
         ))),
     }
 }

@@ -3,18 +3,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use server_images::{EncoderInputs, ModelFamily};
+use openvino_sys::ov_element_type_e as ElementType;
+use server_images::{EncoderInputs, MaskedTiles, ModelFamily, Tensor as ImageTensor};
 
 use super::files::VisionFiles;
 use super::qwen::{MergerAttention, QwenModels};
 use crate::compiled_graph::CompiledGraph;
-use crate::runtime::{Core, Model};
+use crate::runtime::{Core, Flag, Model};
 use crate::{Error, shim};
 
 /// The compiled models of an encoder.
 pub(super) enum EncoderModels {
     /// One model reads the pixels of tiles and returns the features.
     Tiles(CompiledGraph),
+    /// One model reads tiles whose patches can be masked, and returns the features.
+    MaskedTiles(CompiledGraph),
     /// The models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     Qwen(QwenModels),
 }
@@ -49,6 +52,7 @@ impl EncoderModels {
                     attention: if replaced > 0 { MergerAttention::Windows } else { MergerAttention::Masks },
                 })
             }
+            ModelFamily::Idefics3 | ModelFamily::SmolVlm => Self::MaskedTiles(vision),
             _ => Self::Tiles(vision),
         })
     }
@@ -56,13 +60,13 @@ impl EncoderModels {
     /// Number of values in a row of the encoder's output.
     pub(super) fn width(&self) -> Result<usize, Error> {
         let width = match self {
-            Self::Tiles(graph) => graph.row_values()?,
+            Self::Tiles(graph) | Self::MaskedTiles(graph) => graph.row_values()?,
             Self::Qwen(models) => models.width()?,
         };
         width.ok_or_else(|| Error::Unsupported("the size of its image features is not static".to_owned()))
     }
 
-    /// Returns the rows of the output for an image, one after the other.
+    /// Returns the rows of the encoder's output for an image, one after the other.
     pub(super) fn encode(&mut self, inputs: &EncoderInputs) -> Result<Vec<f32>, Error> {
         match (self, inputs) {
             (Self::Tiles(graph), EncoderInputs::Tiles(pixels)) => {
@@ -70,8 +74,30 @@ impl EncoderModels {
                 graph.request.infer()?;
                 Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
             }
+            (Self::MaskedTiles(graph), EncoderInputs::MaskedTiles(tiles)) => {
+                let MaskedTiles { pixel_values, patch_attention_mask, patch_position_ids } = tiles;
+                graph.set_values("pixel_values", pixel_values.shape(), pixel_values.values())?;
+                set_mask(graph, "patch_attention_mask", patch_attention_mask)?;
+                let positions = patch_position_ids;
+                graph.set_values("patch_position_ids", positions.shape(), positions.values())?;
+                graph.request.infer()?;
+                Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
+            }
             (Self::Qwen(models), EncoderInputs::Qwen(patches)) => models.encode(patches),
             _ => Err(Error::runtime("encode an image", "the image was prepared for another model")),
         }
+    }
+}
+
+/// Binds a mask to an input, which is boolean or a number.
+fn set_mask(graph: &mut CompiledGraph, input: &str, mask: &ImageTensor<bool>) -> Result<(), Error> {
+    let ports = graph.compiled.inputs()?;
+    let is_number = ports.iter().any(|port| port.name == input && port.element == ElementType::F32);
+    if is_number {
+        let numbers: Vec<f32> = mask.values().iter().map(|is_valid| f32::from(u8::from(*is_valid))).collect();
+        graph.set_values(input, mask.shape(), &numbers)
+    } else {
+        let flags: Vec<Flag> = mask.values().iter().map(|is_valid| Flag::from(*is_valid)).collect();
+        graph.set_values(input, mask.shape(), &flags)
     }
 }
