@@ -319,4 +319,5 @@ families! {
     internvl_answers_like_the_published_model: "internvl_chat",
     idefics3_answers_like_transformers: "idefics3",
     smolvlm_answers_like_transformers: "smolvlm",
+    llava_next_answers_like_transformers: "llava_next",
 }

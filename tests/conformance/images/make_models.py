@@ -328,6 +328,47 @@ def smolvlm():
     return idefics3("SmolVLM", 64, 16, seed=17, video_processor=transformers.SmolVLMVideoProcessor())
 
 
+def llava_next():
+    special = ["<unk>", "<s>", "</s>", "<image>", "<pad>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = fast_tokenizer(
+        train_tokenizer(special, bos="<s>"),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+    )
+    pinpoints = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            image_size=56,
+            patch_size=14,
+            projection_dim=64,
+        ),
+        # The native attention supports heads of this size.
+        text_config=transformers.LlamaConfig(**{**TEXT, "head_dim": 32}, vocab_size=len(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=pinpoints,
+    )
+    model = transformers.LlavaNextForConditionalGeneration(config)
+    draw_weights(model, 0.5, 13, wide=["multi_modal_projector.linear_2"])
+    processor = transformers.LlavaNextProcessor(
+        image_processor=transformers.LlavaNextImageProcessor(
+            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=pinpoints
+        ),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHATML.replace("IMAGE", "<image>\n"),
+    )
+    return model, processor, "<image>"
+
+
 FAMILIES = {
     "llava": llava,
     "gemma3": gemma3,
@@ -337,6 +378,7 @@ FAMILIES = {
     "internvl_chat": internvl_chat,
     "idefics3": lambda: idefics3("Idefics3", 56, 14, seed=8),
     "smolvlm": smolvlm,
+    "llava_next": llava_next,
 }
 
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::thread::available_parallelism;
 
 use server_engine::{ImageEncoder, ImageFeatures, ImageInput, RunError, SleepLevel};
-use server_images::{EncoderInputs, FeatureRow};
+use server_images::{EncoderInputs, FeatureRow, LearnedRows};
 
 use super::files::VisionFiles;
 use super::models::EncoderModels;
@@ -62,6 +62,7 @@ pub struct OpenVinoImageEncoder {
     files: VisionFiles,
     report: EncoderReport,
     width: usize,
+    learned_rows: LearnedRows,
 }
 
 /// Loads the image encoder of the model of `config`. `None` if it is not a vision-language model.
@@ -80,7 +81,12 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     };
     let models = EncoderModels::load(&files, &report.device, &report.properties())?;
     let width = models.width()?;
-    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, width }))
+    let learned_rows = files.learned_rows()?;
+    if let Some(row) = learned_rows.row_end.as_ref().filter(|row| row.len() != width) {
+        let message = format!("a learned row in its config.json has {} values instead of {width}", row.len());
+        return Err(Error::Unsupported(message));
+    }
+    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, width, learned_rows }))
 }
 
 impl OpenVinoImageEncoder {
@@ -101,7 +107,7 @@ impl OpenVinoImageEncoder {
         let rows = models.encode(&image.inputs)?;
         match &image.feature_rows {
             None => Ok(rows),
-            Some(order) => reordered(&rows, order, self.width),
+            Some(order) => reordered(&rows, order, self.width, &self.learned_rows),
         }
     }
 }
@@ -135,13 +141,19 @@ impl ImageEncoder for OpenVinoImageEncoder {
     }
 }
 
-/// The rows in the order in which the image tokens read them.
-fn reordered(rows: &[f32], order: &[FeatureRow], width: usize) -> Result<Vec<f32>, Error> {
+/// The rows in the order in which the image tokens read them, with learned rows between them.
+fn reordered(
+    rows: &[f32],
+    order: &[FeatureRow],
+    width: usize,
+    learned: &LearnedRows,
+) -> Result<Vec<f32>, Error> {
     let mut ordered = Vec::with_capacity(order.len() * width);
     for row in order {
         let values = match row {
             FeatureRow::Encoder(row) => rows.get(*row as usize * width..(*row as usize + 1) * width),
-            FeatureRow::RowEnd | FeatureRow::GlobalSeparator => None,
+            FeatureRow::RowEnd => learned.row_end.as_deref(),
+            FeatureRow::GlobalSeparator => learned.global_separator.as_deref(),
         };
         let values = values.ok_or_else(|| {
             Error::runtime("encode an image", &format!("the encoder has no row for {row:?}"))
@@ -159,8 +171,12 @@ mod tests {
     fn image_tokens_read_rows_in_any_order() {
         let rows = [1.0, 2.0, 3.0, 4.0];
         let order = [FeatureRow::Encoder(1), FeatureRow::Encoder(0), FeatureRow::Encoder(1)];
-        assert_eq!(reordered(&rows, &order, 2).unwrap(), [3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
-        assert!(reordered(&rows, &[FeatureRow::Encoder(2)], 2).is_err());
-        assert!(reordered(&rows, &[FeatureRow::RowEnd], 2).is_err());
+        let learned = LearnedRows { row_end: Some(vec![5.0, 6.0]), global_separator: None };
+        let reordered = |order: &[FeatureRow]| reordered(&rows, order, 2, &learned);
+        assert_eq!(reordered(&order).unwrap(), [3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
+        let order = [FeatureRow::Encoder(1), FeatureRow::RowEnd];
+        assert_eq!(reordered(&order).unwrap(), [3.0, 4.0, 5.0, 6.0]);
+        assert!(reordered(&[FeatureRow::Encoder(2)]).is_err());
+        assert!(reordered(&[FeatureRow::GlobalSeparator]).is_err());
     }
 }

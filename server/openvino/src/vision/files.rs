@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use server_images::ModelFamily;
+use server_images::{ImageProcessor, LearnedRows, ModelFamily};
 
 use crate::Error;
 
@@ -64,6 +64,20 @@ impl VisionFiles {
         self.folder.join("openvino_vision_embeddings_pos_model.xml")
     }
 
+    /// The learned rows between those of the encoder.
+    ///
+    /// # Errors
+    /// The configuration of the image processor is missing or invalid.
+    pub(crate) fn learned_rows(&self) -> Result<LearnedRows, Error> {
+        if self.family != ModelFamily::LlavaNext {
+            return Ok(LearnedRows::default());
+        }
+        let processor = ImageProcessor::load(&self.folder);
+        let processor = processor
+            .map_err(|error| Error::Unsupported(format!("its image processor cannot be loaded: {error}")))?;
+        Ok(processor.learned_rows().clone())
+    }
+
     /// All files whose content affects the output of the model.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let mut models = vec![self.language_model(), self.text_embeddings(), self.vision_embeddings()];
@@ -105,11 +119,12 @@ fn family(config: &Value) -> Result<ModelFamily, Error> {
             | ModelFamily::Qwen2_5Vl
             | ModelFamily::Qwen3Vl
             | ModelFamily::Idefics3
-            | ModelFamily::SmolVlm),
+            | ModelFamily::SmolVlm
+            | ModelFamily::LlavaNext),
         ) => Ok(family),
         _ => Err(Error::Unsupported(format!(
             "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
-             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm"
+             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm, llava_next"
         ))),
     }
 }
