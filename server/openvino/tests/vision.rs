@@ -320,4 +320,5 @@ families! {
     idefics3_answers_like_transformers: "idefics3",
     smolvlm_answers_like_transformers: "smolvlm",
     llava_next_answers_like_transformers: "llava_next",
+    minicpmv_answers_like_the_published_model: "minicpmv",
 }

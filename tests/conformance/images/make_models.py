@@ -369,6 +369,36 @@ def llava_next():
     return model, processor, "<image>"
 
 
+def minicpmv():
+    special = ["<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "</image>", "<slice>", "</slice>"]
+    special += ["<image_id>", "</image_id>"]
+    tokenizer = Qwen2TokenizerFast(
+        tokenizer_object=train_tokenizer(special),
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=special,
+        chat_template=CHATML.replace("IMAGE", "(<image>./</image>)\n"),
+    )
+    text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, "vocab_size": len(tokenizer)}
+    # The native attention supports heads of 32 elements.
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=980,
+        patch_size=14,
+        vision_use_head=False,
+    )
+    config = remote_models.MiniCPMVConfig(vision_config=vision, **text)
+    config.text_options, config.image_token_id = text, tokenizer.convert_tokens_to_ids("<unk>")
+    model = remote_models.MiniCPMV(config)
+    draw_weights(model, 0.5, 11, wide=["resampler.proj"])
+    return model, remote_models.MiniCPMVProcessor(tokenizer, config), "(<image>./</image>)"
+
+
 FAMILIES = {
     "llava": llava,
     "gemma3": gemma3,
@@ -379,6 +409,7 @@ FAMILIES = {
     "idefics3": lambda: idefics3("Idefics3", 56, 14, seed=8),
     "smolvlm": smolvlm,
     "llava_next": llava_next,
+    "minicpmv": minicpmv,
 }
 
 
@@ -478,7 +509,7 @@ def make(name, folder):
     model, processor, marker = FAMILIES[name]()
     model = model.eval()
     # No token ends an answer.
-    for part in (model, getattr(model, "language_model", model)):
+    for part in (model, getattr(model, "language_model", model), getattr(model, "llm", model)):
         if part.generation_config is not None:
             part.generation_config.eos_token_id = None
     original, exported = folder / f"{name}-torch", folder / name

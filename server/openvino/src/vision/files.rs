@@ -64,6 +64,11 @@ impl VisionFiles {
         self.folder.join("openvino_vision_embeddings_pos_model.xml")
     }
 
+    /// The model that resamples the features of a slice (MiniCPM-V).
+    pub(crate) fn resampler(&self) -> PathBuf {
+        self.folder.join("openvino_resampler_model.xml")
+    }
+
     /// The learned rows between those of the encoder.
     ///
     /// # Errors
@@ -84,6 +89,7 @@ impl VisionFiles {
         match self.family {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl => models.push(self.merger()),
             ModelFamily::Qwen3Vl => models.extend([self.merger(), self.patch_positions()]),
+            ModelFamily::MiniCpmV => models.push(self.resampler()),
             _ => {}
         }
         models.into_iter().flat_map(|model| [model.with_extension("bin"), model]).collect()
@@ -120,11 +126,12 @@ fn family(config: &Value) -> Result<ModelFamily, Error> {
             | ModelFamily::Qwen3Vl
             | ModelFamily::Idefics3
             | ModelFamily::SmolVlm
-            | ModelFamily::LlavaNext),
+            | ModelFamily::LlavaNext
+            | ModelFamily::MiniCpmV),
         ) => Ok(family),
         _ => Err(Error::Unsupported(format!(
             "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
-             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm, llava_next"
+             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm, llava_next, minicpmv"
         ))),
     }
 }
@@ -177,6 +184,8 @@ mod tests {
         let message = refusal(r#"{"model_type": "phi3_v"}"#, &TILES);
         assert!(message.contains(r#""phi3_v" are not supported"#), "{message}");
         assert!(refusal("{", &TILES).contains("not valid JSON"));
+        let message = refusal(r#"{"model_type": "minicpmv"}"#, &TILES);
+        assert!(message.contains("openvino_resampler_model.bin"), "{message}");
         let qwen3 = r#"{"model_type": "qwen3_vl"}"#;
         assert!(refusal(qwen3, &TILES).contains("vision_config.deepstack_visual_indexes"));
         let qwen3 = r#"{"model_type": "qwen3_vl", "vision_config": {"deepstack_visual_indexes": [0, 1]}}"#;

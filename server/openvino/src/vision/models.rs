@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use openvino_sys::ov_element_type_e as ElementType;
-use server_images::{EncoderInputs, MaskedTiles, ModelFamily, Tensor as ImageTensor};
+use server_images::{EncoderInputs, MaskedTiles, ModelFamily, ResamplerSlice, Tensor as ImageTensor};
 
 use super::files::VisionFiles;
 use super::qwen::{MergerAttention, QwenModels};
@@ -18,6 +18,8 @@ pub(super) enum EncoderModels {
     Tiles(CompiledGraph),
     /// One model reads tiles whose patches can be masked, and returns the features.
     MaskedTiles(CompiledGraph),
+    /// The models of MiniCPM-V: one encodes a slice, and one resamples it to a fixed number of features.
+    Slices { vision: CompiledGraph, resampler: CompiledGraph },
     /// The models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     Qwen(QwenModels),
 }
@@ -53,6 +55,7 @@ impl EncoderModels {
                 })
             }
             ModelFamily::Idefics3 | ModelFamily::SmolVlm => Self::MaskedTiles(vision),
+            ModelFamily::MiniCpmV => Self::Slices { vision, resampler: graph(&files.resampler())? },
             _ => Self::Tiles(vision),
         })
     }
@@ -61,6 +64,7 @@ impl EncoderModels {
     pub(super) fn width(&self) -> Result<usize, Error> {
         let width = match self {
             Self::Tiles(graph) | Self::MaskedTiles(graph) => graph.row_values()?,
+            Self::Slices { resampler, .. } => resampler.row_values()?,
             Self::Qwen(models) => models.width()?,
         };
         width.ok_or_else(|| Error::Unsupported("the size of its image features is not static".to_owned()))
@@ -83,10 +87,39 @@ impl EncoderModels {
                 graph.request.infer()?;
                 Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
             }
+            (Self::Slices { vision, resampler }, EncoderInputs::Slices(slices)) => {
+                let mut rows = Vec::new();
+                for slice in slices {
+                    encode_slice(vision, resampler, slice, &mut rows)?;
+                }
+                Ok(rows)
+            }
             (Self::Qwen(models), EncoderInputs::Qwen(patches)) => models.encode(patches),
             _ => Err(Error::runtime("encode an image", "the image was prepared for another model")),
         }
     }
+}
+
+/// Encodes a slice of MiniCPM-V, and appends its features to `rows`.
+fn encode_slice(
+    vision: &mut CompiledGraph,
+    resampler: &mut CompiledGraph,
+    slice: &ResamplerSlice,
+    rows: &mut Vec<f32>,
+) -> Result<(), Error> {
+    let ResamplerSlice { pixel_values, patch_attention_mask, position_ids, pos_embed, key_padding_mask } =
+        slice;
+    vision.set_values("pixel_values", pixel_values.shape(), pixel_values.values())?;
+    set_mask(vision, "patch_attention_mask", patch_attention_mask)?;
+    vision.set_values("position_ids", position_ids.shape(), position_ids.values())?;
+    vision.request.infer()?;
+    // The output of one model is the input of the other, without a copy.
+    resampler.request.set("image_feature", &vision.request.output_at(0)?)?;
+    resampler.set_values("pos_embed", pos_embed.shape(), pos_embed.values())?;
+    resampler.set_values("key_padding_mask", key_padding_mask.shape(), key_padding_mask.values())?;
+    resampler.request.infer()?;
+    rows.extend_from_slice(resampler.request.output_at(0)?.values::<f32>()?);
+    Ok(())
 }
 
 /// Binds a mask to an input, which is boolean or a number.
