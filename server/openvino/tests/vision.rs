@@ -217,11 +217,11 @@ fn start(folder: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
         max_itl: None,
         max_num_seqs: 8,
         max_queue: 64,
-        max_model_len: 512,
+        max_model_len: 2048,
         prefix_caching: true,
         kv_eviction_tokens: None,
     };
-    let encoder = EncoderConfig { encoder: Box::new(encoder), cache_bytes: 1 << 20 };
+    let encoder = EncoderConfig { encoder: Box::new(encoder), cache_bytes: 4 << 20 };
     let options = EngineOptions { encoder: Some(encoder), ..EngineOptions::default() };
     let encoded = Arc::new(AtomicU32::new(0));
     let counter = Arc::clone(&encoded);
@@ -321,4 +321,5 @@ families! {
     smolvlm_answers_like_transformers: "smolvlm",
     llava_next_answers_like_transformers: "llava_next",
     minicpmv_answers_like_the_published_model: "minicpmv",
+    phi4_multimodal_answers_like_transformers: "phi4_multimodal",
 }

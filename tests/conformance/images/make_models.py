@@ -4,7 +4,8 @@
 
 For each family, FOLDER/FAMILY is the exported model, and FOLDER/FAMILY/reference has cases for tests: `cases.json` has
 the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token; the other
-files are the images. requirements.txt lists the versions with which the models are made.
+files are the images. requirements.txt lists the versions with which the models are made. Phi-4-multimodal needs another
+version of transformers (requirements-phi.txt) and is made only if it is named.
 """
 
 import json
@@ -399,6 +400,46 @@ def minicpmv():
     return model, remote_models.MiniCPMVProcessor(tokenizer, config), "(<image>./</image>)"
 
 
+def phi4_multimodal():
+    """transformers 4.53.3 makes this model, because optimum-intel supports no later version for it."""
+    special = ["<|endoftext|>", "<|endoftext10|>", "<|endoftext11|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    names = {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}
+    tokenizer = transformers.GPT2TokenizerFast(
+        tokenizer_object=train_tokenizer(special),
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=names,
+    )
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    vision = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    # The exporter traces the audio encoder with 1024 channels.
+    audio = {"hidden_size": 1024, "intermediate_size": 64, "num_blocks": 1, "num_attention_heads": 4}
+    audio |= {"ext_pw_out_channel": 1024, "depthwise_seperable_out_channel": 1024, "nemo_conv_channels": 64}
+    text = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    # The native attention supports heads of 32 elements.
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
+    special_ids = {name: tokenizer.pad_token_id for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = transformers.Phi4MultimodalConfig(
+        vision_config={**vision, "image_token_id": ids["image_token"]},
+        audio_config={**audio, "audio_token_id": ids["audio_token"]},
+        **text,
+        **special_ids,
+    )
+    model = transformers.Phi4MultimodalForCausalLM(config)
+    draw_weights(model, 0.5, 12, wide=["img_projection_down"])
+    # With PyTorch's attention, transformers makes the attention of patches causal if no patch is masked. The exported
+    # model never does.
+    model.model.embed_tokens_extend.image_embed.img_processor.config._attn_implementation = "eager"
+    processor = transformers.Phi4MultimodalProcessor(
+        image_processor=transformers.Phi4MultimodalImageProcessorFast(),
+        audio_processor=transformers.Phi4MultimodalFeatureExtractor(),
+        tokenizer=tokenizer,
+    )
+    return model, processor, "<|endoftext10|>"
+
+
 FAMILIES = {
     "llava": llava,
     "gemma3": gemma3,
@@ -410,6 +451,7 @@ FAMILIES = {
     "smolvlm": smolvlm,
     "llava_next": llava_next,
     "minicpmv": minicpmv,
+    "phi4_multimodal": phi4_multimodal,
 }
 
 
@@ -527,6 +569,6 @@ def make(name, folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for family in sys.argv[2:] or FAMILIES:
+    for family in sys.argv[2:] or [name for name in FAMILIES if name != "phi4_multimodal"]:
         print(family)
         make(family, folder)

@@ -7,7 +7,7 @@ use server_engine::{ImageEncoder, ImageFeatures, ImageInput, RunError, SleepLeve
 use server_images::{EncoderInputs, FeatureRow, LearnedRows};
 
 use super::files::VisionFiles;
-use super::models::EncoderModels;
+use super::models::{EncoderModels, RowWidths};
 use crate::config::Config;
 use crate::{Error, memory};
 
@@ -61,7 +61,7 @@ pub struct OpenVinoImageEncoder {
     models: Option<EncoderModels>,
     files: VisionFiles,
     report: EncoderReport,
-    width: usize,
+    widths: RowWidths,
     learned_rows: LearnedRows,
 }
 
@@ -80,13 +80,19 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
         threads,
     };
     let models = EncoderModels::load(&files, &report.device, &report.properties())?;
-    let width = models.width()?;
+    let widths = models.widths()?;
     let learned_rows = files.learned_rows()?;
-    if let Some(row) = learned_rows.row_end.as_ref().filter(|row| row.len() != width) {
-        let message = format!("a learned row in its config.json has {} values instead of {width}", row.len());
-        return Err(Error::Unsupported(message));
+    for row in [&learned_rows.row_end, &learned_rows.global_separator].into_iter().flatten() {
+        if row.len() != widths.encoded {
+            let message = format!(
+                "a learned row in its config.json has {} values instead of {}",
+                row.len(),
+                widths.encoded
+            );
+            return Err(Error::Unsupported(message));
+        }
     }
-    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, width, learned_rows }))
+    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, widths, learned_rows }))
 }
 
 impl OpenVinoImageEncoder {
@@ -105,16 +111,18 @@ impl OpenVinoImageEncoder {
             )?),
         };
         let rows = models.encode(&image.inputs)?;
-        match &image.feature_rows {
-            None => Ok(rows),
-            Some(order) => reordered(&rows, order, self.width, &self.learned_rows),
-        }
+        let width = self.widths.encoded;
+        let rows = match &image.feature_rows {
+            None => rows,
+            Some(order) => reordered(&rows, order, width, &self.learned_rows)?,
+        };
+        models.project(rows, width)
     }
 }
 
 impl ImageEncoder for OpenVinoImageEncoder {
     fn width(&self) -> usize {
-        self.width
+        self.widths.projected
     }
 
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError> {
@@ -123,14 +131,14 @@ impl ImageEncoder for OpenVinoImageEncoder {
         let content =
             content.ok_or_else(|| failed("the image was prepared for another encoder".to_owned()))?;
         let values = self.encode_image(content).map_err(|error| failed(error.chain()))?;
-        if !values.len().is_multiple_of(self.width) {
+        if !values.len().is_multiple_of(self.widths.projected) {
             return Err(failed(format!(
                 "the encoder returned {} values for rows of {}",
                 values.len(),
-                self.width
+                self.widths.projected
             )));
         }
-        Ok(ImageFeatures::new(values, self.width))
+        Ok(ImageFeatures::new(values, self.widths.projected))
     }
 
     fn sleep(&mut self, level: SleepLevel) {

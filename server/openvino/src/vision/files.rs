@@ -69,12 +69,17 @@ impl VisionFiles {
         self.folder.join("openvino_resampler_model.xml")
     }
 
+    /// The model that projects features and learned rows to embeddings (Phi-4-multimodal).
+    pub(crate) fn projection(&self) -> PathBuf {
+        self.folder.join("openvino_vision_projection_model.xml")
+    }
+
     /// The learned rows between those of the encoder.
     ///
     /// # Errors
     /// The configuration of the image processor is missing or invalid.
     pub(crate) fn learned_rows(&self) -> Result<LearnedRows, Error> {
-        if self.family != ModelFamily::LlavaNext {
+        if !matches!(self.family, ModelFamily::LlavaNext | ModelFamily::Phi4Multimodal) {
             return Ok(LearnedRows::default());
         }
         let processor = ImageProcessor::load(&self.folder);
@@ -90,6 +95,7 @@ impl VisionFiles {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl => models.push(self.merger()),
             ModelFamily::Qwen3Vl => models.extend([self.merger(), self.patch_positions()]),
             ModelFamily::MiniCpmV => models.push(self.resampler()),
+            ModelFamily::Phi4Multimodal => models.push(self.projection()),
             _ => {}
         }
         models.into_iter().flat_map(|model| [model.with_extension("bin"), model]).collect()
@@ -116,24 +122,12 @@ fn read_config(folder: &Path) -> Result<Value, Error> {
 /// The family of the model, which must be supported.
 fn family(config: &Value) -> Result<ModelFamily, Error> {
     let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    match ModelFamily::from_model_type(model_type) {
-        Some(
-            family @ (ModelFamily::Llava
-            | ModelFamily::Gemma3
-            | ModelFamily::InternVl
-            | ModelFamily::Qwen2Vl
-            | ModelFamily::Qwen2_5Vl
-            | ModelFamily::Qwen3Vl
-            | ModelFamily::Idefics3
-            | ModelFamily::SmolVlm
-            | ModelFamily::LlavaNext
-            | ModelFamily::MiniCpmV),
-        ) => Ok(family),
-        _ => Err(Error::Unsupported(format!(
-            "vision-language models of the type {model_type:?} are not supported; supported: llava, gemma3, \
-             internvl_chat, qwen2_vl, qwen2_5_vl, qwen3_vl, idefics3, smolvlm, llava_next, minicpmv"
-        ))),
-    }
+    ModelFamily::from_model_type(model_type).ok_or_else(|| {
+        let supported = ModelFamily::ALL.map(ModelFamily::model_type).join(", ");
+        Error::Unsupported(format!(
+            "vision-language models of the type {model_type:?} are not supported; supported: {supported}"
+        ))
+    })
 }
 
 /// Number of layers that read rows of images.
@@ -184,8 +178,12 @@ mod tests {
         let message = refusal(r#"{"model_type": "phi3_v"}"#, &TILES);
         assert!(message.contains(r#""phi3_v" are not supported"#), "{message}");
         assert!(refusal("{", &TILES).contains("not valid JSON"));
-        let message = refusal(r#"{"model_type": "minicpmv"}"#, &TILES);
-        assert!(message.contains("openvino_resampler_model.bin"), "{message}");
+        for (family, file) in [("minicpmv", "resampler"), ("phi4_multimodal", "vision_projection")] {
+            let config = format!(r#"{{"model_type": "{family}"}}"#);
+            assert!(refusal(&config, &TILES).contains(&format!("openvino_{file}_model.bin")));
+            let complete = folder(&config, &[&TILES[..], &[file]].concat());
+            assert_eq!(VisionFiles::find(complete.path()).unwrap().unwrap().paths().len(), 8);
+        }
         let qwen3 = r#"{"model_type": "qwen3_vl"}"#;
         assert!(refusal(qwen3, &TILES).contains("vision_config.deepstack_visual_indexes"));
         let qwen3 = r#"{"model_type": "qwen3_vl", "vision_config": {"deepstack_visual_indexes": [0, 1]}}"#;

@@ -18,6 +18,9 @@ pub(super) enum EncoderModels {
     Tiles(CompiledGraph),
     /// One model reads tiles whose patches can be masked, and returns the features.
     MaskedTiles(CompiledGraph),
+    /// The models of Phi-4-multimodal: one encodes tiles like `MaskedTiles`, and one projects the rows of an image,
+    /// learned rows included, to embeddings.
+    ProjectedTiles { tiles: CompiledGraph, projection: CompiledGraph },
     /// The models of MiniCPM-V: one encodes a slice, and one resamples it to a fixed number of features.
     Slices { vision: CompiledGraph, resampler: CompiledGraph },
     /// The models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
@@ -55,19 +58,33 @@ impl EncoderModels {
                 })
             }
             ModelFamily::Idefics3 | ModelFamily::SmolVlm => Self::MaskedTiles(vision),
+            ModelFamily::Phi4Multimodal => {
+                Self::ProjectedTiles { tiles: vision, projection: graph(&files.projection())? }
+            }
             ModelFamily::MiniCpmV => Self::Slices { vision, resampler: graph(&files.resampler())? },
-            _ => Self::Tiles(vision),
+            ModelFamily::Gemma3 | ModelFamily::Llava | ModelFamily::LlavaNext | ModelFamily::InternVl => {
+                Self::Tiles(vision)
+            }
         })
     }
 
-    /// Number of values in a row of the encoder's output.
-    pub(super) fn width(&self) -> Result<usize, Error> {
-        let width = match self {
-            Self::Tiles(graph) | Self::MaskedTiles(graph) => graph.row_values()?,
+    /// Number of values in the rows that `encode` returns, and in those that `project` returns.
+    pub(super) fn widths(&self) -> Result<RowWidths, Error> {
+        let encoded = match self {
+            Self::Tiles(graph) | Self::MaskedTiles(graph) | Self::ProjectedTiles { tiles: graph, .. } => {
+                graph.row_values()?
+            }
             Self::Slices { resampler, .. } => resampler.row_values()?,
             Self::Qwen(models) => models.width()?,
         };
-        width.ok_or_else(|| Error::Unsupported("the size of its image features is not static".to_owned()))
+        let projected = match self {
+            Self::ProjectedTiles { projection, .. } => projection.row_values()?,
+            _ => encoded,
+        };
+        match (encoded, projected) {
+            (Some(encoded), Some(projected)) => Ok(RowWidths { encoded, projected }),
+            _ => Err(Error::Unsupported("the size of its image features is not static".to_owned())),
+        }
     }
 
     /// Returns the rows of the encoder's output for an image, one after the other.
@@ -78,7 +95,10 @@ impl EncoderModels {
                 graph.request.infer()?;
                 Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
             }
-            (Self::MaskedTiles(graph), EncoderInputs::MaskedTiles(tiles)) => {
+            (
+                Self::MaskedTiles(graph) | Self::ProjectedTiles { tiles: graph, .. },
+                EncoderInputs::MaskedTiles(tiles),
+            ) => {
                 let MaskedTiles { pixel_values, patch_attention_mask, patch_position_ids } = tiles;
                 graph.set_values("pixel_values", pixel_values.shape(), pixel_values.values())?;
                 set_mask(graph, "patch_attention_mask", patch_attention_mask)?;
@@ -98,6 +118,23 @@ impl EncoderModels {
             _ => Err(Error::runtime("encode an image", "the image was prepared for another model")),
         }
     }
+
+    /// Turns the rows of an image, of `width` values each, into embeddings of the language model.
+    pub(super) fn project(&mut self, rows: Vec<f32>, width: usize) -> Result<Vec<f32>, Error> {
+        let Self::ProjectedTiles { projection, .. } = self else { return Ok(rows) };
+        projection.set_values("input", &[1, rows.len() / width, width], &rows)?;
+        projection.request.infer()?;
+        Ok(projection.request.output_at(0)?.values::<f32>()?.to_vec())
+    }
+}
+
+/// Number of values in the rows of an image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowWidths {
+    /// Before the projection, if there is one.
+    pub(super) encoded: usize,
+    /// In the order of the image tokens.
+    pub(super) projected: usize,
 }
 
 /// Encodes a slice of MiniCPM-V, and appends its features to `rows`.
