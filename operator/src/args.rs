@@ -95,7 +95,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", default_value = "ovfleet-operator", help_heading = "Leader")]
     pub lease_name: String,
 
-    /// Time in which the leader must renew the Lease.
+    /// Time within which the leader must renew the Lease.
     ///
     /// Beyond it: another operator becomes the leader, and the former leader exits with an error.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = duration, help_heading = "Leader")]
@@ -116,8 +116,8 @@ pub struct RunArgs {
     )]
     pub load_interval: Duration,
 
-    /// Number of resources whose pods are replaced at the same time after an upgrade of the operator, because the new
-    /// version has other default images or renders pods differently.
+    /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator, because
+    /// the new version has other default images or renders pods differently.
     ///
     /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
     /// the others.
@@ -134,7 +134,7 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Network")]
     pub ip_family: IpFamily,
 
-    /// Number of resources that are reconciled at the same time.
+    /// Maximum number of resources that are reconciled at the same time.
     ///
     /// Beyond it: the other resources wait.
     #[arg(
@@ -155,11 +155,12 @@ pub struct RunArgs {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args(env_with_prefix("OVFLEET_OPERATOR_LOCAL_")))]
 pub struct LocalArgs {
-    /// File with the LLMDeployment, as for kubectl.
+    /// File that contains the LLMDeployment, in the format that kubectl accepts.
     #[arg(long, short = 'f', value_name = "PATH")]
     pub file: PathBuf,
 
-    /// Path of the model on this machine. It overrides the source, and is required if the source is pvc or oci.
+    /// Path of the model on this machine. It overrides the source of the model, and is required if that source
+    /// is pvc or oci.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
@@ -184,7 +185,7 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// Directory with the credentials for downloads: one file for each key of the Secret.
+    /// Directory with the credentials for downloads, with one file for each key of the Secret.
     #[arg(long, value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
@@ -192,11 +193,11 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// Path of the server's executable. Default: the one in the directory of this executable, or in PATH.
+    /// Path of the server's executable. Default: the executable in the directory of this program, or in PATH.
     #[arg(long, value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// Path of the router's executable. Default: the one in the directory of this executable, or in PATH.
+    /// Path of the router's executable. Default: the executable in the directory of this program, or in PATH.
     #[arg(long, value_name = "PATH")]
     pub router: Option<PathBuf>,
 }
@@ -220,7 +221,7 @@ pub enum IpFamily {
     Auto,
     /// Pods listen on IPv4 only.
     Ipv4,
-    /// Pods listen on IPv6, and in dual-stack clusters on IPv4 too.
+    /// Pods listen on IPv6, and also on IPv4 in dual-stack clusters.
     Ipv6,
 }
 

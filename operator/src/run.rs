@@ -31,7 +31,7 @@ use process::trace::Tracer;
 
 /// The interval at which the operator checks for the custom resource definition if it may not watch definitions.
 const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
-/// Time in which the operator finishes its work after SIGTERM or SIGINT.
+/// Time within which the operator must finish its work after SIGTERM or SIGINT.
 ///
 /// Beyond it: the work is canceled, and the process exits with an error.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);

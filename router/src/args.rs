@@ -30,11 +30,12 @@ pub struct Args {
     pub config: Option<PathBuf>,
 
     /// The address of a replica: HOST:PORT/GRPC_PORT, with the ports of its API and of its load reports. Repeatable.
-    /// Without GRPC_PORT the load is unknown, and the router only counts the requests that it has sent to the replica.
+    /// Without GRPC_PORT, the load of the replica is unknown, and the router only counts the requests that it has sent
+    /// to the replica.
     #[arg(long = "replica", value_name = "ADDRESS", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas: Vec<FixedReplica>,
 
-    /// A DNS name of which every address is a replica: NAME:PORT/GRPC_PORT. Repeatable.
+    /// A DNS name whose addresses are all replicas: NAME:PORT/GRPC_PORT. Repeatable.
     #[arg(long = "replicas-dns", value_name = "NAME", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas_dns: Vec<DnsName>,
 
@@ -111,11 +112,11 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration, help_heading = "Routing")]
     pub report_ttl: Duration,
 
-    /// Number of replicas that a request is sent to before the client receives the first byte. Replicas that accept no
-    /// connection do not count.
+    /// Maximum number of replicas to which a request is sent before the client receives the first byte. Replicas that
+    /// accept no connection do not count.
     ///
-    /// Beyond it: the client gets the last failure: the answer of the replica, 502, `replicas_failed`, or 504,
-    /// `replicas_timed_out`.
+    /// Beyond it: the client gets the last failure, which is the answer of the replica; 502,
+    /// `replicas_failed`; or 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -125,8 +126,9 @@ pub struct Args {
     )]
     pub attempts: u32,
 
-    /// Percentage of requests that may be retried, so that retries do not multiply the load during a failure. Unused
-    /// retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not count.
+    /// Maximum percentage of requests that are retried, so that retries do not multiply the load during a failure.
+    /// Unused retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not
+    /// count.
     ///
     /// Beyond it: the client gets the last failure, as with `--attempts`.
     #[arg(
@@ -138,14 +140,14 @@ pub struct Args {
     )]
     pub retry_budget_percent: u32,
 
-    /// Time in which a replica must accept a connection.
+    /// Time within which a replica must accept a connection.
     ///
     /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
     /// gets 502, `replicas_failed`, or 503, `no_replica`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
-    /// Time in which a replica must begin a streamed answer.
+    /// Time within which a replica must begin a streamed answer.
     ///
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
@@ -157,7 +159,7 @@ pub struct Args {
     )]
     pub first_token_timeout: Duration,
 
-    /// Time in which a replica must complete an answer that is not streamed.
+    /// Time within which a replica must complete an answer that is not streamed.
     ///
     /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
@@ -169,7 +171,7 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Time for which a replica may be silent during an answer.
+    /// Maximum time for which a replica may be silent during an answer.
     ///
     /// Beyond it: a streamed answer ends with an error event; any other answer is cut off.
     #[arg(
@@ -195,7 +197,7 @@ pub struct Args {
     )]
     pub hang_timeout: Duration,
 
-    /// Number of requests for one model that wait in the router because no replica has room.
+    /// Maximum number of requests for one model that wait in the router because no replica has room.
     ///
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
@@ -207,20 +209,20 @@ pub struct Args {
     )]
     pub queue_requests: u32,
 
-    /// Number of prompt tokens of the requests for one model that wait in the router. A request that waits alone may
-    /// have more.
+    /// Maximum number of prompt tokens of the requests for one model that wait in the router. A request that waits
+    /// alone may exceed this limit.
     ///
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
     pub queue_tokens: u64,
 
-    /// Time that a request waits for room at a replica.
+    /// Maximum time that a request waits for room at a replica.
     ///
     /// Beyond it: 429, `queue_timeout`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
-    /// Number of requests that wait while no replica is available.
+    /// Maximum number of requests that wait while no replica is available.
     ///
     /// Beyond it: 503, `no_replica`, with `Retry-After`.
     #[arg(
@@ -232,25 +234,25 @@ pub struct Args {
     )]
     pub waiting_room: u32,
 
-    /// Time that a request waits for a replica to become available.
+    /// Maximum time that a request waits for a replica to become available.
     ///
     /// Beyond it: 503, `no_replica`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub waiting_room_timeout: Duration,
 
     /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
-    /// # begins a comment. The file is reloaded when it changes. A file without any key rejects all requests. Default:
-    /// no key is required.
+    /// # begins a comment. The file is reloaded when it changes. If the file contains no key, all requests are rejected.
+    /// Default: no key is required.
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
-    /// Number of requests per minute with one API key. Default: unlimited.
+    /// Maximum number of requests per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
-    /// Number of prompt and completion tokens per minute with one API key. Default: unlimited.
+    /// Maximum number of prompt and completion tokens per minute with one API key. Default: unlimited.
     ///
     /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After` unless the request alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
@@ -261,26 +263,26 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
-    /// Size of a request body. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
-    /// Total size of the request bodies in memory. A body counts as it arrives, and until it is no longer needed for
-    /// a retry. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
+    /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
+    /// longer needed for a retry. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
     ///
     /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
-    /// Size of the head of a request. Values below 8KiB have the effect of 8KiB with HTTP/1.1.
+    /// Maximum size of the head of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
     ///
     /// Beyond it: 431 without a body.
     #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
-    /// Number of open client connections to the API.
+    /// Maximum number of open client connections to the API.
     ///
     /// Beyond it: further connections wait, and connections without a request are closed after one second to make
     /// room for them.
@@ -293,7 +295,7 @@ pub struct Args {
     )]
     pub max_connections: u32,
 
-    /// Number of requests that the router handles at the same time, including waiting ones.
+    /// Maximum number of requests that the router handles at the same time, including waiting ones.
     ///
     /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
     #[arg(
@@ -305,21 +307,21 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time in which a client must send the head of a request, and again its body. A connection without a request is
-    /// closed after the same time.
+    /// Time within which a client must send the head of a request, and again its body. A connection without a
+    /// request is closed after the same time.
     ///
-    /// Beyond it: late head: the connection is closed; late body: 408, `request_incomplete`, and the connection is
-    /// closed.
+    /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
+    /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
-    /// Time for which a client may leave an answer unread.
+    /// Maximum time for which a client may leave an answer unread.
     ///
-    /// Beyond it: the answer is cut off, and the request is cancelled at its replica.
+    /// Beyond it: the answer is cut off, and the request is canceled at its replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
     pub write_timeout: Duration,
 
-    /// Time in which requests must finish after SIGTERM or SIGINT.
+    /// Time within which requests must finish after SIGTERM or SIGINT.
     ///
     /// Beyond it: the remaining requests are cut off.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
@@ -337,8 +339,8 @@ pub struct Args {
     #[arg(long, help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are passed
-    /// on to replicas in any case.
+    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are always
+    /// forwarded to replicas.
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
@@ -371,8 +373,8 @@ pub type Settings = Arc<ArcSwap<Args>>;
 pub enum KeyIsolation {
     /// Each key is a tenant.
     Key,
-    /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing stored
-    /// objects. A key without a name is a tenant of its own.
+    /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing
+    /// access to stored objects. A key without a name is a tenant of its own.
     Name,
     /// All requests belong to the same tenant, whatever their keys.
     None,

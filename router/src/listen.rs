@@ -51,7 +51,7 @@ const TICK_INTERVAL: Duration = Duration::from_millis(500);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// The time without traffic after which an HTTP/2 connection is probed with a ping.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time in which an HTTP/2 client must answer a ping.
+/// Time within which an HTTP/2 client must answer a ping.
 ///
 /// Beyond it: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);

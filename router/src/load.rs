@@ -23,7 +23,7 @@ use crate::proxy::upstream::{Link, rejects_router};
 use crate::replica::Replica;
 use crate::replicas::ReplicasUpdate;
 
-/// Time in which a replica must open a stream of load reports.
+/// Time within which a replica must open a stream of load reports.
 ///
 /// Beyond it: the router tries again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -89,7 +89,7 @@ impl TermHistograms {
             ),
             decode_interference: metrics.request_seconds(
                 "pick_decode_interference",
-                "Part of the score: delay by sequences that decode in the same steps",
+                "Part of the score: delay caused by sequences that decode in the same steps",
             ),
             sequence_wait: metrics
                 .request_seconds("pick_sequence_wait", "Part of the score: time until a sequence can start"),
@@ -157,7 +157,7 @@ impl Default for Metrics {
                 "Prompt tokens that were expected in the prefix cache of the picked replica",
             ),
             ejections: metrics
-                .zero("ejections", "Times that a replica was ejected because its requests failed"),
+                .zero("ejections", "Number of times that a replica was ejected because its requests failed"),
             expired_dispatches: metrics.zero(
                 "expired_dispatches",
                 "Requests that were sent to a replica but appeared in none of its load reports",
@@ -169,7 +169,7 @@ impl Default for Metrics {
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(
                 "pick_latency",
-                "Time to pick and book a replica, including the collection of the candidates",
+                "Time to pick and book a replica, including the time to collect the candidates",
                 short(),
             ),
             report_age: metrics
@@ -186,9 +186,11 @@ impl Default for Metrics {
             ),
             requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
             requests_queued: metrics
-                .zero("requests_queued", "Requests that wait because all replicas are full"),
-            requests_without_replica: metrics
-                .zero("requests_without_replica", "Requests that wait because no replica is available"),
+                .zero("requests_queued", "Requests that are waiting because all replicas are full"),
+            requests_without_replica: metrics.zero(
+                "requests_without_replica",
+                "Requests that are waiting because no replica is available",
+            ),
             ready: metrics.zero("ready", "1 if the router accepts requests and a replica is available"),
             replicas: ReplicaGauges::new(&mut metrics),
             registry: metrics.0,
@@ -274,8 +276,8 @@ impl ReplicaGauges {
             ),
             unreported: metrics
                 .zero("replica_unreported", "Requests in flight that the last load report does not include"),
-            running: metrics.zero("replica_running", "Running sequences, as reported"),
-            waiting: metrics.zero("replica_waiting", "Waiting sequences, as reported"),
+            running: metrics.zero("replica_running", "Running sequences, as reported by the replica"),
+            waiting: metrics.zero("replica_waiting", "Waiting sequences, as reported by the replica"),
             blocks_active: metrics
                 .zero("replica_blocks_active", "KV cache blocks in use by running sequences"),
             blocks_evictable: metrics.zero(
@@ -283,10 +285,12 @@ impl ReplicaGauges {
                 "KV cache blocks of the prefix cache that no sequence uses",
             ),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
-            asleep: metrics
-                .zero("replica_asleep", "1 if the replica sleeps and the next request wakes it, as reported"),
+            asleep: metrics.zero(
+                "replica_asleep",
+                "1 if the replica reports that it is asleep; the next request wakes it",
+            ),
             trusted: metrics
-                .zero("replica_trusted", "1 if the replica may get requests, 0 while it is ejected"),
+                .zero("replica_trusted", "1 if the replica may receive requests, 0 while it is ejected"),
             report_age: metrics.seconds(
                 "replica_report_age",
                 "Time since the last load report of the replica",

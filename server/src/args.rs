@@ -46,11 +46,11 @@ pub struct Args {
     /// The model: a GGUF file, the first part of a split GGUF model, or a directory with openvino_model.xml and
     /// tokenizer.json.
     ///
-    /// `--backend sim` uses only its tokenizer and chat template, or a tokenizer of bytes if there is no model.
+    /// `--backend sim` uses only its tokenizer and chat template, or a byte tokenizer if no model is given.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// The name of the model in requests. Repeatable; the first name is in the list of models.
+    /// The name of the model in requests. Repeatable; the model is served under all of these names.
     ///
     /// Default: the name of the file or directory.
     #[arg(long = "model-name", value_name = "NAME", value_delimiter = ',')]
@@ -58,8 +58,9 @@ pub struct Args {
 
     /// A LoRA adapter and its name, which requests use as their model. Repeatable.
     ///
-    /// PATH is a folder in PEFT's format, with adapter_config.json and adapter_model.safetensors. Requests with different
-    /// adapters, and without one, are computed in the same step. `--backend sim` does not read the folders.
+    /// PATH is a directory in PEFT's format, with adapter_config.json and adapter_model.safetensors. Requests with
+    /// different adapters, and without one, are computed in the same step. `--backend sim` does not read the
+    /// directories.
     #[arg(long = "lora", value_name = "NAME=PATH", value_delimiter = ',')]
     pub adapters: Vec<NamedAdapter>,
 
@@ -67,7 +68,7 @@ pub struct Args {
     /// lfm2, gemma4, minicpm5, deepseek or granite.
     ///
     /// auto detects the format in the chat template; a model whose template has no known format is instructed to use
-    /// hermes3. With none, calls remain in the text of the answer.
+    /// hermes3. With none, tool calls remain in the text of the answer.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parsers::choice::<ToolFormat>)]
     pub tool_parser: ParserChoice<ToolFormat>,
 
@@ -97,17 +98,17 @@ pub struct Args {
     /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`. 0
     /// selects a free port.
     ///
-    /// Its connections do not count towards --max-connections, so that probes and scrapes are answered however many clients
-    /// are connected. The API's port serves these paths too. Default: none.
+    /// Its connections do not count toward --max-connections, so that probes and scrapes are answered however many
+    /// clients are connected. The API's port serves these paths too. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
     /// A file with the replica token. Requests to the API and calls for load reports are rejected without it, so that only
     /// routers can send them.
     ///
-    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. Each of them is accepted. The file is
-    /// reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token. Default: no
-    /// token is required.
+    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens in the file are accepted. The
+    /// file is reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token.
+    /// Default: no token is required.
     #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -120,7 +121,8 @@ pub struct Args {
     #[arg(long, default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
-    /// The NUMA node to run on. The server uses only its processors and, if the system permits it, only its memory.
+    /// The NUMA node that the server runs on. The server uses only the processors of this node and, if the
+    /// system permits it, only its memory.
     ///
     /// On a machine with several nodes, run one replica per node, because the memory of other nodes is slower.
     /// Default: all nodes.
@@ -167,8 +169,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
-    /// Directory in which compiled models are stored, or rewritten graphs where these cannot be cached, so that the next
-    /// start is faster.
+    /// Directory in which compiled models are stored, or rewritten graphs if compiled models cannot be cached, so that
+    /// the next start is faster.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
@@ -181,7 +183,7 @@ pub struct Args {
     )]
     pub plugin_config: Vec<Properties>,
 
-    /// Number of sequences that run at the same time.
+    /// Maximum number of sequences that run at the same time.
     ///
     /// Beyond it: further sequences wait; a request that alone has more sequences gets 400,
     /// `integer_above_max_value`.
@@ -194,7 +196,7 @@ pub struct Args {
     )]
     pub max_num_seqs: u32,
 
-    /// Number of tokens computed in one step.
+    /// Maximum number of tokens computed in one step.
     ///
     /// Beyond it: the rest of a prompt is computed in the following steps.
     #[arg(
@@ -207,9 +209,9 @@ pub struct Args {
     )]
     pub max_num_batched_tokens: u32,
 
-    /// Number of tokens computed in one step that both generates tokens and computes prompts. A lower value shortens
-    /// the pauses between streamed tokens; a higher value computes long prompts faster. If several prompts wait for
-    /// each generating sequence, the step may be that many times as large.
+    /// Maximum number of tokens computed in one step that both generates tokens and computes prompts. A lower value
+    /// shortens the pauses between streamed tokens; a higher value computes long prompts faster. If N prompts wait
+    /// for each generating sequence, the step may be N times as large.
     ///
     /// Beyond it: the rest of the prompts is computed in the following steps.
     #[arg(
@@ -227,23 +229,23 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
-    /// Fraction of the attention weight that prompts of at least 2,048 tokens compute, such as 0.95. Each chunk attends only
-    /// to those blocks of the KV cache that have this fraction of the weight, estimated from some of its tokens. Long prompts
-    /// are computed faster, but their results are no longer exact. Generated tokens attend to all blocks. Default: all of the
-    /// weight is computed, exactly
+    /// Fraction of the attention weight that is computed for prompts of at least 2,048 tokens, such as 0.95. Each chunk
+    /// attends only to the blocks of the KV cache that together have this fraction of the weight, as estimated from
+    /// some of the chunk's tokens. Long prompts are computed faster, but their results are no longer exact. Generated
+    /// tokens attend to all blocks. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
-    /// Number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The minimum
-    /// is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is no longer
-    /// exact, and later prompts cannot reuse their blocks. Default: no tokens are evicted.
+    /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
+    /// minimum is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is
+    /// no longer exact, and later prompts cannot reuse their blocks. Default: no tokens are evicted.
     ///
     /// Beyond it: the blocks to which the latest tokens paid the least attention are evicted.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
-    /// Number of tokens of a prompt and its completion together. Default: the context length of the model, or what
-    /// the KV cache holds if that is less.
+    /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model,
+    /// or what the KV cache holds if that is less.
     ///
     /// Beyond it: 400, `context_length_exceeded`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
@@ -256,28 +258,30 @@ pub struct Args {
     /// Enable prompt lookup for all requests: propose draft tokens from earlier occurrences of the last tokens in the prompt
     /// and the answer.
     ///
-    /// The model verifies draft tokens in the same step, as far as that saves time, so they do not change answers. Answers
-    /// that repeat much of their prompt are faster. Requests with `prediction` or `max_ngram_size` always use it.
+    /// The model verifies draft tokens, so they do not change answers; tokens are proposed only while that saves time.
+    /// Answers that repeat much of their prompt are generated faster. Requests with `prediction` or `max_ngram_size`
+    /// always use it.
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 
     /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or the directory of an IR.
     ///
-    /// The model verifies draft tokens in the same step, as far as that saves time, so they do not change answers. Both
-    /// models share --kv-cache-size and the options of the device and the weights. The simulator simulates its draft model.
+    /// The model verifies draft tokens, so they do not change answers; tokens are proposed only while that saves time.
+    /// Both models share --kv-cache-size and the options of the device and the weights. With `--backend sim`, the
+    /// draft model is simulated too.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 
     /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
     ///
     /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change. Completions
-    /// without `max_tokens` end with the end token, `best_of` alone enables beam search, messages may lack content, `/v3/v1/`
-    /// and a trailing slash are accepted, and `/v1/config` and `/v2/models/{name}/ready` exist.
+    /// without `max_tokens` end with the end token, `best_of` alone enables beam search, messages without content are
+    /// accepted, so are `/v3/v1/` and a trailing slash, and `/v1/config` and `/v2/models/{name}/ready` exist.
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 
-    /// The log level: error, warn, info, debug or trace, or a level per crate, such as info,server=debug. At debug, each
-    /// request has a line. Prompts and answers are never logged.
+    /// The log level: error, warn, info, debug or trace, or a level per crate, such as info,server=debug. The level
+    /// debug logs a line for each request. Prompts and answers are never logged.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 
@@ -334,7 +338,7 @@ pub enum Backend {
     /// The OpenVINO runtime on a device.
     #[value(name = "openvino")]
     OpenVino,
-    /// A simulator without weights, whose steps take real time.
+    /// A simulator without weights whose steps take real time.
     Sim,
 }
 

@@ -35,9 +35,9 @@ pub struct HttpLimits {
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
-    /// Time in which a client must send the head of a request, and again its body.
+    /// Time within which a client must send the head of a request, and again its body.
     pub read_timeout: Duration,
-    /// Time in which a client must read part of its answer, once the connection's buffers are full.
+    /// Time within which a client must read part of its answer, once the connection's buffers are full.
     pub write_timeout: Duration,
 }
 
@@ -76,7 +76,8 @@ impl HttpLimits {
         /// Beyond it: further connections wait, and connections without a request are closed after one second to make
         /// room for them.
         const CONNECTIONS_MAX: usize = 256;
-        /// Time in which a client of the port given by `--admin-port` must send a request, and again read the answer.
+        /// Time within which a client of the port given by `--admin-port` must send a request, and again read the
+        /// answer.
         ///
         /// Beyond it: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);
@@ -125,7 +126,7 @@ pub(crate) const NAME_BYTES_MAX: usize = 512;
 pub(crate) const TEXTS_MAX: usize = 1024;
 /// Smallest `repetition_penalty`, so that logits that are divided or multiplied by it stay finite.
 pub(crate) const REPETITION_PENALTY_MIN: f64 = 0.001;
-/// Greatest `repetition_penalty`.
+/// Maximum `repetition_penalty`.
 ///
 /// Beyond it: 400, `decimal_above_max_value`.
 pub(crate) const REPETITION_PENALTY_MAX: f64 = 1000.0;
@@ -139,7 +140,7 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
 
-/// Greatest `Retry-After` of the server, in seconds.
+/// Maximum `Retry-After` of the server, in seconds.
 ///
 /// Beyond it: the header has this value even if the wait may be longer.
 pub const RETRY_AFTER_MAX: u64 = 60;
@@ -262,7 +263,7 @@ mod tests {
         for second in 0..10 {
             admitted[0].ended(start + Duration::from_secs(second));
         }
-        // One request per second, and fifty to wait for.
+        // One request is completed per second, and fifty requests have to be completed first.
         assert_eq!(admission.retry_after(start + Duration::from_secs(10)), Duration::from_secs(50));
         assert_eq!(admission.retry_after(start + Duration::from_secs(500)), Duration::from_secs(60));
     }

@@ -145,12 +145,16 @@ impl Metrics {
             ),
             queue_time: metrics
                 .request_seconds("queue_time", "Time from the submission of a request to its first step"),
-            step_time: metrics.seconds("step_time", "Time of an engine step", short()),
-            model_time: metrics.seconds("model_time", "Time of the model within an engine step", short()),
-            wake_time: metrics.request_seconds("wake_time", "Time of a successful wake-up"),
+            step_time: metrics.seconds("step_time", "Duration of an engine step", short()),
+            model_time: metrics.seconds(
+                "model_time",
+                "Time that the model takes within an engine step",
+                short(),
+            ),
+            wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time of the draft model within an engine step in which it runs",
+                "Time that the draft model takes within an engine step, for the steps that run it",
                 short(),
             ),
             guide_time: metrics.seconds(
@@ -166,8 +170,9 @@ impl Metrics {
             blocks_active: metrics.zero("blocks_active", "Blocks of the KV cache that sequences use"),
             blocks_evictable: metrics
                 .zero("blocks_evictable", "Blocks of the KV cache that only the prefix cache uses"),
-            blocks_total: metrics.zero("blocks_total", "All blocks of the KV cache"),
-            sleeping: metrics.zero("sleeping", "1 if the next request must wake the engine"),
+            blocks_total: metrics.zero("blocks_total", "Total number of blocks in the KV cache"),
+            sleeping: metrics
+                .zero("sleeping", "1 if the engine is asleep, so that the next request must wake it"),
             ready: metrics.zero("ready", "1 if the server is ready to receive requests"),
             spill: SpillMetrics::new(&mut metrics),
             registry: metrics.0,

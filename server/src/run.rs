@@ -44,8 +44,8 @@ const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// Beyond it: they are not stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time in which the engine must stop after the last request, including writing cached blocks to the spill directory.
-/// Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period after
+/// Time within which the engine must stop after the last request, including writing cached blocks to the spill
+/// directory. Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period after
 /// `--drain-timeout`.
 ///
 /// Beyond it: the process ends with an error, and cached blocks that are not yet written are lost.
@@ -61,7 +61,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 }
 
 impl Args {
-    /// Runs the subcommand or, without one, the server until it is told to stop.
+    /// Runs the subcommand or, without one, the server until it receives a signal to stop.
     ///
     /// # Errors
     /// The server could not start, its engine died, or it received a second signal while stopping.
@@ -311,7 +311,7 @@ async fn spawn_services(
     let publisher = app.clone();
     services.spawn(async move {
         publish(publisher, reports).await;
-        bail!("the load reports ended")
+        bail!("the task that publishes load reports has ended")
     });
     services.spawn(async move { Ok(serve_grpc(grpc, grpc_services).await) });
     services.spawn(allocator::trim_excess());

@@ -75,8 +75,8 @@ pub struct Engine {
     #[schemars(extend("maxProperties" = 64))]
     pub plugin_config: BTreeMap<String, String>,
 
-    /// Additional flags of the server, each with its value, such as `--max-itl=50ms`. Flags for which the resource
-    /// has a field are rejected.
+    /// Additional flags of the server, each with its value, such as `--max-itl=50ms`. Flags that correspond to a
+    /// field of the resource are rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }

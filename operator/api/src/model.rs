@@ -34,9 +34,9 @@ pub struct Model {
     #[serde(default)]
     pub format: Format,
 
-    /// Secret of the same namespace with the credentials for fetching the model. It is mounted only into the
-    /// container that fetches the model; the operator does not read it. Keys: `token` (hf, http: a bearer token),
-    /// `username` and `password` (http), `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
+    /// Secret in the same namespace with the credentials for fetching the model. It is mounted only into the
+    /// container that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a bearer
+    /// token), `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<LocalReference>,
 
@@ -60,7 +60,7 @@ pub struct Fetch {
     /// ConfigMap with the certificates of additional certificate authorities, such as that of a proxy or a mirror.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// Annotations of the ServiceAccount of the container, with which cloud providers assign identities to pods.
+    /// Annotations of the container's ServiceAccount, which cloud providers use to assign identities to pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
@@ -159,7 +159,7 @@ pub struct S3Source {
     /// Key of the object. If it ends with `/`, all objects with this prefix are fetched.
     #[schemars(length(min = 1, max = 1024))]
     pub key: String,
-    /// Region of the bucket. It is part of the signature of each request.
+    /// Region of the bucket. The region is part of the signature of each request.
     #[serde(default = "region")]
     #[schemars(length(min = 1, max = 64), extend("x-kubernetes-validations" = formats::region()))]
     pub region: String,
@@ -192,7 +192,7 @@ pub struct OciSource {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.path) || !self.path.split('/').exists(part, part == '..')", "model.source.pvc.path must stay inside the volume: it must not contain '..'")])))]
 pub struct PvcSource {
-    /// Name of a claim of the same namespace. It is mounted read-only.
+    /// Name of a claim in the same namespace. It is mounted read-only.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub claim: String,
     /// Path of the model in the volume: a GGUF file, the first part of a split GGUF model, or the directory of an
@@ -217,7 +217,7 @@ pub enum Format {
     OpenvinoIr,
 }
 
-/// A reference to an object of the same namespace.
+/// A reference to an object in the same namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalReference {

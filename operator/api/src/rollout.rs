@@ -19,7 +19,7 @@ pub struct Rollout {
     /// Number of seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. The
+    /// Time without progress after which a rollout is reported as failed. The rollout continues even then. The
     /// time for loading the model (2 minutes, and 1 second for each 50 MB of the memory limit) is added to it.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
@@ -42,8 +42,8 @@ impl Default for Rollout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Drain {
-    /// Time that a replica has to finish its requests before they are canceled. The replica stops as soon as they
-    /// are finished.
+    /// Time that a replica has to finish its requests before they are canceled. The replica stops as soon as its
+    /// requests are finished.
     pub timeout: Period,
 }
 

@@ -57,15 +57,16 @@ pub struct Router {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
-    /// Number of routers. With two or more, clients do not notice the failure of one.
+    /// Number of routers. With two or more routers, clients do not notice the failure of one.
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
     /// Policy by which the router chooses a replica for a request. `kv`: the replica with the shortest expected time to
     /// the first token, based on its load, its free KV cache and the cached prefix of the prompt.
     pub policy: Policy,
     /// Isolation of API keys: which of them share stored responses, conversations and cached prompts. `key`: no key
-    /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced
-    /// without losing stored items. `none`: all keys share them. Without `access.apiKeysSecretRef` this has no effect.
+    /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be
+    /// replaced without losing access to stored items. `none`: all keys share them. Without `access.apiKeysSecretRef`
+    /// this has no effect.
     pub key_isolation: KeyIsolation,
     /// The queue for requests for which no replica has capacity.
     pub queue: Queue,
@@ -231,7 +232,7 @@ impl Default for Retry {
 pub struct Timeouts {
     /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// Timeout for the first token of a streamed answer. A hanging replica is detected earlier, because its load
+    /// Timeout for the first token of a streamed answer. A hung replica is detected earlier, because its load
     /// reports stop.
     pub first_token: Period,
     /// Timeout for an answer that is not streamed.

@@ -95,8 +95,8 @@ pub struct LlmDeploymentSpec {
     /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have other
     /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
     /// same time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
-    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change of this resource
-    /// that restarts pods includes the upgrade.
+    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to this resource
+    /// that restarts pods also performs the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
@@ -154,7 +154,7 @@ pub enum UpgradePolicy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute apply to each API key: they need access.apiKeysSecretRef")])))]
 pub struct Access {
-    /// Secret of the same namespace with API keys. It is mounted into the routers, which read it again when it
+    /// Secret in the same namespace with API keys. It is mounted into the routers, which read it again when it
     /// changes; the operator does not read it. Default: requests need no key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
@@ -235,8 +235,8 @@ impl LogLevel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metrics {
-    /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have this kind, none
-    /// is created and the condition `Accepted` reports it.
+    /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have this kind, no
+    /// ServiceMonitor is created, and the condition `Accepted` reports that.
     pub service_monitor: bool,
     /// Interval at which metrics are scraped.
     pub interval: Period,
@@ -271,7 +271,7 @@ pub struct Tracing {
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
     /// Whether NetworkPolicies are created. The API of a replica is then reachable from the routers of the same resource
-    /// only; the ports for metrics and probes, which serve nothing else, are reachable from everywhere.
+    /// only; the ports for metrics and probes, which serve nothing else, are reachable from anywhere.
     pub network_policy: bool,
     /// User ID that pods run as. Default: 65532, or on OpenShift the user that the platform assigns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -282,7 +282,7 @@ pub struct Security {
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
-    /// Secret of the same namespace with the replica token, by which replicas recognize their routers: 16 to 256
+    /// Secret in the same namespace with the replica token, by which replicas recognize their routers: 16 to 256
     /// letters, digits and `-._~+/=`, or several such tokens, one per line. It is mounted into routers and replicas,
     /// which read it again when it changes; the operator does not read it. Default: the operator creates a Secret
     /// with a random token.

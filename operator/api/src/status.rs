@@ -20,7 +20,7 @@ pub struct LlmDeploymentStatus {
     pub routable_replicas: i32,
     /// Number of replicas with the current pod template.
     pub updated_replicas: i32,
-    /// Number of replicas that are being deleted and finish their requests.
+    /// Number of replicas that are being deleted and are finishing their requests.
     pub draining_replicas: i32,
     /// Ready and desired replicas, as `READY/DESIRED`.
     pub ready: String,
@@ -116,7 +116,7 @@ pub struct ReleaseStatus {
     pub router_image: String,
     /// Hash of the pod template of the replicas, which is also the label `ovfleet.dev/template` of their pods.
     pub template: String,
-    /// Release that waits for a slot or for approval. It is approved by setting the annotation `ovfleet.dev/upgrade`
+    /// Release that is waiting for a slot or for approval. To approve it, set the annotation `ovfleet.dev/upgrade`
     /// to this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,

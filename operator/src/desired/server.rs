@@ -20,7 +20,7 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 ///
 /// Beyond it: Kubernetes kills the pod.
 const EXIT_TIME: Duration = Duration::from_secs(15);
-/// Time in which a server must start, in addition to the time for reading its model.
+/// Time within which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
 /// The lowest read speed in bytes per second at which a start succeeds.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
@@ -113,7 +113,7 @@ fn container(valid: &ValidDeployment, model_path: &str) -> Value {
     container
 }
 
-/// Time in which a server must start: enough to read as many bytes as its memory limit allows.
+/// Time within which a server must start: enough to read as many bytes as its memory limit allows.
 fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
     let bytes = limit.and_then(|limit| quantity(&limit.0)).and_then(|limit| u64::try_from(limit / 1000).ok());

@@ -11,7 +11,7 @@ use process::units::{ByteSize, duration};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Number of requests that the server handles at the same time.
+    /// Maximum number of requests that the server handles at the same time.
     ///
     /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
     #[arg(
@@ -22,7 +22,7 @@ pub struct LimitArgs {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Number of sequences that wait to be started.
+    /// Maximum number of sequences that wait to be started.
     ///
     /// Beyond it: 429, `queue_full`, with `Retry-After`.
     #[arg(
@@ -33,15 +33,16 @@ pub struct LimitArgs {
     )]
     pub max_queue: u32,
 
-    /// Size of a request body. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     pub max_body_bytes: ByteSize,
 
-    /// Total size of the request bodies and of their JSON values in memory, from their arrival until the requests are
-    /// prepared. The parts of a request that its response repeats, and the items to be stored with the response, count
-    /// until the response is complete. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
+    /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the
+    /// requests are prepared. The parts of a request that its response repeats, and the items to be stored with the
+    /// response, count until the response is complete. Bodies of more than 64 KiB leave an eighth of the total to
+    /// smaller ones.
     ///
     /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
@@ -61,7 +62,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub max_image_memory: ByteSize,
 
-    /// Number of open HTTP connections.
+    /// Maximum number of open HTTP connections.
     ///
     /// Beyond it: further connections wait, and connections without a request are closed after one second to make room
     /// for them.
@@ -73,23 +74,23 @@ pub struct LimitArgs {
     )]
     pub max_connections: u32,
 
-    /// Time in which a client must send the head of a request, and again its body. A connection without a request is
-    /// closed after this time as well.
+    /// Time within which a client must send the head of a request, and again its body. A connection without a
+    /// request is closed after this time as well.
     ///
-    /// Beyond it: late head: the connection is closed; late body: 408, `request_incomplete`, and the connection is
-    /// closed.
+    /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
+    /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub read_timeout: Duration,
 
-    /// Time in which a client must read at least 16 KiB of its answer, or all that is left, once the buffers of its
-    /// connection are full.
+    /// Time within which a client must read at least 16 KiB of its answer, or all that is left, once the buffers of
+    /// its connection are full.
     ///
-    /// Beyond it: the connection is closed and the request is cancelled.
+    /// Beyond it: the connection is closed and the request is canceled.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub write_timeout: Duration,
 
-    /// Time in which requests, including those in the background, must finish after SIGTERM or SIGINT. If
-    /// `ovfleet-server drain` was called before, the time starts with that call.
+    /// Time within which requests, including those in the background, must finish after SIGTERM or
+    /// SIGINT. If `ovfleet-server drain` was called before, the time starts with that call.
     ///
     /// Beyond it: the remaining requests are cut off.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]

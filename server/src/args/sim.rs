@@ -10,7 +10,7 @@ use process::units::duration;
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Simulator")]
 pub struct SimArgs {
-    /// Time of a step, regardless of its tokens.
+    /// Fixed time of a step, to which the times of its tokens are added.
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
     pub sim_step_time: Duration,
 
@@ -46,13 +46,13 @@ pub struct SimArgs {
     )]
     pub sim_block_tokens: u32,
 
-    /// Number of the step at which the simulated device fails permanently, from 1, to test a replica whose engine dies.
-    /// Default: it does not fail.
+    /// Number of the step, counted from 1, at which the simulated device fails permanently, to test a replica whose
+    /// engine dies. Default: it does not fail.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u64).range(1..))]
     pub sim_fatal_step: Option<u64>,
 
-    /// The answer of the simulated model in its first, second and following turns of a conversation; the last answer is
-    /// repeated. Repeatable. The text may contain special tokens. Default: gibberish.
+    /// The answer of the simulated model in the first turn of a conversation. Further values are the answers in the
+    /// following turns; the last one is repeated. Repeatable. The text may contain special tokens. Default: gibberish.
     #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
@@ -60,7 +60,7 @@ pub struct SimArgs {
     #[arg(long)]
     pub sim_images: bool,
 
-    /// Context length in tokens of a model whose files do not have one.
+    /// Context length in tokens of a model whose files do not specify it.
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = value_parser!(u32).range(2..))]
     pub sim_model_len: u32,
 }

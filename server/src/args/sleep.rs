@@ -12,18 +12,18 @@ use process::units::duration;
 pub struct SleepArgs {
     /// Time without requests after which the server releases memory, such as `10m`. Default: never.
     ///
-    /// The server remains ready. The next request wakes it, and waits until it is awake.
+    /// The server remains ready. The next request wakes the server, and waits until it is awake.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub sleep_after: Option<Duration>,
 
-    /// What a sleeping server releases. 1: the KV cache, including the prefix cache. 2: also the model, which is loaded
-    /// again on wake-up; --cache-dir makes that faster.
+    /// The memory that a sleeping server releases. 1 releases the KV cache, including the prefix cache. 2 also releases
+    /// the model, which is loaded again on wake-up; --cache-dir makes that faster.
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = value_parser!(u8).range(1..=2))]
     pub sleep_level: u8,
 
     /// Serve vLLM's POST /sleep, POST /wake_up and GET /is_sleeping on the port of the API.
     ///
-    /// Every client that can reach the port can then put the server to sleep.
+    /// Any client that can reach the port can then put the server to sleep.
     #[arg(long)]
     pub enable_sleep_mode: bool,
 }

@@ -11,9 +11,10 @@ use process::units::ByteSize;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Responses")]
 pub struct StoreArgs {
-    /// Number of stored responses and conversations, to which later requests can refer. 0 stores none.
+    /// Maximum number of stored responses and conversations, to which later requests can refer. 0 stores
+    /// none.
     ///
-    /// Beyond it: the least recently used are evicted.
+    /// Beyond it: the least recently used ones are evicted.
     #[arg(
         long,
         value_name = "COUNT",
@@ -22,14 +23,14 @@ pub struct StoreArgs {
     )]
     pub max_stored_responses: u32,
 
-    /// Total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
+    /// Maximum total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
     ///
-    /// Beyond it: the least recently used are evicted.
+    /// Beyond it: the least recently used ones are evicted.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_stored_bytes: ByteSize,
 
-    /// Directory in which responses and conversations are stored, so that they outlive the process. One server can use
-    /// it at a time. Default: memory.
+    /// Directory in which responses and conversations are stored, so that they outlive the process. Only one server
+    /// can use it at a time. Default: memory.
     #[arg(long, value_name = "PATH")]
     pub response_store_dir: Option<PathBuf>,
 }

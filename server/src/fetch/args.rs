@@ -8,11 +8,11 @@ use clap::{ArgGroup, Args, ValueEnum};
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["hf_repo", "url", "s3_object"])))]
 pub struct FetchArgs {
-    /// The target folder. The link `current` in it points to the model once the fetch is complete.
+    /// The target folder. The link `current` in this folder points to the model once the fetch is complete.
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
 
-    /// First remove the files of earlier fetches in the sibling folders of the target folder.
+    /// Before fetching, remove the files of earlier fetches in the sibling folders of the target folder.
     #[arg(long)]
     pub remove_former: bool,
 
@@ -48,19 +48,20 @@ pub struct FetchArgs {
     #[arg(long, value_name = "NAME", default_value = "us-east-1", help_heading = "Source")]
     pub s3_region: String,
 
-    /// The URL of the S3 service. Default: that of AWS in the region.
+    /// The URL of the S3 service. Default: the URL of AWS in the region.
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub s3_endpoint: Option<String>,
 
-    /// The SHA-256 of the file, if the source has only one.
+    /// The SHA-256 of the file, for a source with a single file.
     #[arg(long, value_name = "DIGITS", help_heading = "Source")]
     pub sha256: Option<String>,
 
-    /// The format of the files. Default: detected by their names.
+    /// The format of the files. Default: detected from the file names.
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
-    /// A folder with credentials in files: token; username and password; or accessKeyId, secretAccessKey and sessionToken.
+    /// A folder with the credentials in one file each: token; username and password; or accessKeyId, secretAccessKey
+    /// and sessionToken.
     #[arg(long, value_name = "PATH", help_heading = "Source")]
     pub credentials: Option<PathBuf>,
 
@@ -88,7 +89,7 @@ pub struct FetchArgs {
 /// The format of a model's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// The format is detected by the names of the files.
+    /// The format is detected from the file names.
     Auto,
     /// A single GGUF file.
     Gguf,

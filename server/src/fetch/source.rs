@@ -213,7 +213,8 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
 /// # Errors
 /// The system's certificates cannot be read.
 pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
-    /// Time in which `ovfleet-server fetch` connects to a source; `--idle-timeout` applies if it is shorter.
+    /// Time within which `ovfleet-server fetch` must connect to a source; `--idle-timeout` applies if it is
+    /// shorter.
     ///
     /// Beyond it: the attempt fails; see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);

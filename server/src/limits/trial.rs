@@ -17,7 +17,7 @@ const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
 ///
 /// Beyond it: 400, `invalid_value`.
 const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
-/// Time in which a trial ends, however little processor time it gets.
+/// Time within which a trial must end, however little processor time it gets.
 ///
 /// Beyond it: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);

@@ -41,7 +41,7 @@ pub(crate) const GRPC_REQUEST_BYTES_MAX: usize = 4096;
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// The time without traffic after which a connection is probed with a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time in which a client of the port given by `--grpc-port` must answer a ping.
+/// Time within which a client of the port given by `--grpc-port` must answer a ping.
 ///
 /// Beyond it: the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);

@@ -22,11 +22,12 @@ impl SpillMetrics {
         Self {
             written: metrics.zero("spill_written_blocks", "Evicted blocks written to --kv-spill-dir"),
             restored: metrics.zero("spill_read_blocks", "Blocks read back from --kv-spill-dir"),
-            dropped: metrics.zero("spill_dropped_blocks", "Evicted blocks that were not written"),
+            dropped: metrics
+                .zero("spill_dropped_blocks", "Evicted blocks that were not written to --kv-spill-dir"),
             unreadable: metrics
                 .zero("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read"),
             blocks: metrics.zero("spill_blocks", "Blocks in --kv-spill-dir"),
-            bytes: metrics.zero("spill_bytes", "Size of the blocks in --kv-spill-dir in bytes"),
+            bytes: metrics.zero("spill_bytes", "Total size of the blocks in --kv-spill-dir in bytes"),
         }
     }
 
