@@ -155,7 +155,7 @@ pub struct ReplicaTokenFile(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     tokens: ArcSwap<ReplicaTokens>,
-    /// Why the file could not be reloaded, if the last attempt failed.
+    /// The reason why the file could not be reloaded, if the last attempt failed.
     problem: Mutex<Option<String>>,
 }
 

@@ -19,7 +19,7 @@ use crate::limits::{RateLimits, Rates};
 /// effect.
 const KEYS_MAX: usize = 65_536;
 
-/// Why a file of API keys is not used.
+/// The reason why a file of API keys is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.

@@ -6,9 +6,9 @@
 //!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
 //! ```
 //!
-//! Requests that wait because all replicas are full and requests that wait because the model has no replica are in the
-//! same queue, so that a new replica serves the requests that have waited for it before newcomers. Requests of the
-//! second kind have a separate limit and timeout: those of the waiting room.
+//! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
+//! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
+//! Requests of the second kind have a separate limit and timeout: those of the waiting room.
 //!
 //! A load report, or the end of a request, frees room at one replica, and only this replica is then offered to the
 //! waiting requests: the work of an event does not grow with the number of replicas. Room that no event announces (for
@@ -71,7 +71,7 @@ pub struct Dispatch {
     in_waiting_room: AtomicUsize,
 }
 
-/// Why a request got no replica.
+/// The reason why a request got no replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementError {
     /// The queue is full.
@@ -419,7 +419,7 @@ fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
     queued.deadline.map_or(latest, |deadline| deadline.min(latest))
 }
 
-/// Why a request is in the queue.
+/// The reason why a request is in the queue.
 enum WaitReason<'a> {
     /// All replicas are full.
     Full,

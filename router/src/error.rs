@@ -47,7 +47,7 @@ pub(crate) enum Error {
     RateExceeded(RateExceeded),
     #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
-    #[error("the queue is full: too many requests wait for a replica")]
+    #[error("the queue is full: too many requests are waiting for a replica")]
     QueueFull { retry_after: Duration },
     #[error("timed out in the queue: no replica had room for the request")]
     QueueTimeout { retry_after: Duration },

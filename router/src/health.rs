@@ -22,7 +22,8 @@ pub struct HealthConfig {
     pub ejection: Duration,
     /// The longest duration of an ejection.
     pub ejection_max: Duration,
-    /// The fraction of a model's replicas that can be ejected at the same time. One of two replicas always can.
+    /// The fraction of a model's replicas that can be ejected at the same time. One of two replicas can always
+    /// be ejected.
     pub ejected_share_max: f32,
     /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the
     /// available replicas could not handle the load of the others.
@@ -54,7 +55,7 @@ pub enum HealthState {
     Trusted,
     /// The replica is being probed, and may get one more request.
     Probing,
-    /// The replica gets no requests for now.
+    /// The replica temporarily gets no requests.
     Ejected,
 }
 

@@ -95,12 +95,12 @@ impl Table {
         }
         let best = (0..KINDS.len()).filter(|&kind| self.is_best(kind, kv)).count();
         if best < BEST_KINDS_MIN {
-            missed.push(format!("best with {best} kinds of traffic"));
+            missed.push(format!("best with only {best} kinds of traffic"));
         }
         let is_near = |scores: &&Vec<Score>| scores[kv].p99 <= NEAR_ORACLE_RATIO * scores[oracle].p99;
         let near = self.scores.iter().filter(is_near).count();
         if near < NEAR_ORACLE_KINDS_MIN {
-            missed.push(format!("near the oracle with {near} kinds of traffic"));
+            missed.push(format!("near the oracle with only {near} kinds of traffic"));
         }
         missed
     }

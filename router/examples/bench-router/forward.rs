@@ -1,7 +1,7 @@
 //! The forwarder: it copies bytes without parsing them, which is the lower bound of the cost of a router.
 //!
 //! It runs as a separate process with one thread, and opens one connection to a replica for each client. No router can
-//! do with fewer wake-ups and copies.
+//! work with fewer wake-ups and copies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -54,7 +54,7 @@ pub(crate) enum SendError {
     #[error("the connection was closed before the request was sent")]
     Unsent,
     /// The replica may have received the request.
-    #[error("the connection broke before an answer")]
+    #[error("the connection broke before an answer arrived")]
     Sent(#[source] io::Error),
 }
 

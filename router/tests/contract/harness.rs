@@ -94,7 +94,7 @@ impl Upstream {
         });
     }
 
-    /// The argument with which the router is told about this replica.
+    /// The argument that adds this replica to the router.
     pub(crate) fn argument(&self) -> String {
         format!("--replica={}", self.address)
     }

@@ -100,7 +100,7 @@ impl GuardedReplica {
         tonic::transport::Server::builder().add_service(service).serve_with_incoming(listener).await.unwrap();
     }
 
-    /// The argument with which the router is told about this replica, with or without the port of its load reports.
+    /// The argument that adds this replica to the router, with or without the port of its load reports.
     fn argument(&self, reports: bool) -> String {
         let grpc = if reports { format!("/{}", self.grpc.port()) } else { String::new() };
         format!("--replica={}{grpc}", self.address)
