@@ -1,4 +1,5 @@
-//! Decides which changes of conditions are published as Kubernetes events. Pure: the controller publishes them.
+//! Decides which changes of conditions are published as Kubernetes events. This module is pure: the controller
+//! publishes the events.
 
 use kube::runtime::events::{Event, EventType};
 use operator_api::{LlmDeploymentStatus, conditions};

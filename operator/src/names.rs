@@ -20,7 +20,7 @@ pub const TEMPLATE: &str = "ovfleet.dev/template";
 pub const APPLIED: &str = "ovfleet.dev/applied";
 /// The annotation of a fetch Job with the report of its pod, which outlives the pod.
 pub const FETCHED: &str = "ovfleet.dev/fetched";
-/// The annotation of a resource whose change restarts a failed fetch.
+/// The annotation of a resource that restarts a failed fetch when it changes.
 pub const RETRY: &str = "ovfleet.dev/retry";
 /// The annotation of a resource that approves a release if `upgradePolicy` is `Manual`. Its value is that of
 /// `status.release.available`.

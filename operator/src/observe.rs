@@ -27,7 +27,7 @@ pub struct ObservedState {
     pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster has the kind ServiceMonitor.
     pub has_service_monitors: bool,
-    /// The value of the resource's annotation whose change restarts a failed fetch.
+    /// The value of the resource's annotation that restarts a failed fetch when it changes.
     pub retry: Option<String>,
     /// The value of the resource's annotation that approves a release.
     pub approved_release: Option<String>,

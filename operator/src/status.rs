@@ -1,4 +1,5 @@
-//! Computes the status of a resource from the result of the apply. Pure: the time is a parameter.
+//! Computes the status of a resource from the result of the apply. This module is pure: the time is a
+//! parameter.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -288,7 +288,7 @@ pub struct ServerSettings {
     pub progress_deadline: Duration,
     /// Whether the rollout is paused.
     pub paused: bool,
-    /// The time in which a replica finishes its requests before it stops.
+    /// The time that a replica has to finish its requests before it stops.
     pub drain_timeout: Duration,
     /// The number of replicas that a node drain may evict.
     pub disruption: DisruptionLimit,

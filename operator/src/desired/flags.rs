@@ -191,7 +191,7 @@ pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> S
     if let Some(tokens) = router.tokens_per_minute {
         set("tokens-per-minute", json!(tokens));
     }
-    // Omit defaults, so that routers of a former release, which do not have these options, can start.
+    // Omit defaults, so that routers of an earlier release, which do not have these options, can start.
     if router.retry_budget_percent != Retry::default().budget_percent {
         set("retry-budget-percent", json!(router.retry_budget_percent));
     }

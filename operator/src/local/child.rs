@@ -116,7 +116,7 @@ impl Child {
 
     /// Waits until the process exits, and returns its status and the reason.
     pub(super) async fn wait(&mut self) -> anyhow::Result<(ExitStatus, String)> {
-        let process = self.process.as_mut().context("the process does not run")?;
+        let process = self.process.as_mut().context("the process is not running")?;
         let status = process.wait().await.context("failed to wait for a process")?;
         Ok((status, self.exit_reason(status).await))
     }

@@ -222,7 +222,7 @@ Or open http://{endpoint}/console
         )
     }
 
-    /// Stops all processes: the router first, so that it sends no requests to servers that stop.
+    /// Stops all processes: the router first, so that it sends no requests to servers that are stopping.
     pub(super) async fn stop(&mut self, limit: Duration) {
         if let Some(router) = &mut self.router {
             router.stop(limit).await;

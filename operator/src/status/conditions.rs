@@ -101,7 +101,7 @@ fn replicas(summary: &Summary) -> ConditionState {
         return ConditionState::new(false, &problem.reason, problem.message.clone());
     }
     if summary.not_admitted > 0 {
-        let message = format!("{} replicas wait to be admitted by the routers", summary.not_admitted);
+        let message = format!("{} replicas are waiting to be admitted by the routers", summary.not_admitted);
         return ConditionState::new(false, "NotAdmitted", message);
     }
     let outdated = routable - updated_routable;
@@ -213,7 +213,7 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
         && let Some(pod) = pods_with_other_revision(applied, pinned).next()
     {
         let message = format!(
-            "{} has fetched another commit than {pinned}: delete the pod, and its replacement fetches that commit",
+            "{} has fetched a commit other than {pinned}: delete the pod, so that its replacement fetches that commit",
             pod.name
         );
         return ConditionState::new(true, "RevisionMismatch", message);

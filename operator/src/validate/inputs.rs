@@ -39,7 +39,7 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
         "accessLog": spec.observability.access_log,
         "tracing": spec.observability.tracing,
     });
-    // Routers of a former release cannot start with this option, so setting it includes the upgrade.
+    // Routers of an earlier release cannot start with this option, so setting it includes the upgrade.
     if router.key_isolation != KeyIsolation::default() {
         router_inputs["keyIsolation"] = json!(router.key_isolation.name());
     }

@@ -225,7 +225,7 @@ fn source_of(object: &Value) -> Option<&str> {
     object["metadata"]["annotations"]["ovfleet.dev/source"].as_str()
 }
 
-/// Removes the annotation with the source, as if a former release of the operator had created the objects.
+/// Removes the annotation with the source, as if an earlier release of the operator had created the objects.
 fn without_source(observed: &mut ObservedState) {
     for object in observed.owned.values_mut() {
         let object = Arc::make_mut(object);

@@ -86,7 +86,7 @@ fn routers_that_cannot_report_admission_are_replaced_at_once() {
     assert_eq!(label, "former");
 }
 
-/// Removes the replica token from the Deployments, as if a former release of the operator had created them.
+/// Removes the replica token from the Deployments, as if an earlier release of the operator had created them.
 fn without_token(observed: &mut ObservedState) {
     for deployment in observed.owned.values_mut() {
         let template = &mut Arc::make_mut(deployment).data["spec"]["template"];

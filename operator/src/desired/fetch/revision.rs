@@ -14,7 +14,7 @@ use crate::names::{Component, REVISION_VARIABLE};
 use crate::observe::ObservedState;
 use crate::valid_deployment::{Revision, ValidDeployment};
 
-/// The number of hexadecimal digits of a commit hash: of SHA-1 and of SHA-256.
+/// The numbers of hexadecimal digits of a commit hash in SHA-1 and in SHA-256.
 const COMMIT_DIGITS: [usize; 2] = [40, 64];
 
 /// Returns the revision of the model's repository, if the model is fetched from the Hugging Face Hub.
