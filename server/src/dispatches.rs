@@ -2,8 +2,8 @@
 //! the request itself until a report includes it, and relies on the report from then on.
 //!
 //! A request is included once the engine has accepted it. A rejected request is included immediately, because no figure
-//! of a report counts it. The memory is bounded: the oldest ranges are forgotten first. The server remembers a router
-//! while the router is subscribed, and for some time afterward in case it reconnects.
+//! of a report counts it. The memory is bounded: the server forgets the oldest ranges first. The server remembers a
+//! router while the router is subscribed, and for some time afterward in case it reconnects.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -14,7 +14,7 @@ pub enum Phase {
     Serving,
     /// The server accepts requests, but none should be sent, because the process will be stopped soon.
     Draining,
-    /// The process has been told to stop and is finishing its requests.
+    /// The process has received a request to stop, and is finishing its requests.
     Stopping,
     /// The engine has stopped.
     Stopped,
@@ -54,8 +54,8 @@ impl Lifecycle {
         });
     }
 
-    /// Returns the rest of `timeout`, which starts when the process is first asked to drain or to stop. A `preStop`
-    /// hook and the time after SIGTERM share this timeout, as they share a pod's grace period.
+    /// Returns the rest of `timeout`, which starts with the first request to drain or to stop. A `preStop` hook and
+    /// the time after SIGTERM share this timeout, as they share a pod's grace period.
     pub fn drain_time_left(&self, timeout: Duration) -> Duration {
         self.drains_since.get().map_or(timeout, |since| timeout.saturating_sub(since.elapsed()))
     }

@@ -177,7 +177,7 @@ impl Model {
         Self { formats, visible_tokens_with_tools, visible_tokens_without_tools, ..self }
     }
 
-    /// Returns the first name, which is in the list of models.
+    /// Returns the first name, which is the parent of adapters in the list of models.
     pub fn name(&self) -> &str {
         &self.names[0]
     }

@@ -501,7 +501,7 @@ impl Core {
         let result = match level {
             None => self.wake(shared)?.map_err(SleepError::Wake),
             Some(_) if !self.scheduler.is_idle() => Err(SleepError::Busy),
-            // The engine has already released at least as much.
+            // The engine has already released at least as much memory.
             Some(level) if self.sleep_level >= Some(level) => Ok(()),
             Some(level) => {
                 self.clear_cache();

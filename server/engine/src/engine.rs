@@ -62,7 +62,7 @@ pub enum StartError {
     Thread(#[source] std::io::Error),
     /// The identity of stored blocks does not include every adapter, so a block of one adapter could be used for
     /// another.
-    #[error("the identity of evicted blocks has {known} adapters, but the model has {adapters}")]
+    #[error("the identity of evicted blocks covers {known} adapters, but the model has {adapters}")]
     UnknownAdapters {
         /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).
         known: usize,

@@ -43,7 +43,7 @@ pub trait GuideState: fmt::Debug + Send {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError>;
 
     /// Advances by a sampled token, which is one of the allowed ones. This method is called between steps on the
-    /// engine's thread, and must be quick. It is not called for stop tokens.
+    /// engine's thread, and must return quickly. It is not called for stop tokens.
     ///
     /// # Errors
     /// [`GuideError`], which fails the request.
@@ -78,7 +78,7 @@ pub enum GuideError {
     #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
     /// The guide failed for a reason that does not depend on the request.
-    #[error("failed to follow the form of the answer: {0}")]
+    #[error("failed to constrain the answer to its form: {0}")]
     Failed(String),
 }
 

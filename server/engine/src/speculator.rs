@@ -4,7 +4,7 @@
 //! A correct draft saves its sequence a step. Each draft costs as much as another token in a step, and a draft of the
 //! draft model also costs a run of that model. The speculator measures continuously how often drafts are accepted, and
 //! what tokens, steps and runs cost with the current number of sequences. It proposes no draft that is likely to cost
-//! more than it saves, and stops for a while if drafts lose more than a small fraction of the time.
+//! more than it saves, and pauses for a while if drafts lose more than a small fraction of the time.
 //!
 //! Drafts affect only the time: each token is sampled as it would be without them.
 
@@ -343,8 +343,8 @@ mod tests {
         let mut costs = Costs::default();
         let prices = Prices { sequence: 1.0, draft: 0.1 };
         (1..=3).for_each(|sequences| (0..3).for_each(|_| costs.record_run(sequences, sequences, 0.3)));
-        // A run for one sequence costs 0.3, and 0.4 together with the draft in the step. A draft is worth this cost
-        // down to a probability of 0.46.
+        // For one sequence, a run costs 0.3, or 0.4 including the draft in the step. A draft is worth this cost if
+        // its probability is at least 0.46.
         assert_eq!(num_drafts(&mut [draft(0.8, 9, false)], prices, &costs), [3]);
         assert_eq!(num_drafts(&mut [draft(0.8, 2, false)], prices, &costs), [2]);
         assert_eq!(num_drafts(&mut [draft(0.4, 9, false)], prices, &costs), [0]);

@@ -112,7 +112,7 @@ mod tests {
         };
         workers.for_each(&mut [(); 3], LOGITS_PER_THREAD, |_, _| note());
         assert_eq!(threads.lock().unwrap().len(), 1, "a little work is not worth a helper");
-        // Each job waits until three threads have one.
+        // Each job waits until all three threads run a job.
         let barrier = Barrier::new(3);
         workers.for_each(&mut [(); 3], 3 * LOGITS_PER_THREAD, |_, _| {
             note();

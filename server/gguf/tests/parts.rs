@@ -1,4 +1,5 @@
-//! A split model reads like a single file; invalid, missing and foreign parts are rejected with an error that names the file.
+//! A split model is read like a single file; invalid, missing and foreign parts are rejected with an error that names
+//! the file.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

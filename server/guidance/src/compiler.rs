@@ -182,8 +182,8 @@ impl Compiler {
     fn build_here(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
         let (mut start, symbol_count) = on_large_stack(|| self.parser(grammar)).flatten()?;
         start.start_without_prompt();
-        // Report now, instead of during generation, that nothing can follow at the start, or that the form is
-        // too complex there or after a first token such as the quote of a string.
+        // Report two errors now instead of during generation: no token is allowed at the start, or the form
+        // is too complex at the start or after a first token, such as the quote of a string.
         let mut first = start.deep_clone();
         let begin = AssertUnwindSafe(|| {
             let mask = first.compute_mask()?;
@@ -206,7 +206,7 @@ impl Compiler {
         let limits = self.factory.limits().clone();
         let parsed = catch_unwind(AssertUnwindSafe(|| {
             let (grammar, lexer) = GrammarInit::Serialized(grammar).to_internal(environment, limits)?;
-            // llguidance compiles the optimized grammar, but does not tell its size.
+            // llguidance compiles the optimized grammar, but does not report its size.
             let symbol_count = grammar.optimize().num_symbols();
             Ok((grammar, lexer, symbol_count))
         }));

@@ -105,7 +105,8 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Creates a tag from a form between `begin` and one of `ends`. No `ends` are the same as an empty one.
+    /// Creates a tag from a form between `begin` and one of `ends`. An empty list of `ends` is the same as a
+    /// single empty end.
     pub fn new(begin: impl Into<String>, content: Form, ends: &[String]) -> Self {
         Self { begin: begin.into(), rest: content.ended_by(ends) }
     }

@@ -256,7 +256,7 @@ impl GuideState for State {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // `allow` runs on another thread, because to consume tokens in another lane or in large rows can take long.
+        // `allow` runs on another thread, because consuming tokens in another lane or in large rows can take long.
         let is_deferred = self.lane.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);

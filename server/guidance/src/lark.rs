@@ -15,10 +15,10 @@ use crate::{FormError, Vocabulary};
 /// A regular expression that matches any text.
 pub(crate) const ANY_TEXT: &str = "/(?s:.*)/";
 
-/// Which texts may appear where any text may appear.
+/// The limits on the content of free text.
 #[derive(Clone, Copy)]
 pub(crate) struct TextLimits<'a> {
-    /// The texts that must not appear.
+    /// The texts that the free text must not contain.
     pub(crate) excludes: &'a [String],
     pub(crate) chars_max: Option<u32>,
 }
@@ -101,7 +101,7 @@ impl<'a> Writer<'a> {
 
     /// Writes a text up to and including the first occurrence of `end`.
     pub(crate) fn text_until(&mut self, limits: TextLimits<'_>, end: &str) -> Result<String, FormError> {
-        // The text never contains its end.
+        // The text never contains the text that ends it.
         let excludes: Vec<String> = limits.excludes.iter().filter(|text| *text != end).cloned().collect();
         if excludes.is_empty() && limits.chars_max.is_none() {
             return self.until(end);

@@ -87,7 +87,7 @@ pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
 /// Beyond it: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
 /// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
-/// [`ELEMENTS_MAX`] has some more items than elements.
+/// [`ELEMENTS_MAX`] has slightly more items than elements.
 ///
 /// Beyond it: 400, `form_too_complex`; a stream ends with this error.
 pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;

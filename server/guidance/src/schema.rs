@@ -18,8 +18,8 @@ pub(crate) enum Layout {
     Tight,
 }
 
-/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that has
-/// lost track writes whitespace until it reaches the token limit.
+/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that
+/// gets stuck writes whitespace until it reaches the token limit.
 ///
 /// Beyond it: the model must continue with another character.
 const SPACE_MAX: usize = 64;

@@ -1,5 +1,6 @@
 //! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows with the
-//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar that could be one of these is first compiled where the compilation can be stopped.
+//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar
+//! that could be so expensive is first compiled where the compilation can be stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -26,7 +27,7 @@ pub trait Trial: Send + Sync {
     fn run(&self, request: &[u8]) -> Result<(), TrialError>;
 }
 
-/// The reason why a grammar was not compiled, by a trial or after it.
+/// The reason why a grammar was not compiled, either in a trial or after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrialError {
     /// The grammar cannot be compiled. The text is that of llguidance.
@@ -70,7 +71,7 @@ pub(crate) fn is_needed(grammar: &TopLevelGrammar) -> bool {
         || has_costly_keyword
 }
 
-/// What determines the work of compiling a grammar.
+/// The quantities that determine the work of compiling a grammar.
 struct Size {
     bytes: usize,
     properties: usize,
@@ -121,7 +122,7 @@ impl Size {
             ("minProperties" | "maxProperties", Value::Number(_)) => self.has_costly_keyword = true,
             ("multipleOf", Value::Number(number)) => {
                 let number = number.as_f64().unwrap_or(f64::INFINITY);
-                // A fraction has more states than the number.
+                // For a fraction, the number of states is greater than the number itself.
                 self.multiples *= if number.fract() == 0.0 { number.abs().max(1.0) } else { f64::INFINITY };
             }
             _ => {}

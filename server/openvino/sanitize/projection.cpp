@@ -1,6 +1,6 @@
-// Runs the projection kernels under sanitizers, and compares them with a product in f64: every instruction set of this machine,
-// and the kernels for AMX over the model of tiles on any machine, with one and two terms, various bits, groups, sizes, numbers
-// of rows and epilogues, with norms and adapters.
+// Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
+// terms, various bits, groups, sizes, numbers of rows and epilogues, norms and adapters, for every instruction set of this
+// machine and, on any machine, for the kernels for AMX over the model of tiles.
 #include "projection.hpp"
 
 #include <algorithm>

@@ -245,8 +245,8 @@ pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::Av
 
 /// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
 /// are used only if the model is computed in bf16. The others multiply in f32. Prompts and decodes use the same kernels,
-/// so that the result of a token does not depend on the division of its prompt into chunks. Those for AMX compute small
-/// numbers of queries in vectors, with the bits of the tiles.
+/// so that the result of a token does not depend on the division of its prompt into chunks. The kernels for AMX compute
+/// small numbers of queries in vectors, with the same bits as in tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 

@@ -212,7 +212,7 @@ impl MarkedText {
         }
     }
 
-    /// Enters a mode that no text except layout precedes yet.
+    /// Enters a mode before which only layout has been read.
     fn start(&mut self, mode: Mode) {
         self.mode = mode;
         self.layout.clear();

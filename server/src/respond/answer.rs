@@ -255,7 +255,8 @@ impl PromptAnswer {
                         details.reasoning_tokens += reasoning_tokens;
                     }
                     if choice.has_ended() {
-                        // The engine does not know stop strings, so it must be told that the choice has ended.
+                        // The engine does not know stop strings, so it must be notified that the choice has
+                        // ended.
                         stream.abort(index);
                     }
                 }

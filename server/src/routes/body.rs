@@ -16,7 +16,7 @@ use crate::limits::{BudgetExhausted, ByteClaim, VALUES_BYTES_MAX, ValuesMemory};
 /// Beyond it: the server answers without reading the rest and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
-/// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count towards the budget until
+/// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count toward the budget until
 /// the last clone of the body is dropped, so code that parses the body must own it for as long as the values exist.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ impl Buffer {
     }
 }
 
-/// Bytes that count towards the budget as long as they exist.
+/// Bytes that count toward the budget as long as they exist.
 struct ClaimedBytes<T> {
     bytes: T,
     _claim: ByteClaim,

@@ -35,7 +35,7 @@ impl Door {
 /// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
-    /// The allowed tokens after this many tokens become known once the door is open.
+    /// Once the door is open, the allowed tokens after this number of tokens become known.
     Door(usize, Arc<Door>),
     /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),

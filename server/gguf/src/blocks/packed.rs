@@ -181,12 +181,13 @@ fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// The quants that the codes of E2M1, a format of floating-point numbers with 4 bits, stand for: twice the number plus 12.
+/// The quants of the codes of E2M1, a floating-point format of 4 bits: twice the number plus 12.
 const QUANTS_OF_E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// The layout is `e, qs[16]`, with a power of two as scale: its exponent plus 127.
 fn mxfp4(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
-    // Quants are twice the numbers, so the scale is half of that of the file. The smallest are subnormal.
+    // Quants are twice the numbers, so the scale is half of the scale in the file. The smallest scales are
+    // subnormal.
     unpacked.scale[0] = match block[0] {
         exponent @ 0..=1 => f32::from_bits(0x0020_0000 << exponent),
         exponent => f32::from_bits(u32::from(exponent - 1) << 23),

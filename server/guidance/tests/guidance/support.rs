@@ -59,7 +59,7 @@ pub(crate) enum Fit {
     NotAfter(usize),
 }
 
-/// Matches `text` against a form, with special tokens as such and everything else byte by byte.
+/// Matches `text` against a form: special tokens as whole tokens, and everything else byte by byte.
 pub(crate) fn fit(guide: &Guide, text: &str) -> Fit {
     let vocabulary = COMPILER.vocabulary();
     let mut state = guide.start().unwrap();

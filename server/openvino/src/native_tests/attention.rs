@@ -155,7 +155,7 @@ impl Layer {
         let sequences =
             sequences.map(|count| CachedSequence { blocks: take(count), keys: vec![], values: vec![] });
         let heads = kv_heads * random.pick(&[1, 3, 4, 7]);
-        // Sinks are below and above the largest scores.
+        // The sinks are below and above the largest scores.
         let sinks = if random.below(2) == 0 { 0 } else { heads };
         let sinks = (0..sinks).map(|_| 8.0 * number(random)).collect();
         Self {

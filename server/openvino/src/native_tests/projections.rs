@@ -80,7 +80,7 @@ impl Epilogue {
 /// The number of bits that stands for weights of MXFP4, whose quants are codes of E2M1.
 const E2M1_BITS: usize = 5;
 
-/// The number of bits of weights whose quants are bytes, and of which the kernels have 6 bits.
+/// The number of bits of weights whose quants are passed as bytes, and which the kernels store in 6 bits.
 const SIX_BITS: usize = 6;
 
 /// The magnitudes of the codes of E2M1 below 8. The next bit is the sign.

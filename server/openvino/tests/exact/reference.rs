@@ -24,7 +24,7 @@ pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
 /// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice gemma's window.
 pub(crate) const LENGTH: usize = 80;
 
-/// Properties for exact computation: f32 everywhere. They select the plugin's projections, which do not round
+/// Properties for exact computation, in f32 everywhere. They select the plugin's projections, which do not round
 /// activations, so that tests of the graph can compare logits with a tolerance of 1e-4, regardless of the processor's
 /// kernels.
 pub(crate) const EXACT: [(&str, &str); 3] = [

@@ -72,7 +72,7 @@ pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<String>, reque
             let response = read(app, tenant, &id)?;
             if !response.background {
                 let problem =
-                    "only background responses can be cancelled; close the connection to cancel other responses";
+                    "only background responses can be canceled; close the connection to cancel other responses";
                 return Err(Error::invalid("response_id", problem));
             }
             // The response has already ended.

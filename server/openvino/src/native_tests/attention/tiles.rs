@@ -1,11 +1,11 @@
-//! Tests of the kernels that multiply in bf16, most of all those in tiles.
+//! Tests of the kernels that multiply in bf16, especially of those that use tiles.
 
 use super::{Activations, FloatType, KernelVariant, Layer, OtherSequences, Random};
 use crate::cpu::Isa;
 use crate::kernels::Precision;
 use crate::native_tests::has_real_tiles;
 
-/// The bits of the tiles of the processor and of the model are equal.
+/// The tiles of the processor and the model of the tiles give the same bits.
 #[test]
 fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
     const TOKENS: usize = 700;
