@@ -21,7 +21,8 @@ import sampling
 import served
 from oracle import Check, engines
 
-# An option that reduces the precision of the model in the file and is therefore not a default. Its cost is reported.
+# An option that reduces the precision of the model in the file and is therefore not a default. The program reports
+# its cost.
 LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "noise", "random", "sampling", "beams")
 

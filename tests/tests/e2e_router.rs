@@ -151,7 +151,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
         (0..count).map(|_| RestartableServer::start(arguments)).collect();
     let names: Vec<String> = servers.iter().map(|server| server.server().address().to_owned()).collect();
     let mut all: Vec<String> = servers.iter().map(|server| replica(server.server())).collect();
-    // Timeouts for a busy machine.
+    // These timeouts are long enough for a busy machine.
     all.extend(["--hang-timeout=4s", "--waiting-room-timeout=60s", "--threads=1"].map(str::to_owned));
     let router = Router::start(&all).expect("the router starts");
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
@@ -314,7 +314,7 @@ async fn replacing_the_replica_token_under_load_fails_no_request() {
 
 #[tokio::test]
 async fn requests_wait_in_the_router_while_the_fleet_is_full() {
-    // Two replicas that run one sequence at a time each.
+    // Each of the two replicas runs one sequence at a time.
     let mut arguments = SIM.to_vec();
     arguments.extend(["--max-num-seqs", "1", "--max-queue", "1"]);
     let servers: Vec<RestartableServer> = (0..2).map(|_| RestartableServer::start(&arguments)).collect();

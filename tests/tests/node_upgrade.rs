@@ -7,8 +7,8 @@
 //! resource. The test creates these objects instead of running the previous operator; replicas and routers are the
 //! current programs with the arguments of the previous release. [`the_programs_of_the_previous_release_can_be_upgraded`]
 //! runs all programs of the previous release, whose images must be built from that commit. With `UPDATE_EXPECT`, it
-//! records the objects and the status again; rename `retry-share: 0.1` to `retry-budget-percent: 10` in them, because the
-//! flag has another name now.
+//! records the objects and the status again; rename `retry-share: 0.1` to `retry-budget-percent: 10` in them, because
+//! the flag has been renamed.
 
 use std::path::PathBuf;
 
