@@ -141,7 +141,7 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
-// `Floats{} + value` is an addition, because it turns -0 to 0.
+// `Floats{} + value` would be compiled to an addition, because it turns -0 into 0.
 inline Floats broadcast(float value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_set1_ps(value);

@@ -18,9 +18,9 @@ namespace {
 using namespace ovfleet;
 namespace op = ov::op;
 
-// The inputs of the plugin's paged attention. The native attention has the first five, then STEP, BLOCK_SCORES if it reports
-// them, and the sinks if it has them. If it splits the merged projection and applies the rotary embedding, the first three are
-// QKV, COS and SIN.
+// The inputs of the plugin's paged attention. The native attention has the first five inputs, followed by STEP, by
+// BLOCK_SCORES if it reports block scores, and by the sinks if the layer has sinks. If the native attention splits the
+// merged projection and applies the rotary embedding, the first three inputs are QKV, COS and SIN instead.
 enum Input : size_t {
     QUERY,
     KEY,

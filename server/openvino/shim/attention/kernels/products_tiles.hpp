@@ -125,7 +125,7 @@ inline void multiply(TileRegisters& registers, const TileProduct& product) {
 // The number of rows of whole tile registers.
 inline size_t whole_tiles(size_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
-// The pairs of a row in one of `capacity` products: 16 pairs.
+// Returns the 16 pairs of a row in one of `capacity` products.
 inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t step) {
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }

@@ -379,7 +379,8 @@ inline void accumulate_u4(const u4* values, size_t size, const typename Products
         if (count) accumulate_u4<Products, R - 1>(values, size, weights, sums, count, prefetch);
 }
 
-// What tiles call for any precision. The scales are in the block.
+// These specializations are the functions that tiles call for every precision. The scales are
+// stored in the block.
 
 template <>
 inline void score<u4>(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,
