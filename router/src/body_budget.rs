@@ -73,7 +73,7 @@ impl BodyBudget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Creates a body of which no bytes have been received. `announced` is the length that the client has announced.
+    /// Creates a body without any received bytes. `announced` is the length that the client has announced.
     pub fn body(self: &Arc<Self>, announced: usize) -> ReceivedBody {
         let reservation = Reservation { budget: Arc::clone(self), bytes: 0 };
         ReceivedBody { reservation, first: None, joined: Vec::new(), announced }

@@ -52,7 +52,7 @@ pub enum Error {
 pub struct CommandLine(Vec<OsString>);
 
 impl CommandLine {
-    /// Creates the command line from the arguments, of which the first is the name of the program.
+    /// Creates the command line from the arguments, the first of which is the name of the program.
     pub fn new(arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self(arguments.into_iter().collect())
     }

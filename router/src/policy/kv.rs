@@ -1,9 +1,10 @@
 //! The default policy: the lowest estimated time to the first token.
 //!
-//! The estimate adds up what delays the request at a replica: the prompt tokens that are ahead of it, reported or sent
-//! since; its own prompt tokens that are not cached there; the images that are encoded before; the wait for a sequence to end, if the replica already runs
-//! as many as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind it
-//! and the measurements are in `docs/decisions/0010-routing.md`.
+//! The estimate is the sum of the delays at a replica: the prompt tokens that are ahead of the request (those in the
+//! report and those sent since then); its own prompt tokens that are not cached there; the images that are encoded
+//! before; the wait for a sequence to end, if the replica already runs as many as it can; the wait for free blocks; and a
+//! penalty for a cache that is nearly full. The decisions behind it and the measurements are in
+//! `docs/decisions/0010-routing.md`.
 
 use std::time::Duration;
 
