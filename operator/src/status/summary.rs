@@ -100,7 +100,8 @@ pub(super) fn router_problem(applied: &ApplyResult) -> Option<Problem> {
     replica_failure(deployment(applied, Component::Router)).or_else(|| most_frequent_problem(&pods))
 }
 
-/// The problem that most pods have. Of equally frequent problems, it is the first one in their sort order.
+/// The problem that most pods have. If several problems are equally frequent, it is the first one in their
+/// sort order.
 fn most_frequent_problem(pods: &[&PodState]) -> Option<Problem> {
     let mut problems: Vec<&Problem> = pods.iter().filter_map(|pod| pod.problem.as_ref()).collect();
     problems.sort();
