@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """`make bench-engine-8b`: loads models of real size, and measures their memory and their speed beside openvino_genai.
 
-The models have random weights (make_model.py). For each of them the program prints the time of reading its file, the time
-and the memory of loading it without a cache directory, with one, and from the cache, and the speed of both engines in the
-same run. The bandwidth of the memory limits how fast tokens are generated, so it is measured as well.
+The models have random weights (make_model.py). For each of them, the program prints the time to read its file, the time and the memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines in the same run. The bandwidth of the memory limits how fast tokens are generated, so it is measured as well.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class Weights:
 
 
 def weights_per_token(shape: Shape) -> Weights:
-    """Returns the bytes that generating one token reads. Of the experts, it reads those that are used."""
+    """Returns the bytes that generating one token reads. It reads only the experts that are used."""
     in_file = packed = 0.0
     for name, kind, dimensions in tensors(shape, shape.vocabulary or 49_152):
         # The embedding of a token is one row, unless the same weights are the output.

@@ -1,5 +1,5 @@
-//! The two pipes to a browser, for calls, their responses, and events. A message is JSON, terminated by a zero byte. Of
-//! the protocol's methods and events, this module knows only the events that it records.
+//! The two pipes to a browser, for calls, their responses, and events. A message is JSON, terminated by a zero byte.
+//! This module knows only those events of the protocol that it records, and none of the methods.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -380,7 +380,7 @@ impl Projection {
             let code = usize::from(self.quants[at]);
             return scale * if code & 8 == 0 { E2M1[code & 7] } else { -E2M1[code & 7] };
         }
-        // Quants of 6 bits are bytes.
+        // Quants of 6 bits are passed as bytes.
         let half = if self.bits == 4 { 8 } else { 128 };
         let quant = i32::from(self.quants[at]);
         let quant = if self.is_signed && quant >= half { quant - 2 * half } else { quant };
@@ -488,7 +488,7 @@ fn check(variant: KernelVariant, projection: &Projection, random: &mut Random, m
     let residual: Vec<f32> = (0..m * columns).map(|_| whole(random)).collect();
     let adapters = Projection::adapters(random, m);
     let Some(dst) = projection.compute(variant, &src, &adapters, &residual) else { return false };
-    // All rows of small steps are checked. Of other steps, only the rows around the ends of tiles and parts are
+    // All rows of small steps are checked. In other steps, only the rows around the ends of tiles and parts are
     // checked.
     let is_checked = |row: usize| m <= 150 || [0, 1, 15, 16, 31].contains(&(row % 64)) || row + 2 > m;
     for (row, found) in dst.chunks(columns).enumerate().filter(|(row, _)| is_checked(*row)) {

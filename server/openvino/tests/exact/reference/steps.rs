@@ -4,8 +4,8 @@ use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// The number of tokens of each sequence in a step: one sequence decodes from the start (so it samples every position),
-/// one has chunks that cross block boundaries, one has chunks of a block and a token, and one has its whole prompt in
+/// The number of tokens of each sequence in a step. One sequence decodes from the start, so it samples every position.
+/// One has chunks that cross block boundaries, one has chunks of a block and a token, and one has its whole prompt in
 /// one step.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
