@@ -74,7 +74,7 @@ fn main() {
     kernels();
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
-    // The plugin's thread library, in whose threads the native kernels run.
+    // The plugin's thread library. The native kernels run on its threads.
     println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
     // This argument is for the tests and examples of this crate. The build scripts of dependents set it for their

@@ -1,9 +1,9 @@
 //! Writes rules, terminals and expressions in the Lark dialect that llguidance reads.
 //!
-//! JSON that is the whole output may be laid out with whitespace, within bounds. JSON within something else is written
-//! as most models write it, with at most one space after a comma or a colon: then all parts share one lexer, which
-//! considers everything that may follow. (A part with whitespace of its own has a lexer of its own, and where two such
-//! parts may begin, llguidance would consider only one of them.)
+//! JSON that is the whole output may be laid out with whitespace, within bounds. JSON within another form is written
+//! as most models write it, with at most one space after a comma or a colon. Then all parts share one lexer, which
+//! considers everything that may follow. (A part with its own rule for whitespace has its own lexer, and where two
+//! such parts may begin, llguidance would consider only one of them.)
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;

@@ -136,7 +136,7 @@ pub(crate) fn lexer_bytes(parser: &TokenParser) -> Option<usize> {
     Some(LEXER_BYTES + spec + with_spare_room(counted) + expressions + states)
 }
 
-/// The bytes of the description of a lexer, of which the grammar and each lexer have a copy.
+/// The bytes of the description of a lexer; the grammar and each lexer have a copy of it.
 fn spec_bytes(spec: &LexerSpec) -> usize {
     let expressions = spec.regex_builder.exprset();
     let lexemes = spec.lexemes.len() * (size_of::<LexemeSpec>() + LEXEME_HEAP_BYTES);

@@ -8,7 +8,8 @@ struct Family {
     /// The template of the family contains all texts of one of these lists.
     told_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
-    /// The candidates for the reasoning format. The first one of which the template contains a text is selected.
+    /// The candidates for the reasoning format. The first candidate with a text that the template contains is
+    /// selected.
     reasoning: &'static [(ReasoningFormat, &'static [&'static str])],
 }
 

@@ -20,7 +20,7 @@ use crate::request_record::RequestRecord;
 /// An event of an answer. No events follow `Finished` or `Failed`.
 #[derive(Clone, Debug)]
 pub(crate) enum AnswerEvent {
-    /// The new deltas, of which there is at least one.
+    /// The new deltas, at least one.
     Deltas(Vec<ChoiceDelta>),
     /// All choices have ended.
     Finished(Usage),
