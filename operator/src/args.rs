@@ -20,7 +20,8 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 
-    /// Log level: error, warn, info, debug or trace. Modules can have separate levels: info,operator=debug.
+    /// Log level: error, warn, info, debug or trace. Modules can have separate levels, such as
+    /// info,operator=debug.
     #[arg(long, value_name = "FILTER", default_value = "info", global = true)]
     pub log: String,
 

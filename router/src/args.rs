@@ -24,7 +24,7 @@ use crate::policy::Policy;
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
-    /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes of replicas, routing,
+    /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes to replicas, routing,
     /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
@@ -84,8 +84,8 @@ pub struct Args {
     pub port: u16,
 
     /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
-    /// its own connections and thread, so that probes are answered however many clients are connected to the API. 0
-    /// selects a free port. Default: none.
+    /// its own connections and thread, so that probes are answered regardless of the number of clients that are
+    /// connected to the API. 0 selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
@@ -270,7 +270,7 @@ pub struct Args {
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
-    /// longer needed for a retry. Bodies of more than 64 KiB leave an eighth of the total to smaller ones.
+    /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
@@ -307,8 +307,8 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time within which a client must send the head of a request, and again its body. A connection without a
-    /// request is closed after the same time.
+    /// Time within which a client must send the head of a request, and the same time again for its body. A
+    /// connection without a request is closed after the same time.
     ///
     /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
     /// `request_incomplete`.
@@ -374,7 +374,7 @@ pub enum KeyIsolation {
     /// Each key is a tenant.
     Key,
     /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing
-    /// access to stored objects. A key without a name is a tenant of its own.
+    /// access to stored objects. A key without a name is a separate tenant.
     Name,
     /// All requests belong to the same tenant, whatever their keys.
     None,

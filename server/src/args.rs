@@ -98,8 +98,8 @@ pub struct Args {
     /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`. 0
     /// selects a free port.
     ///
-    /// Its connections do not count toward --max-connections, so that probes and scrapes are answered however many
-    /// clients are connected. The API's port serves these paths too. Default: none.
+    /// Its connections do not count toward --max-connections, so that probes and scrapes are answered regardless
+    /// of the number of clients. The API's port serves these paths too. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
@@ -274,9 +274,10 @@ pub struct Args {
 
     /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
     ///
-    /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change. Completions
-    /// without `max_tokens` end with the end token, `best_of` alone enables beam search, messages without content are
-    /// accepted, so are `/v3/v1/` and a trailing slash, and `/v1/config` and `/v2/models/{name}/ready` exist.
+    /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change.
+    /// Completions without `max_tokens` end with the end token, and `best_of` alone enables beam search. Messages
+    /// without content, paths below `/v3/v1/` and trailing slashes are accepted, and `/v1/config` and
+    /// `/v2/models/{name}/ready` exist.
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 

@@ -35,7 +35,7 @@ pub struct HttpLimits {
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
-    /// Time within which a client must send the head of a request, and again its body.
+    /// Time within which a client must send the head of a request, and the same time again for its body.
     pub read_timeout: Duration,
     /// Time within which a client must read part of its answer, once the connection's buffers are full.
     pub write_timeout: Duration,

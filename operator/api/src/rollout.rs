@@ -19,8 +19,9 @@ pub struct Rollout {
     /// Number of seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. The rollout continues even then. The
-    /// time for loading the model (2 minutes, and 1 second for each 50 MB of the memory limit) is added to it.
+    /// Time without progress after which a rollout is reported as failed. The rollout continues even after
+    /// that. The time to load the model (2 minutes, and 1 second for each 50 MB of the memory limit) is added
+    /// to this time.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
     pub pause: bool,

@@ -65,8 +65,8 @@ pub struct Router {
     pub policy: Policy,
     /// Isolation of API keys: which of them share stored responses, conversations and cached prompts. `key`: no key
     /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be
-    /// replaced without losing access to stored items. `none`: all keys share them. Without `access.apiKeysSecretRef`
-    /// this has no effect.
+    /// replaced without losing access to stored items. `none`: all keys share them. This field has no effect without
+    /// `access.apiKeysSecretRef`.
     pub key_isolation: KeyIsolation,
     /// The queue for requests for which no replica has capacity.
     pub queue: Queue,

@@ -41,8 +41,8 @@ pub struct LimitArgs {
 
     /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the
     /// requests are prepared. The parts of a request that its response repeats, and the items to be stored with the
-    /// response, count until the response is complete. Bodies of more than 64 KiB leave an eighth of the total to
-    /// smaller ones.
+    /// response, count until the response is complete. An eighth of the total is reserved for bodies of up to 64
+    /// KiB.
     ///
     /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
@@ -74,8 +74,8 @@ pub struct LimitArgs {
     )]
     pub max_connections: u32,
 
-    /// Time within which a client must send the head of a request, and again its body. A connection without a
-    /// request is closed after this time as well.
+    /// Time within which a client must send the head of a request, and the same time again for its body. A
+    /// connection without a request is closed after this time as well.
     ///
     /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
     /// `request_incomplete`.

@@ -14,11 +14,11 @@ pub struct SimArgs {
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
     pub sim_step_time: Duration,
 
-    /// Time of each prompt token in a step.
+    /// Time that each prompt token adds to a step.
     #[arg(long, value_name = "TIME", default_value = "250us", value_parser = duration)]
     pub sim_prefill_token_time: Duration,
 
-    /// Time of each generating sequence in a step.
+    /// Time that each generating sequence adds to a step.
     #[arg(
         long,
         alias = "sim-decode-row-time",
