@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """`make bench-engine-8b`: loads models of real size, and measures their memory and their speed beside openvino_genai.
 
-The models have random weights (make_model.py). For each of them, the program prints the time to read its file, the time and the memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines in the same run. The bandwidth of the memory limits how fast tokens are generated, so it is measured as well.
+The models have random weights (make_model.py). For each of them, the program prints the time to read its file, the time and
+the memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines in the same
+run. The bandwidth of the memory limits how fast tokens are generated, so it is measured as well.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 Clients send all kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured outputs,
 speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences are preempted.
-Memory, threads and open files are sampled. At the end, no request may be running, no block may be in use, a single request must have the same response as before the load, and the memory usage must be about the same as after a fifth of the time.
+Memory, threads and open files are sampled. At the end, no request may be running, no block may be in use, a single request
+must have the same response as before the load, and the memory usage must be about the same as after a fifth of the time.
 """
 
 from __future__ import annotations
