@@ -148,7 +148,7 @@ fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String,
         }
         if named.insert(module.clone(), projection).is_some() {
             return unsupported(format!(
-                "adapters are not supported where two projections are named {module}"
+                "adapters are not supported for a model with two projections that are named {module}"
             ));
         }
     }
