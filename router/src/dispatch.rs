@@ -10,8 +10,8 @@
 //! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
 //! Requests of the second kind have a separate limit and timeout: those of the waiting room.
 //!
-//! A load report, or the end of a request, frees room at one replica, and only this replica is then offered to the
-//! waiting requests: the work of an event does not grow with the number of replicas. Room that no event announces (for
+//! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
+//! requests, so the work of an event does not grow with the number of replicas. Room that no event announces (for
 //! example, because a report has become too old or an ejection has ended) is used by [`Dispatch::pump_all`], which runs
 //! periodically.
 //!

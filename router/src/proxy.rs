@@ -7,7 +7,7 @@
 //!                                      └─── retry ◄────┘  only until the client has received the first byte
 //! ```
 //!
-//! Bodies are forwarded unchanged, with two exceptions: a stream that breaks ends with an error event, and if a token
+//! Bodies are forwarded unchanged, with two exceptions. A stream that breaks ends with an error event. If a token
 //! quota applies, the router requests the usage of a stream and removes it from the events before the client receives
 //! them.
 

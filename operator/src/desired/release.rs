@@ -3,9 +3,9 @@
 //!
 //! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment gets the new
 //! template immediately. If only the operator has changed, because it has another default image or renders the same
-//! resource differently, that is an upgrade: it waits for a slot or for approval, so that a new release of the operator
-//! does not restart all models of a cluster at the same time. A digest of the fields of the resource that the template
-//! was rendered from, which each Deployment has as an annotation, distinguishes the two.
+//! resource differently, the change is an upgrade. An upgrade waits for a slot or for approval, so that a new release
+//! of the operator does not restart all models of a cluster at the same time. A digest of the fields of the resource
+//! that the template was rendered from, which each Deployment has as an annotation, distinguishes the two.
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;

@@ -24,7 +24,7 @@ pub struct Demand {
     pub tenant: u64,
 }
 
-/// The reciprocal of the fraction of a replica that a tenant gets even if others have filled the replica: the scheduler
+/// The reciprocal of the fraction of a replica that a tenant gets even if others have filled the replica. The scheduler
 /// of the replica reserves this fraction of its batch and cache for tenants other than the one that uses most.
 const TENANT_RESERVE: u32 = 8;
 

@@ -1,9 +1,10 @@
 //! Lexers that sequences share.
 //!
 //! A lexer builds the states of its automaton on demand and keeps them. The number of states has no useful
-//! upper bound, so each lexer has a limit, and all lexers together have one. llguidance leaves a lexer that has
-//! reached its limit in a state in which every operation fails: its lane is broken. New sequences then start in
-//! another lane, and the sequences of the broken lane consume their tokens again in another.
+//! upper bound, so each lexer has a limit, and all lexers together have one. After a lexer has reached its
+//! limit, llguidance leaves it in a state in which every operation fails. Its lane is then broken. New
+//! sequences then start in another lane, and the sequences of the broken lane consume their tokens again in
+//! another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
 // Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover all
-// head sizes, groups, numbers of tokens and tails, for every instruction set of this machine and, on any machine, for the
-// kernels for AMX over the model of tiles.
+// head sizes, groups, numbers of tokens and tails. They run for every instruction set of this machine and, on any machine,
+// for the kernels for AMX over the model of tiles.
 #include "check.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover
-// various numbers of experts and rows, sizes, and forms of weights, for every instruction set of this machine and, on any
-// machine, for the kernels for AMX over the model of tiles.
+// various numbers of experts and rows, sizes, and forms of weights. They run for every instruction set of this
+// machine and, on any machine, for the kernels for AMX over the model of tiles.
 #include <algorithm>
 #include <numeric>
 

@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
-// terms, various bits, groups, sizes, numbers of rows and epilogues, norms and adapters, for every instruction set of this
-// machine and, on any machine, for the kernels for AMX over the model of tiles.
+// terms, and various bits, groups, sizes, numbers of rows, epilogues, norms and adapters. They run for every instruction set
+// of this machine and, on any machine, for the kernels for AMX over the model of tiles.
 #include "projection.hpp"
 
 #include <algorithm>

@@ -17,7 +17,8 @@ use crate::limits::{BudgetExhausted, ByteClaim, VALUES_BYTES_MAX, ValuesMemory};
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
 /// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count toward the budget until
-/// the last clone of the body is dropped, so code that parses the body must own it for as long as the values exist.
+/// the last clone of the body is dropped. Code that parses the body must therefore own it for as long as the values
+/// exist.
 ///
 /// # Errors
 /// The body is too large or has too many values, did not arrive in time, or the budget is exhausted.

@@ -1,6 +1,6 @@
-//! Converts text to tokens with one of two encoders: the pipeline that a `tokenizer.json` describes (or one rebuilt for
-//! the byte-level BPE of a GGUF file), or the score-based merging of SentencePiece, which such a pipeline cannot
-//! reproduce exactly.
+//! Converts text to tokens with one of two encoders. One is the pipeline that a `tokenizer.json` describes, or one
+//! rebuilt for the byte-level BPE of a GGUF file. The other is the score-based merging of SentencePiece, which such a
+//! pipeline cannot reproduce exactly.
 
 mod bound;
 mod encoder;

@@ -1,5 +1,6 @@
-//! The frequencies of YaRN (Peng et al., 2023), which extends the context of a model: the frequencies of fast pairs are unchanged,
-//! those of slow pairs are divided by the factor of the extension, and those in between are mixtures of both.
+//! The frequencies of YaRN (Peng et al., 2023), which extends the context of a model. The frequencies of fast pairs are
+//! unchanged, those of slow pairs are divided by the factor of the extension, and those in between are mixtures of
+//! both.
 
 use std::f64::consts::TAU;
 
