@@ -18,7 +18,7 @@ use crate::policy::Policy;
 /// Routes requests to the replicas of one or more models by their load.
 ///
 /// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set
-/// by the environment variable listed beside it, or in the file given by --config, where the key is the name of the
+/// by the environment variable listed next to it, or in the file given by --config, where the key is the name of the
 /// flag without dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
@@ -376,7 +376,7 @@ pub enum KeyIsolation {
     /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing
     /// access to stored objects. A key without a name is a separate tenant.
     Name,
-    /// All requests belong to the same tenant, whatever their keys.
+    /// All requests belong to the same tenant, regardless of their keys.
     None,
 }
 

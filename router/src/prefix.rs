@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Beyond it: the rest of the prompt counts as not cached.
 pub const CHAIN_BLOCKS_MAX: usize = 4096;
 
-/// Number of cached blocks that the router tracks for each replica, however large its cache is.
+/// Number of cached blocks that the router tracks for each replica, regardless of the size of its cache.
 ///
 /// Beyond it: the least recently used blocks are removed from the index.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 15;

@@ -19,8 +19,8 @@ pub const PROPERTIES_MAX: usize = 5000;
 /// Beyond it: 400, `invalid_value`.
 pub const PATTERN_PROPERTIES_MAX: usize = 64;
 /// Number of different values of `pattern` in a JSON schema that combines schemas: with `allOf`, or with `$ref`, `anyOf` or
-/// `oneOf` beside other constraints. The memory to follow a text grows exponentially with the patterns that it must match at
-/// once.
+/// `oneOf` together with other constraints. The memory to follow a text grows exponentially with the patterns that it
+/// must match at the same time.
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const COMBINED_PATTERNS_MAX: usize = 2;
