@@ -1,4 +1,4 @@
-//! Lets the binary find the OpenVINO libraries: where they were when it was built, or in `lib/` beside its
+//! Lets the binary find the OpenVINO libraries: where they were when it was built, or in `lib/` next to its
 //! own folder, as in the image.
 
 fn main() {

@@ -147,7 +147,7 @@ async fn follow(source: Source, lists: Lists) {
             if let Ok(address) = IpAddr::from_str(host) {
                 return send(vec![replica(address)]).await;
             }
-            // The name stands for one machine, so only its first address is used.
+            // The name identifies one machine, so only its first address is used.
             let first = |addresses: Vec<IpAddr>| send(addresses.into_iter().take(1).map(replica).collect());
             resolve(host, *interval, || look_up(host), first).await;
         }

@@ -63,7 +63,8 @@ pub struct Dispatch {
     metrics: Metrics,
     picker: Picker,
     retries: Mutex<RetryBudget>,
-    /// The number of requests in the queues of all models, whatever they wait for.
+    /// The number of requests in the queues of all models, including those that wait for a replica to become
+    /// available.
     queued: AtomicUsize,
     /// The number of queued requests that wait for a replica to appear.
     queued_without_replica: AtomicUsize,

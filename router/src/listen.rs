@@ -73,7 +73,7 @@ struct AcceptedConnection {
 pub(crate) enum Surface {
     /// The API, the probes, the metrics and the console.
     Api,
-    /// Only the probes and the metrics.
+    /// Only the probes and the metrics are served.
     Admin,
     /// The gRPC service for the operator.
     Grpc,

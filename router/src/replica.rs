@@ -155,8 +155,8 @@ impl Replica {
         self.progressed.store(self.millis(now), Ordering::Relaxed);
     }
 
-    /// Whether the replica was seen to compute something after `moment`. Such a replica is not broken, however long one
-    /// of its requests takes.
+    /// Whether the replica was seen to compute something after `moment`. Such a replica is not broken, regardless of
+    /// how long one of its requests takes.
     #[must_use]
     pub fn has_progressed_since(&self, moment: Instant) -> bool {
         let progressed = self.progressed.load(Ordering::Relaxed);

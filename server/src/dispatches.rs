@@ -67,7 +67,7 @@ struct RouterDispatches {
 }
 
 impl Dispatches {
-    /// Subscribes a router. Zero stands for an unknown router, for which no dispatches are recorded.
+    /// Subscribes a router. Zero means that the router is unknown; then no dispatches are recorded.
     pub(crate) fn subscribe(&self, router: u64) -> Subscription {
         if router != 0 {
             let mut routers = self.lock();

@@ -103,7 +103,7 @@ impl Resource {
 
 /// The code of the error for a missing parameter.
 const MISSING: &str = "missing_required_parameter";
-/// Length of an error message in characters. Messages can repeat names from the request, however long.
+/// Length of an error message in characters. Messages can repeat names from the request, which can be long.
 ///
 /// Beyond it: the message is truncated and ends with `…`.
 const MESSAGE_MAX: usize = 1_000;

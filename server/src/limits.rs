@@ -1,7 +1,7 @@
 //! The limits of the server and the admission of requests.
 //!
-//! Every queue and buffer has a limit, here or in the engine's configuration. A request beyond a limit is rejected at
-//! once.
+//! Every queue and buffer has a limit, here or in the engine's configuration. A request beyond a limit is rejected
+//! immediately.
 
 mod budget;
 mod json;

@@ -124,7 +124,7 @@ fn is_utf8(path: &str) -> bool {
     std::str::from_utf8(&decoded).is_ok()
 }
 
-/// Counts the requests that no endpoint has counted, all under the same name, whatever their path.
+/// Counts the requests that no endpoint has counted, all under the same name, regardless of their path.
 async fn count_unrouted(
     axum::extract::State(app): axum::extract::State<App>,
     request: Request,

@@ -1,4 +1,4 @@
-//! Tests of the ledger: it returns to zero and loses no dispatch, in whatever order events occur.
+//! Tests of the ledger: it returns to zero and loses no dispatch, regardless of the order of events.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod model;

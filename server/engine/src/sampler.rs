@@ -8,9 +8,9 @@
 //!
 //! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. So each
 //! filter is a [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the size of
-//! the vocabulary, whatever the parameters. `u` is a hash of `(seed, sequence, position)`. The draw accumulates the
-//! probabilities of the kept tokens in the order of their ids, so that rounding differences between batches and kernels
-//! change the result as rarely as possible.
+//! the vocabulary, regardless of the parameters. `u` is a hash of `(seed, sequence, position)`. The draw accumulates
+//! the probabilities of the kept tokens in the order of their ids, so that rounding differences between batches and
+//! kernels change the result as rarely as possible.
 
 mod allowed;
 mod candidates;

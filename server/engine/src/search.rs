@@ -60,7 +60,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// Decides from the text of beams whether they end, because the engine does not know texts.
+/// Decides from the text of beams whether they end, because the engine has no access to texts.
 pub trait TextStop: fmt::Debug + Send + Sync {
     /// The number of last tokens that [`Self::ends`] needs.
     fn num_tokens(&self) -> usize;

@@ -69,7 +69,7 @@ struct ActiveRestore {
     last_deadline: Duration,
     /// Whether the restore was requested from the reader.
     is_requested: bool,
-    /// A flag by which the reader knows whether the blocks are still needed.
+    /// A flag that shows the reader whether the blocks are still needed.
     is_needed: Arc<AtomicBool>,
 }
 

@@ -26,7 +26,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
         return sign | 0x7c00;
     }
     let (significand, shift) = if magnitude < 0x3880_0000 {
-        // Subnormal result: shift the significand (with its hidden bit) so that its lowest bit stands for 2^-24.
+        // Subnormal result: shift the significand (with its hidden bit) so that its lowest bit represents 2^-24.
         let shift = 126 - (magnitude >> 23);
         if shift > 24 {
             return sign;

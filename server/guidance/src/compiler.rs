@@ -23,7 +23,7 @@ use crate::{Form, FormError, Guide, Preface, Vocabulary, VocabularyError, gramma
 pub struct Compiler {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
-    /// The token that stands for the end of the output in masks.
+    /// The token that represents the end of the output in masks.
     end: u32,
     forms: Arc<CompiledForms<Guide>>,
     /// Tries costly grammars before they are compiled. Without it, they are compiled regardless of their cost.

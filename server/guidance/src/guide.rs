@@ -91,8 +91,8 @@ impl CacheValue for Guide {
 }
 
 impl CompiledForm {
-    /// Returns a lane to start in. A lane that is broken, large, or has had many sequences is left to its
-    /// current sequences.
+    /// Returns a lane to start in. A lane that is broken, large, or has had many sequences gets no new
+    /// sequences.
     fn lane(&self) -> Arc<Lane> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lane_bytes_max);
         // A panic leaves every lane intact.

@@ -8,9 +8,9 @@
 //! EBNF ─► lark   ─┘                                          cache ◄─┘
 //! ```
 //!
-//! The crate knows no HTTP and no model: a vocabulary is the bytes of its tokens. It reads no file, no clock
-//! and no environment. It starts a thread only to compile a form on a large stack. Errors carry the path of the
-//! invalid part of the request.
+//! The crate is independent of HTTP and of models: a vocabulary is the bytes of its tokens. It reads no file,
+//! no clock and no environment. It starts a thread only to compile a form on a large stack. Errors carry the
+//! path of the invalid part of the request.
 
 mod cache;
 mod compiler;

@@ -1,8 +1,8 @@
 //! Limits the parts of forms that make the stack or the memory of llguidance grow, and provides the stack.
 //!
 //! Its compiler calls itself for each reference from a rule to another, for each group, for each `$ref`, and for each
-//! property of an object. A stack overflow would end the process. If a text must match several patterns at once, its
-//! lexer considers every combination of their states.
+//! property of an object. A stack overflow would end the process. If a text must match several patterns at the same
+//! time, its lexer considers every combination of their states.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;

@@ -1,7 +1,7 @@
 //! Free text before a form, up to a closing mark, such as the reasoning of a model.
 //!
 //! In the text every token is allowed that does not end the output, so masks need no computation. One newline
-//! after the mark is layout, which readers leave out; then the form begins.
+//! after the mark is layout, which readers omit; then the form begins.
 
 use std::sync::Arc;
 

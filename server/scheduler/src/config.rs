@@ -17,9 +17,9 @@ pub const SCORED_TOKENS_MAX: u32 = 128;
 /// vocabulary. Without this limit, the logits of a step could need gigabytes.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
-/// The smallest number of prompt tokens that a step computes in addition to decodes, however long the step takes. With
-/// a limited step time, the number of tokens in a step is a multiple of this number, because a model has to prepare its
-/// operations for each new number of tokens.
+/// The smallest number of prompt tokens that a step computes in addition to decodes, regardless of how long the step
+/// takes. With a limited step time, the number of tokens in a step is a multiple of this number, because a model has to
+/// prepare its operations for each new number of tokens.
 pub const PROMPT_TOKENS_MIN: u32 = 16;
 
 /// The size of the KV cache, which the compiled model and the available memory determine. Both numbers are greater than
@@ -40,8 +40,8 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: u32,
     /// Maximum number of tokens that a step computes while sequences decode and prompts wait to be computed. The
     /// setting limits how long a prompt may delay the decoding sequences. Prompts get at least a quarter of these
-    /// tokens, however many sequences decode. If several prompts wait for each decoding sequence, the limit is that
-    /// many times as large, up to `max_num_batched_tokens`.
+    /// tokens, regardless of how many sequences decode. If several prompts wait for each decoding sequence, the
+    /// limit is that many times as large, up to `max_num_batched_tokens`.
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
@@ -80,7 +80,7 @@ pub struct RequestLimits {
 
 impl RequestLimits {
     /// Returns the largest number of tokens, prompt and completion together, of a request with this many sequences in
-    /// lockstep: the cache must hold all of them at once without shared blocks.
+    /// lockstep. The cache must hold all of them at the same time without shared blocks.
     pub fn lockstep_model_len(&self, num_sequences: u32) -> u32 {
         let tokens = self.blocks_total / num_sequences.max(1) * self.block_tokens;
         tokens.min(self.max_model_len)

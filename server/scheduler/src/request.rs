@@ -142,7 +142,8 @@ pub enum Event {
 pub enum Rejection {
     /// The prompt has no tokens.
     EmptyPrompt,
-    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at once.
+    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at the
+    /// same time.
     TooLong {
         /// The number of tokens in the prompt.
         prompt_tokens: u32,

@@ -67,7 +67,7 @@ impl ValuesMemory {
     }
 }
 
-/// So that a value can be estimated by serializing it.
+/// A value is estimated by serializing it into this writer.
 impl Write for ValuesMemory {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
         self.add(text);

@@ -17,7 +17,8 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// Beyond it: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The nice value of threads that prepare requests: beside busy threads of the model, each gets a tenth of a processor.
+/// The nice value of threads that prepare requests. While the threads of the model are busy, each of these threads gets
+/// a tenth of a processor.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 /// The smallest number of slots, so that one long prompt does not delay all others on a machine with one core.

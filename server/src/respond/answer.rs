@@ -262,7 +262,7 @@ impl PromptAnswer {
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count_drafts(drafts, usage);
-                    // The request allows no tokens, so its limit is reached, whatever the discarded token was.
+                    // The request allows no tokens, so its limit is reached regardless of the discarded token.
                     let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }

@@ -140,7 +140,7 @@ impl Folder {
         Ok(UnplacedFile { folder: self, file })
     }
 
-    /// Appends bytes to a record of `before` bytes, and overwrites what a failed append has left behind. Returns
+    /// Appends bytes to a record of `before` bytes, and overwrites the remains of a failed append. Returns
     /// whether the record still exists.
     pub(super) fn append(&self, key: Key, before: u64, bytes: &[u8]) -> Result<bool, Error> {
         let path = self.file(key);

@@ -3,7 +3,7 @@
 //!
 //! A response is useless without the responses that it follows. Therefore only *leaves*, which are records that no
 //! other record follows, can be evicted, least recently used first. When a record becomes a leaf, it inherits the last
-//! use of its last follower. Every operation takes logarithmic time, however long a chain is.
+//! use of its last follower. Every operation takes logarithmic time, regardless of the length of a chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

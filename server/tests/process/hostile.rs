@@ -1,5 +1,5 @@
-//! Tests hostile clients: whatever they send or do not read, other clients get answers, and the memory use remains
-//! bounded.
+//! Tests hostile clients. Regardless of what they send or do not read, other clients get answers, and the memory
+//! usage remains bounded.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -223,7 +223,7 @@ fn texts_that_need_too_much_memory_are_rejected_before_they_are_tokenized() {
             });
         }
     });
-    // Smaller texts are tokenized, as many at once as the memory allows.
+    // Smaller texts are tokenized, as many at the same time as the memory allows.
     let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
     std::thread::scope(|scope| {
         for _ in 0..4 {

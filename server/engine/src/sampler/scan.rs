@@ -5,7 +5,7 @@ use server_scheduler::TokenId;
 
 /// Number of logits that are summed or searched at a time. It is a multiple of [`LANES`].
 pub(super) const BLOCK: usize = 256;
-/// Number of logits that are compared or summed at once.
+/// Number of logits that are compared or summed together.
 pub(super) const LANES: usize = 16;
 
 /// The greatest logit, and the lowest token id with this logit.

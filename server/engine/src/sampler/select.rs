@@ -62,8 +62,8 @@ const ROOM_MIN: usize = 128;
 ///
 /// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest. So only a few blocks
 /// are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only tokens better
-/// than the worst remaining one are added. So the cost is at most proportional to the size of the vocabulary, whatever the
-/// order of the logits.
+/// than the worst remaining one are added. So the cost is at most proportional to the size of the vocabulary,
+/// regardless of the order of the logits.
 pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {

@@ -27,7 +27,7 @@ async fn events(mut stream: TokenStream) -> Vec<Event> {
     events
 }
 
-/// Whether the process has threads that sample beside an engine's thread.
+/// Whether the process has threads that sample in addition to an engine's thread.
 fn has_helpers() -> bool {
     let names = std::fs::read_dir("/proc/self/task").unwrap();
     let name =

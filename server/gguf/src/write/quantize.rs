@@ -148,7 +148,7 @@ fn q6_k(block: &[f32], out: &mut Vec<u8>) {
     out.extend(half);
 }
 
-/// The scale is the power of two with which the largest value is below 8. The largest code stands for 6.
+/// The scale is the power of two with which the largest value is below 8. The largest code represents 6.
 fn mxfp4(block: &[f32], out: &mut Vec<u8>) {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let largest = largest(block).abs();

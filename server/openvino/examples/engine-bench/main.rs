@@ -63,8 +63,8 @@ struct Args {
     /// The directory of an adapter. Repeatable.
     #[arg(long)]
     lora: Vec<PathBuf>,
-    /// The numbers of the adapters that requests use in turn; 0 stands for none. By default, requests use all adapters
-    /// in turn.
+    /// The numbers of the adapters that requests use in turn; 0 means none. By default, requests use all adapters in
+    /// turn.
     #[arg(long, value_delimiter = ',')]
     lora_turns: Vec<u32>,
     /// A token that ends a sequence unless the scenario sets `ignore_eos`. Repeatable.

@@ -77,7 +77,7 @@ impl Epilogue {
     }
 }
 
-/// The number of bits that stands for weights of MXFP4, whose quants are codes of E2M1.
+/// The number of bits that denotes weights of MXFP4, whose quants are codes of E2M1.
 const E2M1_BITS: usize = 5;
 
 /// The number of bits of weights whose quants are passed as bytes, and which the kernels store in 6 bits.

@@ -43,7 +43,7 @@ fn write(path: &Path) {
         .metadata("tokenizer.ggml.merges", vec!["< 1".to_owned()]);
     let mut matrix = |name: &str, kind: TensorType, columns: u64, rows: u64| {
         let blocks = (columns * rows) as usize / kind.block_values();
-        // The scales of every block are 2^-14, whatever the type, and the quants are arbitrary.
+        // The scales of every block are 2^-14 for every type, and the quants are arbitrary.
         let block: Vec<u8> =
             (0..kind.block_bytes()).map(|at| if at % 2 == 1 { 4 } else { (at * 29 % 251) as u8 }).collect();
         file.tensor(name, &[columns, rows], kind, block.repeat(blocks));
