@@ -28,7 +28,7 @@ TITLES = {
 }
 # The titles of the model forms in the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
-# The target ratio with `--activation-precision int8`, whatever the number of requests.
+# The target ratio with `--activation-precision int8`, for any number of requests.
 INT8_WANTED = 1.8
 DOCUMENT = engines.ROOT / "docs" / "performance" / "results.md"
 # The raw results of the tables in the document, and their pictures.

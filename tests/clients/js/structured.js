@@ -1,6 +1,7 @@
 // Drives structured output with the official JavaScript client and Zod. Usage: node structured.js BASE_URL MODEL
 //
-// Structured output is enforced, whatever the model prefers. The first scenario that fails ends the run.
+// Structured output is enforced even if the model prefers other output. The first scenario that fails
+// ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

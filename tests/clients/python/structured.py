@@ -1,7 +1,7 @@
 """Drives structured output with the official Python client. Usage: structured.py BASE_URL MODEL
 
-Structured output is enforced, whatever the model prefers. Each function is a scenario, whose name describes the expected
-behavior. The run ends at the first failure.
+Structured output is enforced even if the model prefers other output. Each function is a scenario, whose name describes
+the expected behavior. The run ends at the first failure.
 """
 
 import json

@@ -29,7 +29,7 @@ struct Module {
     file: String,
     children: BTreeSet<String>,
     items: BTreeSet<String>,
-    /// The imported names and the absolute paths within the crate that they stand for.
+    /// The imported names and the absolute paths within the crate that they refer to.
     imports: BTreeMap<String, ModulePath>,
     /// The modules that the module glob-imports.
     globs: Vec<ModulePath>,
@@ -179,7 +179,7 @@ struct Collector<'a> {
 }
 
 impl Collector<'_> {
-    /// The absolute path that `names` stands for; `None` for a path to another crate or to a local name.
+    /// The absolute path that `names` refers to; `None` for a path to another crate or to a local name.
     fn absolute(&self, names: &[String]) -> Option<ModulePath> {
         let mut base = self.path.to_vec();
         let mut depth = self.depth;

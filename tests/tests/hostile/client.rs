@@ -27,7 +27,7 @@ pub(crate) struct Targets {
     pub(crate) other_key: String,
 }
 
-/// The number of responses with each status. 0 stands for a connection that broke before the response was complete.
+/// The number of responses with each status. 0 means that the connection broke before the response was complete.
 #[derive(Default)]
 pub(crate) struct Statuses(BTreeMap<u16, usize>);
 
