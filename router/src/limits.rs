@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Above this number of buckets, full buckets are removed. This has no effect on their keys, because a new bucket is
-/// full.
+/// Above this number of buckets, full buckets are removed. The removal has no effect on their keys, because a new
+/// bucket is full.
 pub const KEYS_MAX: usize = 1 << 16;
 
 /// The rate limits of a key. `None` means unlimited.

@@ -1,5 +1,5 @@
-//! Binds the process to a NUMA node, or groups of its threads to several nodes. This must happen before it starts a second
-//! thread.
+//! Binds the process to a NUMA node, or groups of its threads to several nodes. The process must be bound before it
+//! starts a second thread.
 
 /// Binds the process to a node. Without a node, warns if the process runs on several nodes without as many groups of threads.
 #[cfg(feature = "openvino")]

@@ -268,7 +268,7 @@ class Reference:
         return out
 
     def score(self, windows: list[list[int]], together: int = 4) -> list[np.ndarray]:
-        """Returns, for each window, the log probability of each token except the first, given the tokens before it."""
+        """Returns the log probability of each token of each window except the first one, given the tokens before it."""
         scores = []
         for start in range(0, len(windows), together):
             group = windows[start : start + together]

@@ -29,7 +29,7 @@ impl Usage {
     }
 }
 
-/// Whether `bytes` may contain the usage. This is cheaper than parsing the members.
+/// Whether `bytes` may contain the usage. The check is cheaper than parsing the members.
 pub(super) fn may_have_usage(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }

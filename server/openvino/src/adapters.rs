@@ -196,7 +196,7 @@ fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
     to.adapters.extend(std::iter::repeat_n(number, rank));
 }
 
-/// Returns, for each row of a matrix whose head halves are interleaved, the index of the row in the adapter's matrix.
+/// Returns the index in the adapter's matrix of each row of a matrix whose head halves are interleaved.
 fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
     let half = head_size / 2;
     (0..rows)

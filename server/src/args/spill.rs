@@ -14,8 +14,9 @@ pub struct SpillArgs {
     /// instead of being computed again, even after a restart with the same model. Only one server can use it at a
     /// time.
     ///
-    /// This is useful if reading a block is faster than computing it, as it is with any local disk. Errors in
-    /// accessing the directory are logged and do not affect requests. Default: evicted blocks are discarded.
+    /// The directory is useful if reading a block is faster than computing it, as it is with any local disk.
+    /// Errors in accessing the directory are logged and do not affect requests. Default: evicted blocks are
+    /// discarded.
     #[arg(long, value_name = "PATH", conflicts_with = "no_prefix_caching")]
     pub kv_spill_dir: Option<PathBuf>,
 

@@ -203,8 +203,8 @@ impl Answer {
         Poll::Pending
     }
 
-    /// Returns, for each prompt, the log probabilities of its tokens from the second on, if they are requested. They
-    /// are known after the first event.
+    /// Returns the log probabilities of the tokens of each prompt, from the second token on, if they are requested.
+    /// They are known after the first event.
     pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
         self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
     }

@@ -26,7 +26,7 @@ pub struct ModelText {
     pub defaults: GenerationDefaults,
     /// The largest number of tokens of prompt and response together, if the model files specify it.
     pub context_tokens_max: Option<u32>,
-    /// The size of the vocabulary according to the configuration. This is the width of the logits.
+    /// The size of the vocabulary according to the configuration, which is the width of the logits.
     pub vocabulary_size: u32,
     /// The name in the model files, or else the name of the file or folder.
     pub name: String,

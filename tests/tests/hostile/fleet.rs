@@ -177,8 +177,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Sends SIGTERM to both processes while long background responses are generated. Both must exit successfully soon
-    /// after the drain timeout.
+    /// Sends SIGTERM to both processes while long background responses are generated. Both processes must exit
+    /// successfully soon after the drain timeout.
     pub(crate) async fn stop(self) -> anyhow::Result<String> {
         let client = self.client();
         let long = json!({"background": true, "max_output_tokens": 6000, "ignore_eos": true});

@@ -181,7 +181,8 @@ async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
 async fn a_failing_draft_model_costs_only_its_drafts() {
     let failing = |step| SimFault { step, kind: SimFaultKind::Step };
     let faults = (3..400).step_by(7).map(failing).collect();
-    // A failed step leaves the cache of the draft model incomplete. This must not lead to wrong drafts.
+    // A failed step leaves the cache of the draft model incomplete. The missing entries must not lead to
+    // wrong drafts.
     let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
     assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];

@@ -66,7 +66,7 @@ fn value(
     }
     let mut alternatives = Vec::new();
     root.alternatives(member.schema, &member.at, &mut alternatives)?;
-    // Any text includes what the other alternatives allow.
+    // The alternative that allows any text includes all other alternatives.
     if alternatives.iter().any(|(schema, _)| is_any_text(schema)) {
         return writer.until(end);
     }

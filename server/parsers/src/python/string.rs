@@ -153,7 +153,7 @@ impl PythonString {
             'f' => '\u{c}',
             '0' => '\0',
             '\\' | '\'' | '"' => letter,
-            // This is a line continuation, which has no content.
+            // A backslash before a newline is a line continuation, which has no content.
             '\n' => return Text::More,
             letter => {
                 self.push('\\', to);

@@ -208,7 +208,7 @@ impl Scheduler {
         let Some(slot) = self.sequences.slot(id) else { return };
         let parent = self.sequences.slot(parent).expect("the parent of a sequence must not be aborted");
         let [sequence, parent] = self.sequences.get_disjoint_mut([slot, parent]);
-        // Both have computed all their tokens, or both were preempted while they were suspended.
+        // Both sequences have computed all their tokens, or both were preempted while they were suspended.
         let are_level = sequence.residency.computed_tokens == parent.residency.computed_tokens
             && sequence.num_tokens() == parent.num_tokens();
         let are_in_lockstep =

@@ -326,7 +326,7 @@ impl<'a> Merge<'a> {
             }
             None => {}
         }
-        // This is a single character without a token of its own.
+        // The piece is a single character without its own token.
         for byte in piece.bytes() {
             match (self.spm.bytes[usize::from(byte)], self.spm.unknown) {
                 (Some(id), _) => tokens.push(id),

@@ -4,9 +4,9 @@ use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// The number of tokens of each sequence in a step. One sequence decodes from the start, so it samples every position.
-/// One has chunks that cross block boundaries, one has chunks of a block and a token, and one has its whole prompt in
-/// one step.
+/// The number of tokens of each sequence in a step. The first sequence decodes from the start, so it samples every
+/// position. The second sequence has chunks that cross block boundaries, the third has chunks of a block and a token,
+/// and the last has its whole prompt in one step.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
 /// The largest difference of any logit at any position, as a fraction of the reference's standard deviation.
