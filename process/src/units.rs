@@ -74,7 +74,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Parses a duration such as `30s`, `20ms` or `2m`. Without a unit it is in seconds.
+/// Parses a duration such as `30s`, `20ms` or `2m`. A number without a unit is in seconds.
 ///
 /// # Errors
 /// The text is not a duration. The message says how to write one.

@@ -67,7 +67,7 @@ fn probes() -> Router<App> {
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     pages: Pages,
-    /// When the process started.
+    /// The time at which the process started.
     created: u64,
 }
 

@@ -241,8 +241,8 @@ pub struct Args {
     pub waiting_room_timeout: Duration,
 
     /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
-    /// # begins a comment. The file is reloaded when it changes. If the file contains no key, all requests are rejected.
-    /// Default: no key is required.
+    /// A # begins a comment. The file is reloaded when it changes. If the file contains no key, all requests are
+    /// rejected. Default: no key is required.
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 

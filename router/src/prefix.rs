@@ -71,7 +71,7 @@ impl Chain {
     /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed from [`PromptContext`].
     ///
     /// # Panics
-    /// If `block_bytes` is 0.
+    /// Panics if `block_bytes` is 0.
     #[must_use]
     pub fn of_text(text: &[u8], block_bytes: usize, seed: u64) -> Self {
         let blocks = text.chunks_exact(block_bytes).take(CHAIN_BLOCKS_MAX);
@@ -82,7 +82,7 @@ impl Chain {
     /// The chain of a prompt of tokens.
     ///
     /// # Panics
-    /// If `block_tokens` is 0.
+    /// Panics if `block_tokens` is 0.
     #[must_use]
     pub fn of_tokens(tokens: &[u32], block_tokens: usize, seed: u64) -> Self {
         let mut bytes = Vec::with_capacity(block_tokens * size_of::<u32>());

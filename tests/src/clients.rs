@@ -25,7 +25,7 @@ impl Client {
     /// Runs the script `script` with `arguments`.
     ///
     /// # Panics
-    /// If the client is not installed, or the script fails.
+    /// Panics if the client is not installed, or the script fails.
     pub fn run(self, script: &str, arguments: &[&str]) {
         self.start(script, arguments).assert_success();
     }
@@ -33,7 +33,7 @@ impl Client {
     /// Starts the script `script` with `arguments`.
     ///
     /// # Panics
-    /// If the client is not installed.
+    /// Panics if the client is not installed.
     #[must_use]
     pub fn start(self, script: &str, arguments: &[&str]) -> ClientScript {
         let folder = crate::root().join("tests/clients");
@@ -67,7 +67,7 @@ impl ClientScript {
     /// Waits until the script has succeeded.
     ///
     /// # Panics
-    /// If the script fails or does not end within [`LIMIT`].
+    /// Panics if the script fails or does not end within [`LIMIT`].
     pub fn assert_success(self) {
         let ended = self.0.wait(LIMIT).expect("the client ends");
         assert!(ended.status.success() && ended.output.contains(PASSED), "{}", ended.output);
@@ -78,7 +78,7 @@ impl ClientScript {
 /// requests.
 ///
 /// # Panics
-/// In the same cases as [`Client::run`].
+/// Panics in the same cases as [`Client::run`].
 pub fn run(script: &str, urls: &[&str], arguments: &[&str]) {
     let clients = urls.iter().flat_map(|url| [(Client::Python, *url), (Client::JavaScript, *url)]);
     let scripts: Vec<ClientScript> =
@@ -90,7 +90,7 @@ pub fn run(script: &str, urls: &[&str], arguments: &[&str]) {
 /// such as the choice of a replica.
 ///
 /// # Panics
-/// In the same cases as [`Client::run`].
+/// Panics in the same cases as [`Client::run`].
 pub fn run_in_turns(script: &str, arguments: &[&str]) {
     Client::Python.run(script, arguments);
     Client::JavaScript.run(script, arguments);
@@ -99,7 +99,7 @@ pub fn run_in_turns(script: &str, arguments: &[&str]) {
 /// The path of a Python interpreter with the official client.
 ///
 /// # Panics
-/// If the client is not installed.
+/// Panics if the client is not installed.
 #[must_use]
 pub fn python() -> PathBuf {
     let python = crate::root().join(".deps/venv-clients/bin/python");

@@ -64,7 +64,7 @@ pub struct Example {
 /// Returns the tested blocks of all pages, in their order on each page.
 ///
 /// # Panics
-/// If the repository cannot be read.
+/// Panics if the repository cannot be read.
 #[must_use]
 pub fn examples() -> Vec<Example> {
     let tree = Tree::read(&crate::root()).expect("the repository can be read");
@@ -98,7 +98,7 @@ impl Example {
     /// Runs the code, with the address in it replaced by `address`.
     ///
     /// # Panics
-    /// If the code fails, or if its output does not contain the expected text.
+    /// Panics if the code fails, or if its output does not contain the expected text.
     pub fn run_with_server(&self, address: &str) {
         let code = &self.block.code;
         let mut command = match self.block.language.as_str() {
@@ -120,7 +120,7 @@ impl Example {
     /// Runs the code, which starts programs of ovfleet, in `folder`.
     ///
     /// # Panics
-    /// If the code fails, or if a program ends without having printed the expected text.
+    /// Panics if the code fails, or if a program ends without having printed the expected text.
     pub fn run_programs(&self, folder: &Path) {
         let code = format!("{PROGRAMS}{}", self.with_sample_model());
         let mut command = without_settings(Command::new("bash"));
@@ -154,7 +154,7 @@ impl Example {
     /// Runs the code in `folder`, against the API server of `kubeconfig`.
     ///
     /// # Panics
-    /// If the code fails, or if its output does not contain the expected text.
+    /// Panics if the code fails, or if its output does not contain the expected text.
     pub fn run_with_api_server(&self, folder: &Path, kubeconfig: &Path) {
         let code = format!("{API_SERVER}{}", self.block.code.replace("NAME", "assistant"));
         self.assert_output(api_command(folder, kubeconfig).args(["-c", &code]));
@@ -195,7 +195,7 @@ impl Example {
 /// The command `bash` in `folder`, with the Kubernetes programs and the credentials in `kubeconfig`.
 ///
 /// # Panics
-/// If kubectl is missing.
+/// Panics if kubectl is missing.
 #[must_use]
 pub fn api_command(folder: &Path, kubeconfig: &Path) -> Command {
     let tools = crate::root().join(".deps/tools/bin");

@@ -117,7 +117,7 @@ pub async fn traffic(namespace: &str, clients: usize, key: Option<&str>) -> anyh
 /// Asserts that there was enough traffic and that every request succeeded.
 ///
 /// # Panics
-/// If there was too little traffic, or if a request failed.
+/// Panics if there was too little traffic, or if a request failed.
 pub fn assert_none_failed(report: &TrafficReport) {
     assert!(report.requests.len() > 3 * REQUESTS_AROUND_CHANGE, "{}", report.summary());
     assert_eq!(report.failures().len(), 0, "{}", report.summary());

@@ -58,7 +58,7 @@ pub fn built(name: &str) -> anyhow::Result<PathBuf> {
 /// the server has its own; those of earlier builds are removed.
 ///
 /// # Panics
-/// If the server has not been built.
+/// Panics if the server has not been built.
 #[must_use]
 pub fn cache_dir() -> String {
     const PREFIX: &str = "cache-of-";
@@ -159,7 +159,7 @@ impl Server {
     /// ends it.
     ///
     /// # Panics
-    /// If the server cannot be started.
+    /// Panics if the server cannot be started.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
@@ -196,7 +196,7 @@ impl Server {
     /// The host and port of the gRPC services.
     ///
     /// # Panics
-    /// If the address is not in the log, which a ready server has written.
+    /// Panics if the address is not in the log, which a ready server has written.
     #[must_use]
     pub fn grpc_address(&self) -> String {
         let output = self.process.output();
@@ -248,7 +248,7 @@ const ADMIN_MARK: &str = "metrics and probes on ";
 /// The host and port of the metrics and probes of a server or router with `--admin-port`.
 ///
 /// # Panics
-/// If the address is not in the log, which a ready process has written.
+/// Panics if the address is not in the log, which a ready process has written.
 #[must_use]
 pub fn admin_address(process: &Process) -> String {
     let output = process.output();

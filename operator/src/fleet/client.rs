@@ -105,7 +105,7 @@ pub struct NetworkClient(reqwest::Client);
 impl Default for NetworkClient {
     fn default() -> Self {
         // No connection uses TLS, but with the features that other crates enable, reqwest requires a TLS provider.
-        // Installing one fails if one is already installed, which is fine.
+        // Installing a provider fails if one is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // A redirect could trick the operator into sending requests to hosts that only it can reach.
         let client =

@@ -130,7 +130,7 @@ struct Run<'a> {
 /// Serves `requests` with `router` and `count` replicas.
 ///
 /// # Panics
-/// If a request is never answered.
+/// Panics if a request is never answered.
 pub(crate) fn run(
     requests: &[Request],
     count: usize,

@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// When a request arrives.
+/// The time at which a request arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arrival {
     /// The request arrives at this time.

@@ -25,13 +25,13 @@ pub(crate) struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ParseState {
     Head,
-    /// Before the size of a chunk.
+    /// The reader is before the size of a chunk.
     Size,
-    /// Within a body or a chunk with this number of remaining bytes.
+    /// The reader is within a body or a chunk with this number of remaining bytes.
     Body(usize),
-    /// Before the line end after a chunk.
+    /// The reader is before the line end after a chunk.
     ChunkEnd,
-    /// Before the blank line after the last chunk.
+    /// The reader is before the blank line after the last chunk.
     Trailer,
     Done,
 }

@@ -121,7 +121,7 @@ impl<'a> Logits<'a> {
     /// Splits `values` into rows of `vocabulary` each.
     ///
     /// # Panics
-    /// If `values` does not consist of whole rows.
+    /// Panics if `values` does not consist of whole rows.
     pub fn new(values: &'a [f32], vocabulary: u32) -> Self {
         let vocabulary = vocabulary as usize;
         assert!(
@@ -134,7 +134,7 @@ impl<'a> Logits<'a> {
     /// Removes the first `count` rows and returns them.
     ///
     /// # Panics
-    /// If there are fewer rows.
+    /// Panics if there are fewer rows.
     pub(crate) fn split_off_first(&mut self, count: usize) -> Self {
         let (first, rest) = self.values.split_at(count * self.vocabulary);
         self.values = rest;

@@ -137,7 +137,7 @@ impl Sampler {
     /// distribution. There are fewer of these if fewer tokens have a probability above zero.
     ///
     /// # Panics
-    /// If `chosen` is not in the vocabulary.
+    /// Panics if `chosen` is not in the vocabulary.
     pub fn logprobs(&mut self, logits: &[f32], chosen: TokenId, count: u32) -> TokenLogprobs {
         scan::peak(logits, &mut self.maxima);
         let log_sum = self.log_sum(logits);
@@ -162,7 +162,7 @@ impl Sampler {
     /// Returns the log probabilities of [`Self::logprobs`] and the rank of the token.
     ///
     /// # Panics
-    /// If `token` is not in the vocabulary.
+    /// Panics if `token` is not in the vocabulary.
     pub fn score(&mut self, logits: &[f32], token: TokenId, count: u32) -> ScoredToken {
         let logit = logits[token as usize];
         let before = logits.iter().filter(|&&other| other > logit).count();

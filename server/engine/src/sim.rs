@@ -96,7 +96,7 @@ impl SimRunner {
     /// Creates a runner whose steps spend their time on `clock`.
     ///
     /// # Panics
-    /// If a size is zero.
+    /// Panics if a size is zero.
     pub fn new(config: SimConfig, clock: Clock) -> Self {
         assert!(
             config.block_tokens > 0 && config.blocks_total > 0,
@@ -129,7 +129,7 @@ impl SimRunner {
     /// Sets the answers of the model.
     ///
     /// # Panics
-    /// If the script has no opening or no answer.
+    /// Panics if the script has no opening or no answer.
     #[must_use]
     pub fn with_script(self, script: SimScript) -> Self {
         assert!(

@@ -99,7 +99,7 @@ impl TokenStream {
     /// no further events, not even `Finished`. Does nothing if the sequence has ended.
     ///
     /// # Panics
-    /// If the request has no such sequence.
+    /// Panics if the request has no such sequence.
     pub fn abort(&mut self, index: u32) {
         let index = index as usize;
         if self.open > 0 && !std::mem::replace(&mut self.ended[index], true) {

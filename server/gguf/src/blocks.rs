@@ -31,7 +31,7 @@ impl Affine {
     /// Computes the value at `index`.
     ///
     /// # Panics
-    /// If `index` is not below the number of values.
+    /// Panics if `index` is not below the number of values.
     pub fn value(&self, index: usize) -> f32 {
         let group = index / self.group;
         let quant = f32::from(i16::from(self.quants[index]) - i16::from(self.zero));

@@ -58,7 +58,7 @@ impl GgufWriter {
     /// Adds a tensor with these `values`, stored as `kind`.
     ///
     /// # Panics
-    /// If [`quantize`](fn@quantize) panics, or `shape` does not match the number of values.
+    /// Panics if [`quantize`](fn@quantize) panics, or `shape` does not match the number of values.
     pub fn tensor_of(&mut self, name: &str, shape: &[u64], kind: TensorType, values: &[f32]) -> &mut Self {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "shape of {name}");
         self.tensor(name, shape, kind, quantize(kind, values))

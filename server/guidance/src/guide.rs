@@ -221,8 +221,8 @@ impl GuideState for State {
                 // Mark the lane, so that other sequences move before they fail too.
                 self.lane.set_broken();
                 drop(guard);
-                // Another sequence may have caused the error. A lane of its own shows whether this sequence
-                // did.
+                // Another sequence may have caused the error. A separate lane shows whether this sequence
+                // caused it.
                 let lane = match error {
                     None => self.compiled.lane(),
                     Some(_) => Arc::new(self.compiled.start.copy()),

@@ -81,13 +81,13 @@ pub(crate) struct PrefacedState<S> {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Before the first token.
+    /// No token has been read.
     Lead,
-    /// In the text; `tail` is its end.
+    /// The answer is in the text; `tail` is the end of the text.
     Free { tail: Vec<u8> },
-    /// After the mark.
+    /// The answer is after the mark.
     Marked { form_takes_newline: bool },
-    /// In the form after the preface.
+    /// The answer is in the form after the preface.
     Form,
 }
 

@@ -99,8 +99,8 @@ void check_case(const TestedKernels& tested, size_t i) {
         pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
     }
 
-    // The biases of the router, then, for each expert, those of the gates, of the second halves and of the
-    // results.
+    // The biases of the router, followed by those of the gates, of the second halves and of the results of
+    // each expert.
     std::vector<float> biases(has_biases ? count * (1 + 2 * inner + K) : 0);
     for (auto& one : biases) one = random.number();
     const auto biases_of = [&](size_t expert, size_t part) -> const float* {

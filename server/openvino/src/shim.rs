@@ -519,7 +519,7 @@ pub(crate) enum AdapterMethod {
 /// Adds adapters to the projections of a model in which none are merged. `content` identifies the adapters.
 ///
 /// # Panics
-/// If a matrix does not have the size of its projection.
+/// Panics if a matrix does not have the size of its projection.
 pub(crate) fn add_adapters(
     model: &mut Model,
     loras: &[LoraWeights],

@@ -110,7 +110,7 @@ impl Matrix {
     }
 
     /// # Panics
-    /// If a vector does not have the length that follows from the sizes. The shim relies on these lengths.
+    /// Panics if a vector does not have the length that follows from the sizes. The shim relies on these lengths.
     pub(crate) fn assert_lengths(&self) {
         let values = self.rows * self.columns;
         let (quants, expected) = match &self.quants {

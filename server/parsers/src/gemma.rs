@@ -26,29 +26,29 @@ pub(crate) struct GemmaObject {
 
 #[derive(Debug)]
 enum State {
-    /// Before the object.
+    /// The parser is before the object.
     Begin,
-    /// In brackets, where a key or a value may begin or the brackets may close.
+    /// The parser is in brackets, where a key or a value may begin or the brackets may close.
     Item,
-    /// After a key in quotes.
+    /// The parser is after a key in quotes.
     Colon,
     Value,
-    /// After a value.
+    /// The parser is after a value.
     Next,
     Key,
     Word,
-    /// In a text that may be the marker that ends the calls. It follows a value without quotes, which is in `word`, or
-    /// stands between values.
+    /// The parser is in a text that may be the marker that ends the calls. It follows a value without quotes,
+    /// which is in `word`, or stands between values.
     End {
         read: String,
     },
-    /// After the marker that ends the calls.
+    /// The parser is after the marker that ends the calls.
     Ended,
-    /// In a string that is enclosed in special tokens.
+    /// The parser is in a string that is enclosed in special tokens.
     Text {
         part: Part,
     },
-    /// In a string in JSON notation.
+    /// The parser is in a string in JSON notation.
     Json {
         string: JsonString,
         part: Part,

@@ -44,9 +44,9 @@ enum State {
     Header,
     Content,
     Reasoning,
-    /// In a message that is not parsed further: its markers are content, too.
+    /// The parser is in a message that is not parsed further: its markers are content, too.
     Unread,
-    /// In a call, before its arguments.
+    /// The parser is in a call, before its arguments.
     Call {
         name: String,
     },

@@ -36,16 +36,16 @@ pub(crate) struct MarkedText {
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     Text,
-    /// In reasoning between these tags.
+    /// The parser is in reasoning between these tags.
     Reasoning {
         tags: usize,
         at_prompt: bool,
     },
-    /// In a text that may contain calls; `before` is the number of earlier calls.
+    /// The parser is in a text that may contain calls; `before` is the number of earlier calls.
     Calls {
         before: u32,
     },
-    /// After the tag that ends a response.
+    /// The parser is after the tag that ends a response.
     AnswerEnd,
 }
 

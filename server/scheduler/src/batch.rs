@@ -126,7 +126,7 @@ impl Batch {
     /// removed from the batch, but remain allocated to their sequences.
     ///
     /// # Panics
-    /// If `block_tokens` is zero.
+    /// Panics if `block_tokens` is zero.
     pub fn truncate_drafts(
         &mut self,
         block_tokens: u32,

@@ -87,7 +87,7 @@ impl Scheduler {
     /// Creates a scheduler with an empty cache.
     ///
     /// # Panics
-    /// If a size is zero, or the longest sequence does not fit into the cache.
+    /// Panics if a size is zero, or the longest sequence does not fit into the cache.
     pub fn new(config: SchedulerConfig, cache: CacheSize) -> Self {
         Self::with_block_hash(config, cache, block_hash)
     }
@@ -96,7 +96,7 @@ impl Scheduler {
     /// the hash affects which cached blocks are found, but never their content.
     ///
     /// # Panics
-    /// If [`Self::new`] would panic.
+    /// Panics if [`Self::new`] would panic.
     pub fn with_block_hash(
         mut config: SchedulerConfig,
         cache: CacheSize,
@@ -143,7 +143,7 @@ impl Scheduler {
     /// and `max_tokens` together: a caller without a limit sets `max_tokens` to the rest of the maximum length.
     ///
     /// # Panics
-    /// If the request has no sequences, its id is in use, or its images are invalid.
+    /// Panics if the request has no sequences, its id is in use, or its images are invalid.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejection> {
         self.check_limits(&request)?;
         let NewRequest { id, num_sequences, prompt, .. } = request;
@@ -233,7 +233,7 @@ impl Scheduler {
     /// committed. Only the scores of sequences that decode one token are used, and only their proportions matter.
     ///
     /// # Panics
-    /// If `batch` is not the one in flight, or the number of scores is not the number of blocks.
+    /// Panics if `batch` is not the one in flight, or the number of scores is not the number of blocks.
     pub fn record_block_scores(&mut self, batch: &Batch, scores: &[f32]) {
         assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         assert_eq!(batch.blocks.len(), scores.len(), "each block must have a score");

@@ -149,7 +149,7 @@ const BUCKETS: usize = 1024;
 /// `mass`.
 ///
 /// # Panics
-/// If `candidates` is empty.
+/// Panics if `candidates` is empty.
 pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cutoff {
     if candidates.len() > BUCKETS {
         mass -= keep_bucket(candidates, mass);

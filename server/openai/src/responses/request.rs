@@ -58,7 +58,7 @@ pub struct Request {
     pub prompt_cache_key: Option<String>,
     /// The requested service tier.
     pub service_tier: Option<String>,
-    /// When and how to compact the conversation.
+    /// Settings for the compaction of the conversation.
     pub context_management: Option<Vec<Value>>,
     /// The documents to answer from, for the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,

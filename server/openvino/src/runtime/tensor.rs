@@ -144,7 +144,7 @@ impl Tensor {
     /// Copies the bytes from the offset `at` into `to`.
     ///
     /// # Panics
-    /// If the bytes are not within the tensor.
+    /// Panics if the bytes are not within the tensor.
     pub(crate) fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + to.len() <= bytes, "invariant: blocks lie inside the cache");
@@ -157,7 +157,7 @@ impl Tensor {
     /// Writes `from` to the tensor, from the offset `at` on.
     ///
     /// # Panics
-    /// If the bytes do not fit into the tensor.
+    /// Panics if the bytes do not fit into the tensor.
     pub(crate) fn copy_in(&mut self, at: usize, from: &[u8]) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + from.len() <= bytes, "invariant: blocks lie inside the cache");
@@ -169,7 +169,7 @@ impl Tensor {
     /// Copies `length` bytes from the offset `from` to the offset `to`.
     ///
     /// # Panics
-    /// If either range is not within the tensor, or the ranges overlap.
+    /// Panics if either range is not within the tensor, or the ranges overlap.
     pub(crate) fn copy_within(&mut self, from: usize, to: usize, length: usize) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(from + length <= bytes && to + length <= bytes, "invariant: blocks lie inside the cache");

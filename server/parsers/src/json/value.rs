@@ -33,14 +33,14 @@ pub(crate) struct JsonValue {
 #[derive(Debug)]
 enum State {
     Value,
-    /// After `[`.
+    /// The parser is after `[`.
     FirstItem,
-    /// After `{`.
+    /// The parser is after `{`.
     FirstKey,
-    /// After a comma in an object.
+    /// The parser is after a comma in an object.
     Key,
     Colon,
-    /// After a value within brackets.
+    /// The parser is after a value within brackets.
     Next,
     Text {
         string: JsonString,

@@ -35,16 +35,16 @@ struct Frame {
 #[derive(Debug)]
 enum State {
     Value,
-    /// In brackets, where a value or a key may begin or the brackets may close.
+    /// The parser is in brackets, where a value or a key may begin or the brackets may close.
     Item,
     Colon,
-    /// After a value in brackets.
+    /// The parser is after a value in brackets.
     Next,
     Text {
         string: PythonString,
         role: Role,
     },
-    /// In a number, a word, or the prefix of a string.
+    /// The parser is in a number, a word, or the prefix of a string.
     Word {
         part: Part,
     },

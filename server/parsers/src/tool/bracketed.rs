@@ -27,11 +27,11 @@ pub(crate) struct BracketedCalls {
 #[derive(Debug)]
 enum State {
     Lead,
-    /// After `[`.
+    /// The parser is after `[`.
     Bracket,
     Json(JsonCalls),
     Python(Box<PythonCalls>),
-    /// After the calls, before the marker that closes them.
+    /// The parser is after the calls, before the marker that closes them.
     Tail,
     Close(Literal),
 }

@@ -40,7 +40,7 @@ enum State {
     Value,
     Name(JsonString),
     Object(JsonValue),
-    /// In arguments that are a string, which must contain an object.
+    /// The parser is in arguments that are a string, which must contain an object.
     Text {
         string: JsonString,
         object: TextObject,

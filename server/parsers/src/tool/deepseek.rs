@@ -26,31 +26,31 @@ pub(crate) struct DeepSeek {
 
 #[derive(Debug)]
 enum State {
-    /// Before the first call.
+    /// The parser is before the first call.
     Lead,
     CallBegin(Literal),
     Head,
-    /// After the text before the separator, and whitespace.
+    /// The parser is after the text before the separator, and whitespace.
     AfterHead,
-    /// In the separator. The number is that of the open bytes before it.
+    /// The parser is in the separator. The number is that of the open bytes before it.
     Separator(Literal, usize),
-    /// After the separator.
+    /// The parser is after the separator.
     Body,
-    /// In the name in the older notation.
+    /// The parser is in the name in the older notation.
     Name,
-    /// After the name, before the opening of a block or the arguments.
+    /// The parser is after the name, before the opening of a block or the arguments.
     Block,
     Fence(Literal),
-    /// In the language of the block, or `null`.
+    /// The parser is in the language of the block, or `null`.
     Language,
-    /// In the fence that closes a block without arguments.
+    /// The parser is in the fence that closes a block without arguments.
     EmptyFence(Literal),
-    /// After a call without arguments, where only a token may follow.
+    /// The parser is after a call without arguments, where only a token may follow.
     Empty,
-    /// In the token after a call without arguments; `open` is the number of open bytes before it.
+    /// The parser is in the token after a call without arguments; `open` is the number of open bytes before it.
     EmptyToken(LiteralChoice, usize),
     Arguments(JsonArguments),
-    /// After the arguments.
+    /// The parser is after the arguments.
     Tail,
     TailFence(Literal),
     Token(LiteralChoice),

@@ -32,18 +32,18 @@ pub(crate) struct Gemma4 {
 
 #[derive(Debug)]
 enum State {
-    /// Before the first call.
+    /// The parser is before the first call.
     Lead,
     Call(Literal),
     Name,
     Arguments(GemmaObject),
-    /// After a call.
+    /// The parser is after a call.
     Tail,
     Close(Literal),
     Python(PythonCalls),
-    /// In a code block, before its calls.
+    /// The parser is in a code block, before its calls.
     Block,
-    /// After a token that ends the turn.
+    /// The parser is after a token that ends the turn.
     TurnEnd,
 }
 

@@ -31,25 +31,25 @@ pub(crate) struct JsonCalls {
 
 #[derive(Debug)]
 enum State {
-    /// Before the first object or array.
+    /// The parser is before the first object or array.
     Lead,
-    /// After `[`; `open` is the number of open bytes before it.
+    /// The parser is after `[`; `open` is the number of open bytes before it.
     First {
         open: usize,
     },
-    /// In an object. The number is that of the open bytes before its brace.
+    /// The parser is in an object. The number is that of the open bytes before its brace.
     Object(Box<CallObject>, usize),
-    /// In an object of an array that is valid JSON but not a call.
+    /// The parser is in an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
-    /// After an object of an array that is valid JSON but not a call.
+    /// The parser is after an object of an array that is valid JSON but not a call.
     AfterSkipped,
-    /// After the comma that follows such an object.
+    /// The parser is after the comma that follows such an object.
     SkippedItem,
-    /// After an object in an array.
+    /// The parser is after an object in an array.
     Next,
-    /// After a comma in an array.
+    /// The parser is after a comma in an array.
     Item,
-    /// After the array or an object without one.
+    /// The parser is after the array or an object without one.
     Tail,
     Close(Literal),
 }

@@ -24,27 +24,27 @@ enum State {
     Lead,
     Array(JsonCalls),
     Name,
-    /// After the name and whitespace.
+    /// The parser is after the name and whitespace.
     AfterName,
-    /// After `[`; `open` is the number of open bytes before it.
+    /// The parser is after `[`; `open` is the number of open bytes before it.
     Bracket {
         open: usize,
     },
-    /// In `[ARGS]`, or in `[CALL_ID]` if `id` is set.
+    /// The parser is in `[ARGS]`, or in `[CALL_ID]` if `id` is set.
     Tag {
         rest: Literal,
         id: bool,
         open: usize,
     },
-    /// In the identifier after `[CALL_ID]`.
+    /// The parser is in the identifier after `[CALL_ID]`.
     Id,
-    /// After `[ARGS]`.
+    /// The parser is after `[ARGS]`.
     Args,
-    /// In `null` after `[ARGS]`.
+    /// The parser is in `null` after `[ARGS]`.
     Null(Literal),
-    /// After `null`.
+    /// The parser is after `null`.
     NullEnd,
-    /// In a text after `[ARGS]` that may be the marker of the next call.
+    /// The parser is in a text after `[ARGS]` that may be the marker of the next call.
     Next {
         rest: Literal,
         open: usize,

@@ -50,27 +50,27 @@ pub(crate) enum Ending {
 
 #[derive(Debug)]
 enum State {
-    /// Before a call.
+    /// The parser is before a call.
     Call,
     Name,
-    /// After `(`.
+    /// The parser is after `(`.
     First,
-    /// After a comma between arguments.
+    /// The parser is after a comma between arguments.
     Argument,
     Key,
-    /// After a key and whitespace.
+    /// The parser is after a key and whitespace.
     Equals,
     Value,
     InValue(PythonValue),
-    /// After a value.
+    /// The parser is after a value.
     Next,
-    /// After a call in the argument of `print`.
+    /// The parser is after a call in the argument of `print`.
     Printed,
-    /// After a call.
+    /// The parser is after a call.
     After,
-    /// In an element of the list that is not a call.
+    /// The parser is in an element of the list that is not a call.
     Skipped(SkippedMember),
-    /// After an element of the list that is not a call.
+    /// The parser is after an element of the list that is not a call.
     AfterSkipped,
 }
 

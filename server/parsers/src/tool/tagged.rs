@@ -66,16 +66,16 @@ pub(crate) struct TaggedCalls {
 
 #[derive(Debug)]
 enum State {
-    /// Before the tag of a function.
+    /// The parser is before the tag of a function.
     Lead,
     Function(LiteralChoice),
     FunctionName(Name),
-    /// Between arguments.
+    /// The parser is between arguments.
     Between,
     Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
-    /// After a function, before the optional tag that ends the calls.
+    /// The parser is after a function, before the optional tag that ends the calls.
     Tail,
     Close(LiteralChoice),
 }

@@ -66,7 +66,7 @@ enum Form {
 enum State {
     Within,
     Cdata,
-    /// After a tag that may end the value.
+    /// The parser is after a tag that may end the value.
     Ended(After),
 }
 

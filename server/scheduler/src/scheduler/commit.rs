@@ -12,8 +12,9 @@ impl Scheduler {
     /// resulting events to `events`. The tokens of sequences that were aborted in the meantime are ignored.
     ///
     /// # Panics
-    /// If `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted than a sequence
-    /// has, or the parent of a sequence is not a member of its lockstep group that continues its own tokens.
+    /// Panics if `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted
+    /// than a sequence has, or the parent of a sequence is not a member of its lockstep group that continues its own
+    /// tokens.
     pub fn commit(&mut self, batch: &Batch, sampled: &[SampledToken], events: &mut Vec<Event>) {
         assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         let expected = batch.samples.iter().copied();
@@ -40,8 +41,8 @@ impl Scheduler {
     /// `events`. The tokens of sequences that were aborted in the meantime are ignored.
     ///
     /// # Panics
-    /// If a batch is in flight, a sequence is not suspended, drafts are accepted, or the parent of a sequence is not a member
-    /// of its lockstep group that is resumed in the same call.
+    /// Panics if a batch is in flight, a sequence is not suspended, drafts are accepted, or the parent of a sequence
+    /// is not a member of its lockstep group that is resumed in the same call.
     pub fn resume(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         assert!(self.in_flight.is_empty(), "sequences resume between steps");
         for sampled in sampled {
@@ -78,7 +79,7 @@ impl Scheduler {
     /// ones.
     ///
     /// # Panics
-    /// If `batch` is not the one in flight.
+    /// Panics if `batch` is not the one in flight.
     pub fn fail(&mut self, batch: &Batch) -> Vec<SequenceId> {
         assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         let mut removed = Vec::new();

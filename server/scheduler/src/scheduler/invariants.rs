@@ -8,7 +8,7 @@ impl Scheduler {
     /// to the size of the cache.
     ///
     /// # Panics
-    /// If an invariant is violated. In this case, the content of the cache cannot be trusted.
+    /// Panics if an invariant is violated. In this case, the content of the cache cannot be trusted.
     pub fn check_invariants(&self) {
         let held = self.sequences.iter().flat_map(|(_, sequence)| &sequence.residency.block_table).copied();
         let restored = self.restores.iter().flat_map(|restores| restores.held_blocks());

@@ -14,7 +14,7 @@ impl Scheduler {
     /// must identify the content reliably, because restored content is not compared.
     ///
     /// # Panics
-    /// If a request has already been submitted, or prefix caching is off.
+    /// Panics if a request has already been submitted, or prefix caching is off.
     pub fn enable_spill(&mut self, scheme: BlockKeyScheme) {
         assert!(self.arrivals == 0, "evicted blocks must be stored from the start");
         assert!(self.config.prefix_caching, "without prefix caching no blocks are evicted");
@@ -67,7 +67,7 @@ impl Scheduler {
     /// Returns the destination of the next block of a restore.
     ///
     /// # Panics
-    /// If a batch is in flight, or the previous block was not finished with [`Self::finish_block_restore`].
+    /// Panics if a batch is in flight, or the previous block was not finished with [`Self::finish_block_restore`].
     pub fn begin_block_restore(&mut self, id: RestoreId) -> RestoreTarget {
         assert!(self.in_flight.is_empty(), "blocks are restored between steps");
         let Self { restores: Some(restores), sequences, pool, .. } = self else {
@@ -94,7 +94,7 @@ impl Scheduler {
     /// Caches the block that [`Self::begin_block_restore`] returned, which the caller has written.
     ///
     /// # Panics
-    /// If the restore has no such block.
+    /// Panics if the restore has no such block.
     pub fn finish_block_restore(&mut self, id: RestoreId) {
         let Self { restores, sequences, pool, .. } = self;
         let restores = restores.as_mut().expect("the restore must be active");

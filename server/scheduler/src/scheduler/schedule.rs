@@ -74,7 +74,7 @@ impl Scheduler {
     /// Unless the batch is empty, it must be passed to [`Self::commit`] or [`Self::fail`] before the next call.
     ///
     /// # Panics
-    /// If a batch is in flight.
+    /// Panics if a batch is in flight.
     pub fn schedule(&mut self, batch: &mut Batch) {
         assert!(self.in_flight.is_empty(), "a batch must be committed or failed before the next");
         batch.clear();

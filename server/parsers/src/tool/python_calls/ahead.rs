@@ -19,17 +19,17 @@ pub(super) struct Lookahead {
 
 #[derive(Clone, Copy, Debug)]
 enum LookaheadState {
-    /// After the quote.
+    /// The parser is after the quote.
     Quote(ClosingContext),
-    /// After a comma between arguments.
+    /// The parser is after a comma between arguments.
     Comma,
     Key,
     AfterKey,
-    /// After a comma within brackets.
+    /// The parser is after a comma within brackets.
     ItemComma,
-    /// After the call.
+    /// The parser is after the call.
     Call,
-    /// After a comma between calls.
+    /// The parser is after a comma between calls.
     CallComma,
     Name,
 }
