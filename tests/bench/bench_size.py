@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make bench-engine-8b`: loads models of real size, and measures their memory and their speed in comparison with openvino_genai.
+"""`make bench-engine-8b`: loads models of real size, and compares their memory and speed with openvino_genai.
 
 The models have random weights (make_model.py). For each of them, the program prints the time to read its file, the time and
 the memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines in the same
