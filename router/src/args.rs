@@ -199,7 +199,7 @@ pub struct Args {
 
     /// Maximum number of requests for one model that wait in the router because no replica has room.
     ///
-    /// Beyond it: 429, `queue_full`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -212,19 +212,19 @@ pub struct Args {
     /// Maximum number of prompt tokens of the requests for one model that wait in the router. A request that waits
     /// alone may exceed this limit.
     ///
-    /// Beyond it: 429, `queue_full`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
     pub queue_tokens: u64,
 
     /// Maximum time that a request waits for room at a replica.
     ///
-    /// Beyond it: 429, `queue_timeout`, with `Retry-After`.
+    /// Beyond it: the request gets 429, `queue_timeout`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
     /// Maximum number of requests that wait while no replica is available.
     ///
-    /// Beyond it: 503, `no_replica`, with `Retry-After`.
+    /// Beyond it: further requests get 503, `no_replica`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -236,7 +236,7 @@ pub struct Args {
 
     /// Maximum time that a request waits for a replica to become available.
     ///
-    /// Beyond it: 503, `no_replica`, with `Retry-After`.
+    /// Beyond it: the request gets 503, `no_replica`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub waiting_room_timeout: Duration,
 
@@ -248,13 +248,14 @@ pub struct Args {
 
     /// Maximum number of requests per minute with one API key. Default: unlimited.
     ///
-    /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `rate_limit_exceeded`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
     /// Maximum number of prompt and completion tokens per minute with one API key. Default: unlimited.
     ///
-    /// Beyond it: 429, `rate_limit_exceeded`, with `Retry-After` unless the request alone exceeds the limit.
+    /// Beyond it: further requests get 429, `rate_limit_exceeded`, with `Retry-After` unless the request
+    /// alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
@@ -265,20 +266,20 @@ pub struct Args {
 
     /// Maximum size of a request body. Accepts a unit, such as 4MiB.
     ///
-    /// Beyond it: 413, `request_too_large`.
+    /// Beyond it: the request gets 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
     /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// Beyond it: 429, `too_many_body_bytes`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `too_many_body_bytes`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
     /// Maximum size of the head of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
     ///
-    /// Beyond it: 431 without a body.
+    /// Beyond it: the request gets 431 without a body.
     #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
@@ -297,7 +298,7 @@ pub struct Args {
 
     /// Maximum number of requests that the router handles at the same time, including waiting ones.
     ///
-    /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",

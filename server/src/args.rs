@@ -245,9 +245,9 @@ pub struct Args {
     pub kv_eviction_tokens: Option<u32>,
 
     /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model,
-    /// or what the KV cache holds if that is less.
+    /// or the capacity of the KV cache if that is less.
     ///
-    /// Beyond it: 400, `context_length_exceeded`.
+    /// Beyond it: the request gets 400, `context_length_exceeded`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
 

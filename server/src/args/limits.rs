@@ -13,7 +13,7 @@ use process::units::{ByteSize, duration};
 pub struct LimitArgs {
     /// Maximum number of requests that the server handles at the same time.
     ///
-    /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -24,7 +24,7 @@ pub struct LimitArgs {
 
     /// Maximum number of sequences that wait to be started.
     ///
-    /// Beyond it: 429, `queue_full`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -35,7 +35,7 @@ pub struct LimitArgs {
 
     /// Maximum size of a request body. Accepts a unit, such as 4MiB.
     ///
-    /// Beyond it: 413, `request_too_large`.
+    /// Beyond it: the request gets 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "8MiB")]
     pub max_body_bytes: ByteSize,
 
@@ -44,7 +44,7 @@ pub struct LimitArgs {
     /// response, count until the response is complete. An eighth of the total is reserved for bodies of up to 64
     /// KiB.
     ///
-    /// Beyond it: 429, `body_buffer_full`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 
