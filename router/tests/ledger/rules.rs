@@ -92,7 +92,7 @@ fn a_new_process_starts_without_the_state_of_the_previous_one() {
     let _on_its_way = ledger.book(COST, now);
     ledger.observe(&load(1, 90, &[(1, 1)]), now);
     assert_eq!(ledger.observe(&load(2, 1, &[]), now), ReportOutcome::NewEpoch);
-    // The first request was lost with the old process. The second may still reach the new one.
+    // The first request was lost with the old process. The second request may still reach the new process.
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported), (2, 1));
     assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), ReportOutcome::Accepted);
