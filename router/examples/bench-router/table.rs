@@ -94,7 +94,7 @@ impl Tables<'_> {
             let figures = self.figures(*case, |sample| sample.cpu);
             self.row(title, &figures, Requirement::Ratio(RATIO_MAX), micros);
         }
-        self.head("requests that a core passes on in a second");
+        self.head("requests per second on one core");
         for (case, title) in &cases {
             let figures: Vec<f64> =
                 self.figures(*case, |sample| sample.cpu).into_iter().map(|cpu| 1.0 / cpu).collect();
@@ -128,10 +128,10 @@ impl Tables<'_> {
             let cpu = self.figures(Case::Paced, |sample| sample.cpu);
             self.row("processor time for an event, us", &cpu, Requirement::Compared, micros);
             let rate: Vec<f64> = cpu.into_iter().map(|cpu| 1.0 / cpu).collect();
-            self.row("events that a core passes on in a second", &rate, Requirement::None, whole);
+            self.row("events per second on one core", &rate, Requirement::None, whole);
         }
         if self.has(Case::Leave) {
-            self.head("client gone: until the replica knows, ms");
+            self.head("time until the replica notices that the client has left, ms");
             let (median, longest) = (self.figures(Case::Leave, p50), self.figures(Case::Leave, p99));
             self.row(&format!("median of {LEAVING}"), &median, Requirement::None, millis);
             self.row(&format!("longest of {LEAVING}"), &longest, Requirement::Most(GONE_MAX), millis);
@@ -155,8 +155,8 @@ impl Tables<'_> {
         self.head(&format!("memory with {replicas} replicas, MiB"));
         self.row("at rest", &before, Requirement::None, mebibytes);
         self.row(&format!("with {streams} silent streams"), &after, Requirement::None, mebibytes);
-        self.row("of it allocated, not the program", &own, Requirement::None, mebibytes);
-        self.row("a stream, KiB", &each, Requirement::None, |bytes| format!("{:.1}", bytes / 1024.0));
+        self.row("allocated memory, without the program", &own, Requirement::None, mebibytes);
+        self.row("memory of one stream, KiB", &each, Requirement::None, |bytes| format!("{:.1}", bytes / 1024.0));
     }
 
     fn has(&self, case: Case) -> bool {
