@@ -156,7 +156,9 @@ impl Tables<'_> {
         self.row("at rest", &before, Requirement::None, mebibytes);
         self.row(&format!("with {streams} silent streams"), &after, Requirement::None, mebibytes);
         self.row("allocated memory, without the program", &own, Requirement::None, mebibytes);
-        self.row("memory of one stream, KiB", &each, Requirement::None, |bytes| format!("{:.1}", bytes / 1024.0));
+        self.row("memory of one stream, KiB", &each, Requirement::None, |bytes| {
+            format!("{:.1}", bytes / 1024.0)
+        });
     }
 
     fn has(&self, case: Case) -> bool {
