@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """`make bench-engine`: compares the engine with openvino_genai, each in process and alternating (medians of the rounds).
 
-Both get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir`, both
-engines run the same IR. With `gguf` the engine runs the file, and the peer runs the IR to which it converts the file (with
-rounded zero points). The floor is the compiled model alone, executed on the batches of the same case without sampling or
-sending.
+Both engines get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir`,
+both engines run the same IR. With `gguf` the engine runs the file, and the peer runs the IR to which it converts the file
+(with rounded zero points). The floor is the compiled model alone, executed on the batches of the same case without sampling
+or sending.
 """
 
 from __future__ import annotations

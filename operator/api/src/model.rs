@@ -130,7 +130,7 @@ pub struct HuggingFaceSource {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 512)))]
     pub files: Vec<String>,
-    /// URL of the Hub, for a mirror.
+    /// URL of the Hub or of a mirror.
     #[serde(default = "hub")]
     #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: String,

@@ -133,7 +133,7 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Checks that a decision that supersedes another, wholly or in part, is linked from it: the part before `## Context` of the
-/// new one says `Supersedes`, and that of the old one `Superseded by` or `Superseded in part by`.
+/// new one says `Supersedes`, and that of the old one says `Superseded by` or `Superseded in part by`.
 #[must_use]
 pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     const FOLDER: &str = "docs/decisions/";
