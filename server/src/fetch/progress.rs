@@ -69,7 +69,8 @@ async fn page(State(progress): State<Arc<Progress>>) -> Json<Value> {
     Json(json!({"bytes": bytes, "bytes_total": total}))
 }
 
-/// Returns the addresses to bind: IPv6, which includes IPv4, and IPv4 alone. The first that works is used.
+/// Returns the addresses to bind. The first one accepts connections over IPv6 and IPv4, and the second one
+/// accepts them over IPv4 only. The first address that works is used.
 fn every_address(port: u16) -> [SocketAddr; 2] {
     [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }
