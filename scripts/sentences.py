@@ -38,7 +38,8 @@ def comments(lines, marks):
         mark = next((mark for mark in marks if stripped.startswith(mark)), None)
         body = stripped[len(mark):].strip() if mark else ""
         in_code = (mark is not None and in_code) != body.startswith("```")
-        if in_code or body.startswith(("```", "|")) or NOT_PROSE.match(body):
+        is_heading = mark in ("///", "//!") and body.startswith("# ")
+        if in_code or is_heading or body.startswith(("```", "|")) or NOT_PROSE.match(body):
             body = ""
         # A list item is a paragraph of its own.
         item = re.match(r"([-*]|\d+\.)\s+", body)
