@@ -53,7 +53,7 @@ impl Figures {
             ),
             (
                 in_idleness.as_str(),
-                format!("{:.2} % of one processor", (last.processor - calm.processor) / idle * 100.0),
+                format!("{:.2}% of one processor", (last.processor - calm.processor) / idle * 100.0),
             ),
             ("API calls in that time, for all resources", format!("{idle_calls:.0}")),
         ];

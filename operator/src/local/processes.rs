@@ -194,7 +194,7 @@ impl<'a> Processes<'a> {
         let mut text = format!("{phase}: {ready}/{desired} replicas ready");
         let percent = self.report.as_ref().and_then(|report| report.kv_cache_percent);
         if let (Some(percent), true) = (percent, ready > 0) {
-            text.push_str(&format!(", {percent} % of the KV cache in use"));
+            text.push_str(&format!(", {percent}% of the KV cache in use"));
         }
         if let Some(endpoint) = self.endpoint() {
             text.push_str(&format!(", {} at http://{endpoint}/v3", self.valid.model_names[0]));

@@ -66,7 +66,7 @@ impl Table {
             }
             let cells = self.scores.iter().map(|scores| {
                 let Score { hottest, cached, between, .. } = scores[index];
-                format!("{hottest:.2}, {:.0} %, {:.0} ms", cached * 100.0, between * 1e3)
+                format!("{hottest:.2}, {:.0}%, {:.0} ms", cached * 100.0, between * 1e3)
             });
             text += &format!("| {} | {} |\n", competitor.name(), cells.collect::<Vec<_>>().join(" | "));
         }

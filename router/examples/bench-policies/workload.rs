@@ -70,7 +70,7 @@ pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) spec: Rc<Spec>,
     pub(crate) chain: Chain,
-    /// The number of prompt tokens, estimated from the bytes of the prompt with an error of up to 15 %.
+    /// The number of prompt tokens, estimated from the bytes of the prompt with an error of up to 15%.
     pub(crate) estimated_prompt_tokens: u32,
 }
 

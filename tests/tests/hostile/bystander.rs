@@ -41,7 +41,7 @@ pub(crate) struct Observations {
 }
 
 impl Observations {
-    /// The time within which 99 % of the responses were complete.
+    /// The time within which 99% of the responses were complete.
     pub(crate) fn p99(&self) -> Duration {
         let mut sorted = self.answers.clone();
         sorted.sort();

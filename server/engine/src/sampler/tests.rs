@@ -164,7 +164,7 @@ fn agrees_with_a_slow_reference_on_random_logits_and_parameters() {
 
 #[test]
 fn draws_follow_the_probabilities() {
-    // Chi-square with 7 degrees of freedom exceeds 24.3 with a probability of 0.1 %.
+    // Chi-square with 7 degrees of freedom exceeds 24.3 with a probability of 0.1%.
     let logits: Vec<f32> = [0.30f32, 0.05, 0.15, 0.02, 0.18, 0.12, 0.08, 0.10].map(f32::ln).to_vec();
     let draws = 40_000;
     for (index, filtered) in [(0, false), (1, false), (0, true)] {
