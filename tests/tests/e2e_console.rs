@@ -263,7 +263,7 @@ fn the_chat_streams_and_works_by_keyboard() {
     assert_eq!(console.text("document.querySelector('#prompt').value"), "What is\na fleet?");
     assert_eq!(console.text("says('chat')"), "");
     console.press(&[Key::Enter]);
-    let ended = "says('note').startsWith('First token after')";
+    let ended = "says('note').startsWith('The first token arrived after')";
     console.await_expression("the answer", ended);
     let pieces = console.page.evaluate("lengths.size").unwrap();
     assert!(pieces.as_u64() > Some(4), "the response came in {pieces} pieces");
@@ -397,7 +397,7 @@ fn a_router_with_api_keys_requires_one_for_the_console() {
     );
     console.page.insert_text("Hello").unwrap();
     console.press(&[Key::Enter]);
-    console.await_expression("the answer", "says('note').startsWith('First token after')");
+    console.await_expression("the answer", "says('note').startsWith('The first token arrived after')");
     // The key is stored neither beyond the lifetime of the page nor in a visible place.
     let kept =
         "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href";
@@ -416,7 +416,7 @@ fn a_hanging_router_is_reported_with_the_time_of_the_last_update() {
     let scene = Scene::new(&SIM, &[]);
     let console = scene.console();
     scene.router.process().signal("STOP").unwrap();
-    let message = r"/^The router is unreachable; last updated at \d\d:\d\d:\d\d$/
+    let message = r"/^The router is unreachable; the last update was at \d\d:\d\d:\d\d$/
         .test(says('status'))";
     console.await_expression("the message about the router", message);
     scene.router.process().signal("CONT").unwrap();
