@@ -165,7 +165,7 @@ bench-engine-8b: engine-bench ## Measure load time, memory and speed of models w
 	@.deps/venv-peer/bin/python tests/bench/bench_size.py $(ARGS)
 
 .PHONY: bench-http
-bench-http: engine-bench build ## Compare the server over HTTP with the engine in process. ARGS are passed to the program.
+bench-http: engine-bench build ## Compare the server over HTTP with the engine without HTTP. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-llama

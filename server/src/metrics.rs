@@ -99,7 +99,7 @@ impl Metrics {
         let mut metrics = MetricsBuilder(Registry::with_prefix("ovfleet_server"));
         let info = [("version", env!("CARGO_PKG_VERSION")), ("model", model), ("backend", backend)];
         let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
-        metrics.0.register("build", "Version, model and backend", Info::new(info));
+        metrics.0.register("build", "Version, model and backend of the server", Info::new(info));
         let inner = Inner {
             requests: metrics.zero("requests", "Requests by endpoint, outcome and status class"),
             adapter_requests: metrics
