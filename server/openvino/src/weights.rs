@@ -56,7 +56,8 @@ pub(crate) struct Matrix {
     pub(crate) has_super_scales: bool,
 }
 
-/// The largest f16 zero point. Beyond it, the differences within a group are less than the rounding of its minimum.
+/// The largest f16 zero point. Above it, the differences within a group are less than the rounding of its
+/// minimum.
 const ZERO_MAX: f32 = 60_000.0;
 
 impl Matrix {

@@ -81,7 +81,7 @@ pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<Stri
     let (_, body) = attacker.post("/v1/completions", &completion(&prompt, salted)).await?;
     let salted = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
     ensure!(salted.unwrap_or_default() == 0, "the cache of another tenant is visible: {body:.300}");
-    Ok(format!("the victim sees {own} cached tokens, the attacker none"))
+    Ok(format!("the victim sees {own} cached tokens, and the attacker sees none"))
 }
 
 /// Guesses keys.
