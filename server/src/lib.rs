@@ -58,6 +58,7 @@ pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};
 pub use limits::{HttpLimits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
+pub use media::{MediaDomain, MediaPolicy, Network};
 pub use metrics::Metrics;
 pub use model::Model;
 pub use routes::{SleepApi, router, router_with};

@@ -36,7 +36,7 @@ use web::{RedirectPolicy, WebClient};
 /// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory.
 ///
 /// Beyond it: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
-const FETCHES_MAX: usize = 16;
+pub(crate) const FETCHES_MAX: usize = 16;
 
 /// What the server may fetch, and the limits of a fetch. The fields have the names of the flags.
 #[derive(Clone, Debug)]
@@ -53,6 +53,20 @@ pub struct MediaPolicy {
     pub image_fetch_timeout: Duration,
     /// Size of an image file in bytes.
     pub max_image_bytes: usize,
+}
+
+impl Default for MediaPolicy {
+    /// A policy that allows nothing, with the default limits of the flags.
+    fn default() -> Self {
+        Self {
+            allowed_media_domains: Vec::new(),
+            allowed_media_networks: Vec::new(),
+            allowed_local_media_path: None,
+            media_url_allow_redirects: false,
+            image_fetch_timeout: Duration::from_secs(5),
+            max_image_bytes: 20_000_000,
+        }
+    }
 }
 
 /// Fetches images as far as a policy allows it.
@@ -155,7 +169,7 @@ impl MediaFetcher {
     async fn slot(&self) -> Result<OwnedSemaphorePermit, MediaError> {
         let slot = Arc::clone(&self.slots).acquire_owned();
         let slot = tokio::time::timeout(self.timeout, slot).await;
-        let slot = slot.map_err(|_| MediaError::Busy { fetches_max: FETCHES_MAX })?;
+        let slot = slot.map_err(|_| MediaError::Busy)?;
         Ok(slot.expect("invariant: the semaphore is never closed"))
     }
 }

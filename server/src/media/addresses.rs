@@ -361,7 +361,7 @@ mod tests {
         println!("seed: {seed:#x}");
         let mut random = StdRng::seed_from_u64(seed);
         let mut refusals = 0;
-        for _ in 0..200_000 {
+        for _ in 0..50_000 {
             // Half of the addresses are near the end of a range.
             let bits = if random.random_bool(0.5) {
                 random.random()
@@ -385,7 +385,7 @@ mod tests {
                 "6to4 {plain}"
             );
         }
-        assert!((50_000..150_000).contains(&refusals), "{refusals}");
+        assert!((12_500..37_500).contains(&refusals), "{refusals}");
     }
 
     #[test]

@@ -83,6 +83,6 @@ pub(crate) enum MediaError {
     #[error("{path:?} is not a regular file")]
     NotAFile { path: PathBuf },
     /// Too many images are being fetched.
-    #[error("too many images are being fetched (limit: {fetches_max})")]
-    Busy { fetches_max: usize },
+    #[error("too many images are being fetched")]
+    Busy,
 }

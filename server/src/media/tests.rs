@@ -148,7 +148,7 @@ impl Resolve for FakeResolver {
 }
 
 /// A policy that allows one host, and loopback addresses that end in 1.
-fn policy(domains: &[String]) -> MediaPolicy {
+fn policy(domains: &[&str]) -> MediaPolicy {
     MediaPolicy {
         allowed_media_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
         allowed_media_networks: vec!["127.0.0.1/32".parse().unwrap()],
@@ -167,7 +167,7 @@ fn fetcher(policy: MediaPolicy) -> MediaFetcher {
 async fn fetch_from(server: &WebServer) -> Result<Bytes, MediaError> {
     let host = format!("images.test:{}", server.port());
     let url = format!("http://{host}/a.png");
-    fetcher(policy(&[host])).fetch(&url).await
+    fetcher(policy(&[&host])).fetch(&url).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn an_image_of_an_allowed_host_is_fetched() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", server.port());
     let resolver = FakeResolver::new([&["127.0.0.1"]]);
-    let fetcher = MediaFetcher::with_resolver(policy(&[host.clone()]), resolver.clone()).unwrap();
+    let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     assert_eq!(fetcher.fetch(&format!("http://{host}/a%20b.png?size=1#part")).await.unwrap(), "image");
     assert_eq!(resolver.names(), ["images.test"]);
     let requests = server.requests();
@@ -209,7 +209,7 @@ async fn addresses_are_refused_after_the_name_is_resolved() {
     let server = WebServer::start([Answer::with_body(b"secret")]).await;
     let host = format!("images.test:{}", server.port());
     let url = format!("http://{host}/");
-    let without_networks = || MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[host.clone()]) };
+    let without_networks = || MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[&host]) };
     let answers: [&[&str]; 8] = [
         &["127.0.0.1"],
         &["::1"],
@@ -237,14 +237,14 @@ async fn the_name_localhost_is_resolved_and_refused() {
     let server = WebServer::start([Answer::with_body(b"secret")]).await;
     for name in ["localhost", "localhost."] {
         let host = format!("localhost:{}", server.port());
-        let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[host]) };
+        let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[&host]) };
         let fetcher = MediaFetcher::new(policy).unwrap();
         let error = fetcher.fetch(&format!("http://{name}:{}/", server.port())).await.unwrap_err();
         assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{name}: {error:?}");
     }
     assert_eq!(server.requests(), [""; 0]);
     // The system's resolver works if the network is allowed.
-    let fetcher = MediaFetcher::new(policy(&[format!("localhost:{}", server.port())])).unwrap();
+    let fetcher = MediaFetcher::new(policy(&[&format!("localhost:{}", server.port())])).unwrap();
     let url = format!("http://localhost:{}/", server.port());
     assert_eq!(fetcher.fetch(&url).await.unwrap(), "secret");
 }
@@ -253,12 +253,9 @@ async fn the_name_localhost_is_resolved_and_refused() {
 async fn addresses_in_urls_need_an_allowed_network() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
-    assert_eq!(
-        fetcher(policy(&[address.clone()])).fetch(&format!("http://{address}/")).await.unwrap(),
-        "image"
-    );
+    assert_eq!(fetcher(policy(&[&address])).fetch(&format!("http://{address}/")).await.unwrap(), "image");
     assert_eq!(server.requests().len(), 1);
-    let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[address]) };
+    let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[&address]) };
     let fetcher = fetcher(policy);
     for host in ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1"] {
         let error = fetcher.fetch(&format!("http://{host}:{}/", server.port())).await.unwrap_err();
@@ -275,7 +272,7 @@ async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let internal =
         WebServer::listen(&format!("127.0.0.2:{}", allowed.port()), [Answer::with_body(b"secret")]).await;
     let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);
-    let fetcher = MediaFetcher::with_resolver(policy(&[host.clone()]), resolver.clone()).unwrap();
+    let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     let url = format!("http://{host}/a.png");
     // The client connects to the address that was checked: it resolves the name once.
     assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
@@ -318,10 +315,10 @@ async fn each_target_of_a_redirect_is_checked() {
         let server = WebServer::start([Answer::redirect(&target), Answer::with_body(b"image")]).await;
         let images = format!("images.test:{}", server.port());
         let domains = [
-            images.clone(),
-            "169.254.169.254".to_owned(),
-            internal.address.to_string(),
-            format!("localhost:{}", internal.port()),
+            &images,
+            "169.254.169.254",
+            &internal.address.to_string(),
+            &format!("localhost:{}", internal.port()),
         ];
         let policy = MediaPolicy { media_url_allow_redirects: true, ..policy(&domains) };
         let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"]]);
@@ -337,8 +334,7 @@ async fn each_target_of_a_redirect_is_checked() {
 async fn redirects_to_allowed_urls_are_followed_up_to_a_limit() {
     let server = WebServer::start([Answer::redirect("b.png?x"), Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", server.port());
-    let following =
-        |host: &String| fetcher(MediaPolicy { media_url_allow_redirects: true, ..policy(&[host.clone()]) });
+    let following = |host: &str| fetcher(MediaPolicy { media_url_allow_redirects: true, ..policy(&[host]) });
     assert_eq!(following(&host).fetch(&format!("http://{host}/dir/a.png")).await.unwrap(), "image");
     let requests = server.requests();
     assert!(requests[1].starts_with("GET /dir/b.png?x HTTP/1.1\r\n"), "{requests:?}");
@@ -406,7 +402,8 @@ async fn failures_tell_the_status_of_the_host_and_nothing_else() {
     }
     // The port is closed again when the listener is dropped.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = fetcher(policy(&[closed.to_string()])).fetch(&format!("http://{closed}/")).await.unwrap_err();
+    let error =
+        fetcher(policy(&[&closed.to_string()])).fetch(&format!("http://{closed}/")).await.unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. }), "{error:?}");
 }
 
@@ -414,7 +411,7 @@ async fn failures_tell_the_status_of_the_host_and_nothing_else() {
 async fn a_server_without_tls_is_not_used_for_https() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
-    let mut policy = policy(&[address.clone()]);
+    let mut policy = policy(&[&address]);
     // The server waits for the end of a head that never comes.
     policy.image_fetch_timeout = Duration::from_secs(1);
     let error = fetcher(policy).fetch(&format!("https://{address}/")).await.unwrap_err();
@@ -426,16 +423,19 @@ async fn a_server_without_tls_is_not_used_for_https() {
 async fn fetches_beyond_the_limit_wait_for_a_slot() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", server.port());
-    let fetcher = fetcher(policy(&[host.clone()]));
+    let directory = tempfile::tempdir().unwrap();
+    let path = Some(directory.path().to_owned());
+    let fetcher = fetcher(MediaPolicy { allowed_local_media_path: path, ..policy(&[&host]) });
     let url = format!("http://{host}/");
     let mut slots = Vec::new();
     for _ in 0..FETCHES_MAX {
         slots.push(fetcher.slot().await.unwrap());
     }
     let error = fetcher.fetch(&url).await.unwrap_err();
-    assert!(matches!(error, MediaError::Busy { fetches_max: FETCHES_MAX }), "{error:?}");
+    assert!(matches!(error, MediaError::Busy), "{error:?}");
     // A reference that is not allowed does not wait.
     assert!(matches!(fetcher.fetch("http://evil.test/").await, Err(MediaError::HostNotAllowed { .. })));
+    assert!(matches!(fetcher.fetch("/etc/passwd").await, Err(MediaError::PathNotAllowed { .. })));
     let (fetched, ()) = tokio::join!(fetcher.fetch(&url), async {
         tokio::task::yield_now().await;
         slots.pop();

@@ -339,7 +339,7 @@ mod tests {
         let mut random = StdRng::seed_from_u64(seed);
         let all = policy(&["all"]);
         let (mut allowed, mut refused) = (0, 0);
-        for _ in 0..50_000 {
+        for _ in 0..20_000 {
             let private = [0x7f00_0001_u32, 0x0a00_0000, 0xa9fe_a9fe, 0xc0a8_0000];
             let bits = match random.random_bool(0.5) {
                 true => private[random.random_range(0..4)] | random.random_range(0..0x100),
@@ -359,7 +359,7 @@ mod tests {
                 assert!(decision.starts_with(expected), "{host} is {address}: {decision}");
             }
         }
-        assert!(allowed > 10_000 && refused > 10_000, "{allowed} {refused}");
+        assert!(allowed > 4_000 && refused > 4_000, "{allowed} {refused}");
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
         let mut random = StdRng::seed_from_u64(seed);
         let policy = policy(&["good.test"]);
         let mut allowed = 0;
-        for _ in 0..200_000 {
+        for _ in 0..20_000 {
             let mut text = if random.random_bool(0.7) { "http://".to_owned() } else { String::new() };
             for _ in 0..random.random_range(1..8) {
                 text.push_str(PIECES[random.random_range(0..PIECES.len())]);
@@ -411,7 +411,7 @@ mod tests {
                 assert_eq!(uri.host(), url.host_str(), "{text:?}");
             }
         }
-        assert!(allowed > 1000, "{allowed}");
+        assert!(allowed > 100, "{allowed}");
     }
 
     #[test]
