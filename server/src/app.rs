@@ -6,17 +6,28 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use axum::body::Bytes;
+use futures_util::{StreamExt as _, stream};
 use server_engine::{EngineHandle, mix};
 
 use crate::dispatches::Dispatches;
 use crate::error::{Error, MediaReference, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
-use crate::limits::{Admission, ByteBudget, HttpLimits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX};
+use crate::limits::{
+    Admission, BudgetExhausted, ByteBudget, ByteClaim, HttpLimits, PreparationSlots,
+    STORED_OBJECT_REQUESTS_MAX,
+};
+use crate::media::{FETCHES_MAX, MediaError, MediaFetcher, MediaPolicy};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
 use crate::prepare::Media;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
+
+/// Number of images that are fetched at the same time for one request.
+///
+/// Beyond it: further images of the request are fetched afterward.
+const REQUEST_FETCHES_MAX: usize = 4;
 
 /// The state of the server. Clones share the same state.
 #[derive(Clone, Debug)]
@@ -36,6 +47,7 @@ struct Inner {
     metrics: Metrics,
     dispatches: Dispatches,
     store: Store,
+    media: MediaFetcher,
     background: Background,
     served: OnceLock<ServedModel>,
 }
@@ -53,6 +65,18 @@ pub struct ServedModel {
     pub block_tokens: u32,
 }
 
+/// Bytes that count towards the buffer for request bodies.
+struct ClaimedBytes {
+    bytes: Bytes,
+    _claim: ByteClaim,
+}
+
+impl AsRef<[u8]> for ClaimedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl App {
     /// Creates the state of a server that has not loaded its model yet and stores responses in memory.
     ///
@@ -63,12 +87,26 @@ impl App {
         Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
     }
 
-    /// Creates the state of a server that has not loaded its model yet.
+    /// Creates the state of a server that has not loaded its model yet and fetches no images.
     ///
     /// # Errors
     /// The directory for stored responses cannot be used.
     pub fn with_store(limits: HttpLimits, metrics: Metrics, config: &StoreConfig) -> anyhow::Result<Self> {
+        Self::with_media(limits, metrics, config, MediaPolicy::default())
+    }
+
+    /// Creates the state of a server that has not loaded its model yet.
+    ///
+    /// # Errors
+    /// The directory for stored responses cannot be used, or images cannot be fetched as the policy allows.
+    pub fn with_media(
+        limits: HttpLimits,
+        metrics: Metrics,
+        config: &StoreConfig,
+        media: MediaPolicy,
+    ) -> anyhow::Result<Self> {
         let store = Store::open(config).context("failed to open the directory for stored responses")?;
+        let media = MediaFetcher::new(media)?;
         Ok(Self(Arc::new(Inner {
             // The standard library seeds the hash with random numbers of the operating system.
             epoch: RandomState::new().hash_one("epoch").max(1),
@@ -82,6 +120,7 @@ impl App {
             metrics,
             dispatches: Dispatches::default(),
             store,
+            media,
             background: Background::default(),
             served: OnceLock::new(),
         })))
@@ -148,22 +187,40 @@ impl App {
         let limit = match resource {
             Resource::BodyBytes => format!("{} bytes", self.0.body_bytes.bytes_max()),
             Resource::Preparation => self.0.preparation_slots.to_string(),
+            Resource::ImageFetches => FETCHES_MAX.to_string(),
         };
         let retry_after = self.0.admission.retry_after(Instant::now());
         Error::Overloaded { resource, limit, retry_after }
     }
 
-    /// Fetches media for a request.
+    /// Fetches media for a request. They count towards the buffer for request bodies until they are dropped.
     ///
     /// # Errors
-    /// A medium is not allowed, or cannot be fetched.
+    /// A medium is not allowed, cannot be fetched, or does not fit into the buffer.
     pub(crate) async fn fetch_media(&self, references: Vec<MediaReference>) -> Result<Media, Error> {
-        let media = Media::default();
-        for MediaReference { url: _, param } in references {
-            let problem = "only data: URLs are supported, such as data:image/png;base64,…";
-            return Err(Error::invalid(param, problem));
+        let fetches = references.into_iter().map(|reference| self.fetch_medium(reference));
+        let mut fetched = stream::iter(fetches).buffer_unordered(REQUEST_FETCHES_MAX);
+        let mut media = Media::default();
+        while let Some(medium) = fetched.next().await {
+            let (url, bytes) = medium?;
+            media.insert(url, bytes);
         }
         Ok(media)
+    }
+
+    /// Returns the URL and the content of a medium.
+    async fn fetch_medium(&self, reference: MediaReference) -> Result<(String, Bytes), Error> {
+        let MediaReference { url, param } = reference;
+        let bytes = self.0.media.fetch(&url).await.map_err(|error| {
+            tracing::debug!(error = &error as &dyn std::error::Error, "failed to fetch an image");
+            match error {
+                MediaError::Busy => self.overloaded(Resource::ImageFetches),
+                error => Error::coded("invalid_image_url", param, error),
+            }
+        })?;
+        let mut claim = self.body_bytes().claim();
+        claim.grow_to(bytes.len()).map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
+        Ok((url, Bytes::from_owner(ClaimedBytes { bytes, _claim: claim })))
     }
 
     /// Returns the admission of requests about stored objects.

@@ -3,6 +3,7 @@
 
 mod adapter;
 mod limits;
+mod media;
 mod parsers;
 mod sim;
 mod sleep;
@@ -22,6 +23,7 @@ use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use adapter::NamedAdapter;
 pub use limits::LimitArgs;
+pub use media::MediaArgs;
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
 pub use sleep::SleepArgs;
@@ -293,6 +295,10 @@ pub struct Args {
     /// The flags of the server's limits.
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// The flags for images that requests refer to by URL or path.
+    #[command(flatten)]
+    pub media: MediaArgs,
 
     /// The flags for evicted blocks of the KV cache.
     #[command(flatten)]

@@ -90,6 +90,8 @@ pub(crate) enum Resource {
     BodyBytes,
     #[error("too many requests are waiting to be prepared")]
     Preparation,
+    #[error("too many images are being fetched")]
+    ImageFetches,
 }
 
 impl Resource {
@@ -97,6 +99,7 @@ impl Resource {
         match self {
             Self::BodyBytes => "body_buffer_full",
             Self::Preparation => "preparation_busy",
+            Self::ImageFetches => "image_fetch_busy",
         }
     }
 }

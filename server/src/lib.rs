@@ -28,7 +28,6 @@ mod lifecycle;
 mod limits;
 mod listen;
 mod load;
-#[cfg_attr(not(test), expect(dead_code, reason = "the preparation of requests does not fetch images yet"))]
 mod media;
 mod metrics;
 mod model;
@@ -47,8 +46,8 @@ mod tenant;
 pub use api_rules::ApiRules;
 pub use app::{App, ServedModel};
 pub use args::{
-    Args, Backend, ByteSize, Command, LimitArgs, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs,
-    SpillArgs, StoreArgs,
+    Args, Backend, ByteSize, Command, LimitArgs, LogFormat, MediaArgs, NamedAdapter, ParserChoice, SimArgs,
+    SleepArgs, SpillArgs, StoreArgs,
 };
 pub use authentication::{RequireToken, authenticated};
 pub use backend::{built_in_text, built_in_text_with, script};

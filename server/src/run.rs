@@ -32,6 +32,7 @@ use crate::lifecycle::Phase;
 use crate::limits::{HttpLimits, InvalidGrammar, run_trial};
 use crate::listen::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 use crate::load::{ReplicaService, publish};
+use crate::media::MediaPolicy;
 use crate::metrics::Metrics;
 use crate::routes::{SleepApi, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
@@ -122,6 +123,7 @@ impl Args {
             log: _,
             log_format: _,
             limits,
+            media,
             spill,
             store,
             sleep,
@@ -135,6 +137,7 @@ impl Args {
             limits: limits.http(),
             sleep,
             store: store.config(),
+            media: media.policy(),
             backend: BackendConfig {
                 backend,
                 model,
@@ -181,6 +184,7 @@ struct Settings {
     limits: HttpLimits,
     sleep: SleepArgs,
     store: StoreConfig,
+    media: MediaPolicy,
     backend: BackendConfig,
 }
 
@@ -206,7 +210,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     let names = settings.backend.names();
     let metrics = Metrics::new(&names[0], settings.backend.backend.name());
-    let app = App::with_store(settings.limits, metrics.clone(), &settings.store)?;
+    let app = App::with_media(settings.limits, metrics.clone(), &settings.store, settings.media.clone())?;
     tracing::info!("listening on http://{}, gRPC on {}", http.local_addr()?, grpc.local_addr()?);
     // The admin port stays open until the process exits, so that probes are answered while the remaining requests
     // finish.

@@ -3,6 +3,7 @@
 
 mod harness;
 mod hostile;
+mod media;
 mod token;
 
 use std::io::Write as _;
