@@ -341,6 +341,22 @@ fn only_the_metrics_are_reachable_from_everywhere() {
 }
 
 #[test]
+fn replicas_may_open_connections_to_fetch_images() {
+    let egress = |extra_args: &[&str]| {
+        let mut object = fixture("image");
+        object.spec.engine.extra_args = extra_args.iter().map(|&argument| argument.to_owned()).collect();
+        let resources = render(&object, &ObservedState::default());
+        let is_server =
+            |manifest: &&Manifest| manifest.kind == Kind::NetworkPolicy && manifest.name == "image-server";
+        resources.manifests.iter().find(is_server).unwrap().body["spec"]["egress"].clone()
+    };
+    assert_eq!(egress(&[]), json!([]));
+    assert_eq!(egress(&["--allowed-media-networks=10.0.0.0/8"]), json!([]));
+    assert_eq!(egress(&["--allowed-media-domains=images.example.com"]), json!([{}]));
+    assert_eq!(egress(&["--max-itl=50ms", "--allowed-media-domains=all"]), json!([{}]));
+}
+
+#[test]
 fn the_platform_can_assign_the_user() {
     for (pod_user, expected) in [(PodUser::Fixed, json!(65532)), (PodUser::Platform, Value::Null)] {
         let object = fixture("small");
