@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Affinity, ResourceRequirements, Toleration, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use operator_api::{AccessMode, KeyIsolation, KvPrecision, LogLevel, Policy, ServiceType, UpgradePolicy};
+use operator_api::{
+    AccessMode, KeyIsolation, KvPrecision, LogLevel, MediaSources, Policy, ServiceType, UpgradePolicy,
+};
 use serde_json::Value;
 
 use crate::names::Owner;
@@ -315,6 +317,8 @@ pub struct EngineSettings {
     pub max_num_batched_tokens: u32,
     /// The maximum number of tokens of a prompt and its answer; `None` for the default of the server.
     pub max_model_len: Option<u32>,
+    /// The sources of images.
+    pub media: MediaSources,
     /// The properties of the OpenVINO plugin.
     pub plugin_config: BTreeMap<String, String>,
     /// Additional flags of the server.

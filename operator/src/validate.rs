@@ -172,6 +172,7 @@ fn engine(engine: &Engine) -> Result<EngineSettings, ValidationError> {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
         max_model_len: engine.max_model_len,
+        media: engine.media.clone(),
         plugin_config: engine.plugin_config.clone(),
         extra_args: engine.extra_args.clone(),
     })

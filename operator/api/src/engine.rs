@@ -11,8 +11,10 @@ use crate::formats;
 use crate::schema::rules;
 
 /// The flags of the server that `engine.extraArgs` must not contain, and the replacement for each.
-pub const RESERVED_SERVER_FLAGS: [(&str, &str); 18] = [
+pub const RESERVED_SERVER_FLAGS: [(&str, &str); 21] = [
     ("--admin-port", "the operator sets it"),
+    ("--allowed-media-domains", "use engine.media.allowedDomains"),
+    ("--allowed-media-networks", "use engine.media.allowedNetworks"),
     ("--device", "use engine.device"),
     ("--drain-timeout", "use drain.timeout"),
     ("--grpc-port", "the operator sets it"),
@@ -24,6 +26,7 @@ pub const RESERVED_SERVER_FLAGS: [(&str, &str); 18] = [
     ("--max-model-len", "use engine.maxModelLen"),
     ("--max-num-batched-tokens", "use engine.maxNumBatchedTokens"),
     ("--max-num-seqs", "use engine.maxNumSeqs"),
+    ("--media-url-allow-redirects", "use engine.media.allowRedirects"),
     ("--model", "use model.source"),
     ("--model-name", "use model.name and model.aliases"),
     ("--no-prefix-caching", "use engine.kvCache.prefixCaching"),
@@ -70,6 +73,10 @@ pub struct Engine {
     #[schemars(range(min = 2, max = 16_777_216))]
     pub max_model_len: Option<u32>,
 
+    /// The images that a vision-language model fetches because requests refer to them by URL. Default: none; clients send
+    /// images as `data:` URLs.
+    pub media: MediaSources,
+
     /// Properties of the OpenVINO plugin, such as `INFERENCE_NUM_THREADS: "8"`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64))]
@@ -90,10 +97,40 @@ impl Default for Engine {
             max_num_seqs: 256,
             max_num_batched_tokens: 512,
             max_model_len: None,
+            media: MediaSources::default(),
             plugin_config: BTreeMap::new(),
             extra_args: Vec::new(),
         }
     }
+}
+
+/// The sources from which replicas fetch images.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = rules(&[(
+    "size(self.allowedDomains) > 0 || (size(self.allowedNetworks) == 0 && !self.allowRedirects)",
+    "engine.media.allowedNetworks and engine.media.allowRedirects require engine.media.allowedDomains",
+)])))]
+pub struct MediaSources {
+    /// Hosts from which replicas fetch images, such as `images.example.com` or `minio.storage.svc:9000`. A host without a
+    /// port is allowed on ports 80 and 443. `all` allows every host. If hosts are allowed, the NetworkPolicy of the
+    /// replicas permits connections to other hosts.
+    #[schemars(
+        length(max = 64),
+        inner(length(min = 1, max = 260)),
+        extend("x-kubernetes-validations" = formats::hosts())
+    )]
+    pub allowed_domains: Vec<String>,
+    /// Networks that are not public, from which replicas may nevertheless fetch images of these hosts, such as
+    /// `10.96.0.0/12`.
+    #[schemars(
+        length(max = 64),
+        inner(length(min = 1, max = 64)),
+        extend("x-kubernetes-validations" = formats::networks())
+    )]
+    pub allowed_networks: Vec<String>,
+    /// Whether replicas follow redirects to allowed URLs.
+    pub allow_redirects: bool,
 }
 
 /// The cache of keys and values of a replica.

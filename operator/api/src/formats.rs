@@ -11,6 +11,11 @@ pub(crate) fn matches(pattern: &str, message: &str) -> Value {
     rules(&[(&format!("self.matches('{}')", escaped(pattern)), message)])
 }
 
+/// Returns the rule that all strings of a list must match `pattern`.
+fn all_match(pattern: &str, message: &str) -> Value {
+    rules(&[(&format!("self.all(item, item.matches('{}'))", escaped(pattern)), message)])
+}
+
 fn escaped(pattern: &str) -> String {
     pattern.replace('\\', "\\\\")
 }
@@ -39,6 +44,19 @@ pub(crate) fn revision() -> Value {
 /// The rule for a URL of HTTP or HTTPS.
 pub(crate) fn url() -> Value {
     matches(r"^https?://[^\s]+$", "must be a URL that begins with http:// or https://")
+}
+
+/// The rule for a list of hosts, each with a port if it is not the usual one.
+pub(crate) fn hosts() -> Value {
+    all_match(
+        r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
+        "must contain only hosts, such as images.example.com or minio.storage.svc:9000, or 'all'",
+    )
+}
+
+/// The rule for a list of networks.
+pub(crate) fn networks() -> Value {
+    all_match(r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$", "must contain only networks, such as 10.96.0.0/12")
 }
 
 /// The rule for a SHA-256.

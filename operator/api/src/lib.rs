@@ -17,7 +17,7 @@ mod schema;
 mod spec;
 mod status;
 
-pub use engine::{Engine, KvCache, KvPrecision, RESERVED_SERVER_FLAGS};
+pub use engine::{Engine, KvCache, KvPrecision, MediaSources, RESERVED_SERVER_FLAGS};
 pub use flags::{ROUTER_FLAGS, SERVER_FLAGS};
 pub use model::{
     AccessMode, CaBundle, Cache, CacheMode, Fetch, Format, HttpSource, HuggingFaceSource, LocalReference,

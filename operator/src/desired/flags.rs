@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use operator_api::{KeyIsolation, LogLevel, Retry};
+use operator_api::{KeyIsolation, LogLevel, MediaSources, Retry};
 use serde_json::{Map, Value, json};
 
 use super::replica_token;
@@ -85,6 +85,12 @@ fn engine(engine: &EngineSettings) -> Vec<String> {
     flags.push(format!("--max-num-seqs={}", engine.max_num_seqs));
     flags.push(format!("--max-num-batched-tokens={}", engine.max_num_batched_tokens));
     flags.extend(engine.max_model_len.map(|tokens| format!("--max-model-len={tokens}")));
+    let MediaSources { allowed_domains, allowed_networks, allow_redirects } = &engine.media;
+    flags.extend(allowed_domains.iter().map(|host| format!("--allowed-media-domains={host}")));
+    flags.extend(allowed_networks.iter().map(|network| format!("--allowed-media-networks={network}")));
+    if *allow_redirects {
+        flags.push("--media-url-allow-redirects".to_owned());
+    }
     flags.extend(engine.plugin_config.iter().map(|(name, value)| format!("--plugin-config={name}={value}")));
     flags.extend(engine.extra_args.iter().cloned());
     flags

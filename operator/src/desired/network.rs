@@ -19,11 +19,8 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     manifests
 }
 
-/// The flag of servers that fetch images from other hosts.
-const IMAGE_HOSTS_FLAG: &str = "--allowed-media-domains";
-
 /// The policy of replicas. Only routers can reach their API, and replicas open no connections except to fetch
-/// their model, and images if the flags of the server allow that.
+/// their model, and images if that is allowed.
 fn server(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let routers = json!({
@@ -31,8 +28,7 @@ fn server(valid: &ValidDeployment) -> Manifest {
         "ports": [port(HTTP_PORT), port(GRPC_PORT)],
     });
     let fetches_model = valid.files.fetched().is_some() && valid.files.shared().is_none();
-    let fetches_images =
-        valid.engine.extra_args.iter().any(|argument| argument.split('=').next() == Some(IMAGE_HOSTS_FLAG));
+    let fetches_images = !valid.server.engine.media.allowed_domains.is_empty();
     let ingress =
         if fetches_model { json!([routers, metrics(), progress()]) } else { json!([routers, metrics()]) };
     let egress = if fetches_model || fetches_images { json!([{}]) } else { json!([]) };

@@ -15,7 +15,7 @@ use operator::pod::PodState;
 use operator::source::ModelSourceKey;
 use operator::valid_deployment::ValidDeployment;
 use operator::validate::{Defaults, PodUser, validate};
-use operator_api::LlmDeployment;
+use operator_api::{LlmDeployment, MediaSources};
 use serde_json::{Value, json};
 
 mod release;
@@ -342,18 +342,17 @@ fn only_the_metrics_are_reachable_from_everywhere() {
 
 #[test]
 fn replicas_may_open_connections_to_fetch_images() {
-    let egress = |extra_args: &[&str]| {
+    let egress = |media: MediaSources| {
         let mut object = fixture("image");
-        object.spec.engine.extra_args = extra_args.iter().map(|&argument| argument.to_owned()).collect();
+        object.spec.engine.media = media;
         let resources = render(&object, &ObservedState::default());
         let is_server =
             |manifest: &&Manifest| manifest.kind == Kind::NetworkPolicy && manifest.name == "image-server";
         resources.manifests.iter().find(is_server).unwrap().body["spec"]["egress"].clone()
     };
-    assert_eq!(egress(&[]), json!([]));
-    assert_eq!(egress(&["--allowed-media-networks=10.0.0.0/8"]), json!([]));
-    assert_eq!(egress(&["--allowed-media-domains=images.example.com"]), json!([{}]));
-    assert_eq!(egress(&["--max-itl=50ms", "--allowed-media-domains=all"]), json!([{}]));
+    assert_eq!(egress(MediaSources::default()), json!([]));
+    let allowed_domains = vec!["images.example.com".to_owned()];
+    assert_eq!(egress(MediaSources { allowed_domains, ..MediaSources::default() }), json!([{}]));
 }
 
 #[test]
