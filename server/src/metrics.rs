@@ -123,7 +123,7 @@ impl Metrics {
             images: metrics.zero("images", "Images in accepted requests"),
             image_tokens: metrics.zero("image_tokens", "Prompt tokens that images of accepted requests take"),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
-            image_encode_time: metrics.request_seconds("image_encode_time", "Time of encoding an image"),
+            image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image"),
             unencoded_image_tokens: metrics.zero(
                 "unencoded_image_tokens",
                 "Tokens of images that are being encoded or wait for the encoder",

@@ -3,7 +3,8 @@
 use super::{FloatType, KernelVariant, Layer, Random, tolerance};
 use crate::kernels::Precision;
 
-/// Behind a sink far above all scores, the weights of all keys vanish; a sink far below them has no weight.
+/// If a sink is far above all scores, the weights of all keys vanish; if it is far below them, the sink has
+/// no weight.
 #[test]
 fn a_sink_far_from_the_scores_gets_all_of_the_attention_or_none() {
     let mut tried = 0;
