@@ -36,8 +36,6 @@ size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads)
     const size_t blocks = num_n_blocks(matmul);
     // A part begins only when the one before it has ended. With many blocks, all threads have equally much to do.
     if (!kernels.multiply_k_part || threads > blocks || blocks >= PARTS_PER_THREAD_MIN * threads) return 1;
-    // A part of a block must have the format of a block.
-    if (n_block_bytes(matmul) != num_groups(matmul) * group_bytes(matmul)) return 1;
     size_t best = 1, least = div_up(blocks, threads) * matmul.K;
     for (size_t parts = 2; parts <= K_PARTS_MAX; ++parts) {
         const size_t cost = div_up(blocks * parts, threads) * (matmul.K / parts + K_PART_COST);

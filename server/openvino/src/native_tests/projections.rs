@@ -706,37 +706,39 @@ fn a_row_does_not_depend_on_other_rows() {
     }
 }
 
-/// The threads divide the rows of many rows, the columns of the weights of few rows, and of one row also the columns of the source.
+/// Many rows are divided by rows, few rows by columns of the weights, and one row also by columns of the source.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    // A matrix of which 2, 8 and 16 threads divide the columns of the source, small ones, and one whose second part is shorter.
-    let sizes = [(4864, 576), (576, 576), (1024, 50), (4160, 32), (2080, 96)];
+    // The columns of the source are divided if there are 2, 3 and 4 threads; 16 threads; and 2 threads, with a shorter second
+    // part. They are not divided if there are fewer blocks of columns of the weights than threads.
+    const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
+    const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
+    let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);
+    let rows = DIVIDED.into_iter().chain(UNDIVIDED).flat_map(|size| [1, 3, 8, 40, 140].map(|m| (size, m)));
     let mut tried = 0;
-    for (seed, (k, n)) in sizes.into_iter().enumerate() {
-        for (variation, m) in [1, 1, 1, 3, 8, 40, 140].into_iter().enumerate() {
-            if m * k * n > 20 << 20 {
-                continue;
-            }
-            let mut random = Random((seed * 1000 + variation) as u64);
-            let projection = Projection::of_size(&mut random, k, n);
-            let src = projection.source(&mut random, m);
-            let adapters = Projection::adapters(&mut random, m);
-            let residual = vec![1.0; m * projection.columns()];
-            for variant in KernelVariant::all() {
-                let bits = |threads| {
-                    let dst = on_threads(threads, || projection.compute(variant, &src, &adapters, &residual));
-                    dst.map(|dst| dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
-                };
-                let Some(expected) = bits(Threads::ONE) else { continue };
-                tried += 1;
-                for threads in THREADS {
-                    assert!(
-                        bits(threads).as_ref() == Some(&expected),
-                        "{variant:?}, K {k}, N {n}, {m} rows, {threads:?}"
-                    );
-                }
+    for (seed, ((k, n), m)) in one_row.chain(rows).enumerate() {
+        if m * k * n > 20 << 20 {
+            continue;
+        }
+        let mut random = Random(seed as u64);
+        let projection = Projection::of_size(&mut random, k, n);
+        let src = projection.source(&mut random, m);
+        let adapters = Projection::adapters(&mut random, m);
+        let residual = vec![1.0; m * projection.columns()];
+        for variant in KernelVariant::all() {
+            let bits = |threads| {
+                let dst = on_threads(threads, || projection.compute(variant, &src, &adapters, &residual));
+                dst.map(|dst| dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>())
+            };
+            let Some(expected) = bits(Threads::ONE) else { continue };
+            tried += 1;
+            for threads in THREADS {
+                assert!(
+                    bits(threads).as_ref() == Some(&expected),
+                    "{variant:?}, K {k}, N {n}, {m} rows, {threads:?}"
+                );
             }
         }
     }
-    assert!(tried >= 40, "{tried}");
+    assert!(tried >= 80, "{tried}");
 }

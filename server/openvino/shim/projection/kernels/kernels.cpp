@@ -216,15 +216,22 @@ inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair
     }
 }
 
-// Computes a tile of `R` rows and a pair of vectors of a block of columns, or continues its sums.
-template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool CONTINUES = false>
+// The groups of a part of K.
+struct GroupRange {
+    size_t begin, end;
+};
+
+// Computes a tile of `R` rows and a pair of vectors of a block of columns; or continues its sums with a part of K, to which the
+// quants, the scales and the sums of the source then belong. Outliers are added behind the last group.
+template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch& prefetch,
-                          Floats (&total)[R][2]) {
+                          Floats (&total)[R][2], GroupRange part = {}) {
     const int8_t* quants = src.quants;
     const float *scales = src.scales, *sums = src.sums;
-    if constexpr (!CONTINUES)
+    if constexpr (!IS_PART)
         for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
-    for (size_t group = 0; group < num_groups(matmul); ++group, sums += R) {
+    const size_t begin = IS_PART ? part.begin : 0, end = IS_PART ? part.end : num_groups(matmul);
+    for (size_t group = begin; group < end; ++group, sums += R) {
         const GroupWeights<BITS, GROUP> weights(matmul, block, group, pair);
         prefetch.next();
         Ints sum[R][2];
@@ -238,7 +245,8 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
         quants += is_half ? half : R * row_bytes(BITS, TERMS) - half;
         scales += is_half ? 0 : R;
     }
-    if (TERMS == 1) add_outliers<R, BITS, GROUP>(matmul, block, pair, src.outliers, total);
+    if (TERMS == 1 && (!IS_PART || end == num_groups(matmul)))
+        add_outliers<R, BITS, GROUP>(matmul, block, pair, src.outliers, total);
 }
 
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, typename T>
@@ -286,48 +294,44 @@ void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange
     multiply(matmul, src, range, (const T*)residual, (T*)dst);
 }
 
-// Continues the sums of a row with a matrix of one block. `next` are the weights that the same thread will probably read next.
+// Continues the sums of a row with a part of K of a block.
 template <size_t TERMS, size_t BITS, size_t GROUP>
-void continue_row(const Matmul& matmul, const SrcTile& src, const uint8_t* next, float* sums) {
-    const size_t bytes = n_block_bytes(matmul), times = PAIRS * num_groups(matmul);
-    Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
+void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
+    const GroupRange groups{part.begin / GROUP, part.end / GROUP};
+    SrcTile tile = tile_of(matmul, src, 0);
+    tile.quants += part.begin / SRC_GROUP * row_bytes(BITS, TERMS);
+    tile.scales += part.begin / SRC_GROUP;
+    tile.sums += groups.begin;
+    const size_t bytes = n_block_bytes(matmul), part_bytes = bytes / matmul.K * (part.end - part.begin);
+    const size_t times = PAIRS * (groups.end - groups.begin);
+    const uint8_t* next = matmul.weights + part.next_block * bytes + bytes / matmul.K * part.begin;
+    Prefetch prefetch{next, next + part_bytes, (part_bytes / 64 + times - 1) / times};
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
         Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
-        multiply_tile<1, TERMS, BITS, GROUP, true>(matmul, matmul.weights, pair, src, prefetch, total);
+        multiply_tile<1, TERMS, BITS, GROUP, true>(matmul, matmul.weights + part.block * bytes, pair, tile, prefetch, total,
+                                                   groups);
         for (size_t v = 0; v < 2; ++v) ::store(sums + v * (N_BLOCK / 2), total[0][v]);
     }
 }
 
 template <size_t TERMS>
-void continue_terms(const Matmul& matmul, const SrcTile& src, const uint8_t* next, float* sums) {
+void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
     const bool is_16 = matmul.group == 16;
-    // Blocks with super-scales have no parts.
-    auto* continue_sums = matmul.bits == E2M1_BITS  ? continue_row<TERMS, E2M1_BITS, 32>
-                          : matmul.bits == SIX_BITS ? continue_row<TERMS, SIX_BITS, 32>
-                          : matmul.bits == 4        ? is_16 ? continue_row<TERMS, 4, 16> : continue_row<TERMS, 4, 32>
-                          : is_16                   ? continue_row<TERMS, 8, 16>
-                                                    : continue_row<TERMS, 8, 32>;
-    continue_sums(matmul, src, next, sums);
-}
-
-template <size_t BITS, size_t GROUP>
-void add_row_outliers(const Matmul& matmul, size_t block, size_t pair, const TileOutliers& outliers, Floats (&total)[1][2]) {
-    add_outliers<1, BITS, GROUP>(matmul, matmul.weights + block * n_block_bytes(matmul), pair, outliers, total);
+    auto* continue_sums = matmul.bits == E2M1_BITS ? continue_row<TERMS, E2M1_BITS, 32>
+                          : matmul.bits == SIX_BITS
+                              ? is_16 ? continue_row<TERMS, SIX_BITS, SUPER_GROUP> : continue_row<TERMS, SIX_BITS, 32>
+                          : matmul.bits == 4 ? is_16 ? continue_row<TERMS, 4, 16> : continue_row<TERMS, 4, 32>
+                          : is_16            ? continue_row<TERMS, 8, 16>
+                                             : continue_row<TERMS, 8, 32>;
+    continue_sums(matmul, src, part, sums);
 }
 
 // Finishes the sums of a row like `multiply_as`.
 template <typename T>
 void finish_row(const Matmul& matmul, const QuantizedSrc& src, size_t block, const float* sums, const void* residual,
                 void* dst) {
-    const bool is_16 = matmul.group == 16;
-    auto* add = matmul.bits == E2M1_BITS  ? add_row_outliers<E2M1_BITS, 32>
-                : matmul.bits == SIX_BITS ? add_row_outliers<SIX_BITS, 32>
-                : matmul.bits == 4        ? is_16 ? add_row_outliers<4, 16> : add_row_outliers<4, 32>
-                : is_16                   ? add_row_outliers<8, 16>
-                                          : add_row_outliers<8, 32>;
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
         Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
-        if (matmul.terms == 1) add(matmul, block, pair, tile_of(matmul, src, 0).outliers, total);
         if (src.lora) add_adapters<1>(matmul, block, pair, src.lora, total);
         store_dst(matmul, total[0], block, pair, 0, (const T*)residual, (T*)dst);
     }
@@ -390,19 +394,8 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
     multiply(matmul, quantized(matmul, src), range, residual.data, dst.data);
 }
 
-// The part is a block of a smaller matrix, so that the loop over the groups need not know about parts. Outliers are added when
-// the sums are finished.
 void multiply_k_part(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums) {
-    const QuantizedSrc all = quantized(matmul, src);
-    const SrcTile from{all.quants + part.begin / SRC_GROUP * row_bytes(matmul),
-                       all.scales + part.begin / SRC_GROUP,
-                       all.sums + part.begin / matmul.group,
-                       {}};
-    Matmul of_part = matmul;
-    of_part.weights += part.block * n_block_bytes(matmul) + part.begin / matmul.group * group_bytes(matmul);
-    of_part.K = part.end - part.begin;
-    const uint8_t* next = of_part.weights + (part.next_block - part.block) * n_block_bytes(matmul);
-    (matmul.terms == 1 ? continue_terms<1> : continue_terms<2>)(of_part, from, next, sums);
+    (matmul.terms == 1 ? continue_terms<1> : continue_terms<2>)(matmul, quantized(matmul, src), part, sums);
 }
 
 void finish(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual, FloatData dst) {
