@@ -4,7 +4,8 @@
 Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
 (prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of the served
 model, compared with those of bf16 inference), `random` (small files of every architecture and tensor type), `sampling`
-(the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. Prints a line for each
+(the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. `images` (vision-language
+models against transformers) runs only if it is named. Prints a line for each
 check and exits 1 if one fails. docs/reference/conformance.md explains each check and its tolerance.
 """
 
@@ -19,12 +20,15 @@ import oracle
 import quality
 import sampling
 import served
+import vision
 from oracle import Check, engines
 
 # An option that reduces the precision of the model in the file and is therefore not a default. The program reports
 # its cost.
 LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "noise", "random", "sampling", "beams")
+# A part that runs only if it is named, because its environments take 11 GB.
+NAMED_PARTS = ("images",)
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engine", help="the engine-bench binary")
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE, help="a GGUF file with a chat template")
     parser.add_argument("--server", type=pathlib.Path, default=served.SERVER)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=PARTS + NAMED_PARTS, default=PARTS)
     parser.add_argument("--kv-cache-precision", default="u8", help="precision of the KV cache for the perplexity")
     parser.add_argument(
         "--inference-precision",
@@ -86,6 +90,8 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
         yield from quality.perplexities(engine, setups, ir, folder)
         yield quality.cost(engine, served.with_model(args.model, **LOSSY), ir, folder)
         yield from quality.long_costs(engine, served, ir, folder)
+    if "images" in args.parts:
+        yield from vision.checks()
     if "random" in args.parts:
         yield from quality.random_files(engine, exact, folder)
 

@@ -100,7 +100,7 @@ fn references<'a>(
         };
         let images = parts.iter().enumerate().filter(|(_, part)| is_image(part));
         images.map(move |(part_index, part)| {
-            reference(message, part, format!("{param}[{index}].content[{part_index}]"))
+            reference(message, part, &format!("{param}[{index}].content[{part_index}]"))
         })
     })
 }
@@ -109,7 +109,7 @@ fn references<'a>(
 fn reference<'a>(
     message: &Message,
     part: &'a ContentPart,
-    at: String,
+    at: &str,
 ) -> Result<(&'a ImageUrl, String), Error> {
     let image = part.image_url.as_ref().ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
     if message.role != "user" {

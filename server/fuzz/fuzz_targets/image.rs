@@ -1,0 +1,10 @@
+//! Runs the checks of `server-images` on arbitrary bytes as the file of an image.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../images/tests/fuzzing/file.rs"]
+mod file;
+
+fuzz_target!(|input: &[u8]| file::check(input));

@@ -1,0 +1,50 @@
+//! The checks of arbitrary bytes as the file of an image, which the fuzz target `image` and the test share.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+use server_images::{DecodeLimits, Detail, ImageHeader, ImageProcessor, ModelFamily, decode};
+
+/// Small limits, so that the time of a check is short.
+const LIMITS: DecodeLimits = DecodeLimits { file_bytes_max: 1 << 16, pixels_max: 60_000, side_max: 2000 };
+
+static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // The fuzz target is another package.
+    let folder = [folder.join("tests/reference"), folder.join("../images/tests/reference")];
+    let folder = folder.into_iter().find(|folder| folder.is_dir()).expect("the folder exists");
+    let processor = |family: ModelFamily| {
+        let text = fs::read_to_string(folder.join(format!("{family}.json"))).expect("the file exists");
+        let reference: Value = serde_json::from_str(&text).expect("the reference is JSON");
+        ImageProcessor::from_values(reference["config"].clone(), reference["preprocessor_config"].clone())
+            .expect("the configuration is valid")
+    };
+    ModelFamily::ALL.map(processor).into_iter().collect()
+});
+
+/// Checks that the bytes are an error, or an image of the size in the header that every processor rejects or accepts both
+/// before and after it is decoded.
+///
+/// # Panics
+/// Panics if they are neither.
+pub fn check(bytes: &[u8]) {
+    let header = ImageHeader::read(bytes);
+    let image = match decode(bytes, &LIMITS) {
+        Ok(image) => image,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert_eq!(header.expect("the header of a decoded image is valid").size(), image.size());
+    for processor in &*PROCESSORS {
+        for detail in [Detail::Auto, Detail::Low] {
+            let layout = processor.layout(image.size(), detail);
+            let inputs = processor.preprocess(&image, detail);
+            match (layout, inputs) {
+                (Ok(layout), Ok(inputs)) => assert!(layout.num_tokens > 0 && inputs.size_bytes() > 0),
+                (Err(layout), Err(inputs)) => assert_eq!(layout, inputs),
+                (layout, inputs) => panic!("{}: {layout:?}, {:?}", processor.family(), inputs.err()),
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Creates the Python environments that make tiny vision-language models, and makes the models, unless they exist:
+# .deps/venv-vision for all families except Phi-4-multimodal, which needs other versions (.deps/venv-vision-phi), and
+# .deps/models/vision. The environments contain torch with its CUDA libraries, 5.3 GB each.
+set -eu
+cd "$(dirname "$0")/../../.."
+here=tests/conformance/images
+models=.deps/models/vision
+
+environment() { # name requirements [pip options]
+  venv=.deps/venv-$1
+  requirements=$here/$2
+  shift 2
+  if cmp -s "$requirements" "$venv/requirements.installed"; then return; fi
+  echo "creating the Python environment $venv (about 5300 MB)" >&2
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary=:all: -r "$requirements" "$@"
+  cp "$requirements" "$venv/requirements.installed"
+}
+
+environment vision requirements.txt --constraint $here/constraints.txt
+stamp=$(cat $here/make_models.py $here/remote_models.py $here/requirements*.txt | sha256sum | cut -d' ' -f1)
+if [ "$(cat $models/made-by 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+environment vision-phi requirements-phi.txt
+rm -rf $models
+mkdir -p $models
+.deps/venv-vision/bin/python $here/make_models.py $models
+.deps/venv-vision-phi/bin/python $here/make_models.py $models phi4_multimodal
+echo "$stamp" >$models/made-by
