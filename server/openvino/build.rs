@@ -3,6 +3,7 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SOURCES: &[&str] = &[
     "attention/kernels/dispatch.cpp",
@@ -69,9 +70,8 @@ fn main() {
         .include("shim")
         .files(SOURCES.iter().map(|source| PathBuf::from("shim").join(source)))
         .flag_if_supported("-Wno-deprecated-declarations")
-        .opt_level(1)
-        .compile("ovfleet_shim");
-    kernels();
+        .opt_level(1);
+    compile(std::iter::once(("ovfleet_shim".to_owned(), shim)).chain(kernels()).collect());
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
     // The plugin's thread library. The native kernels run on its threads.
@@ -97,8 +97,34 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Compiles the kernels for each instruction set. `shim/README.md` describes how to add an instruction set.
-fn kernels() {
+/// Compiles libraries, as many at the same time as Cargo allows, and links them in their order.
+fn compile(mut libraries: Vec<(String, cc::Build)>) {
+    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
+    let next = AtomicUsize::new(0);
+    let folder = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    for (name, library) in &mut libraries {
+        // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
+        library.out_dir(folder.join(name)).cargo_metadata(false);
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some((name, library)) = libraries.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    library.compile(name);
+                }
+            });
+        }
+    });
+    for (name, _) in &libraries {
+        println!("cargo:rustc-link-search=native={}", folder.join(name).display());
+        println!("cargo:rustc-link-lib=static={name}");
+    }
+    println!("cargo:rustc-link-lib=stdc++");
+}
+
+/// Returns the libraries with the kernels for each instruction set. `shim/README.md` describes how to add an instruction
+/// set.
+fn kernels() -> Vec<(String, cc::Build)> {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
     /// The tile registers of AMX, and a model of them in plain C++, for tests.
@@ -130,6 +156,7 @@ fn kernels() {
         set("projection", "amx", "tile_model_portable", &[TILE_MODEL]),
         set("projection", "amx", "tile_model_avx512", &[TILE_MODEL, AVX2, AVX512]),
     ];
+    let mut libraries = Vec::new();
     let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
     for KernelSet { folder, source, name, flags } in SETS {
         let mut flags = flags.iter().flat_map(|flags| flags.iter());
@@ -150,7 +177,8 @@ fn kernels() {
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
             // Servers have AVX2, so the compiler need not spend a third of its time on portable kernels.
-            .opt_level(if name.ends_with("portable") { 2 } else { 3 })
-            .compile(&format!("ovfleet_{folder}_{name}"));
+            .opt_level(if name.ends_with("portable") { 2 } else { 3 });
+        libraries.push((format!("ovfleet_{folder}_{name}"), build));
     }
+    libraries
 }

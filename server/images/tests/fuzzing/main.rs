@@ -12,5 +12,10 @@ const CASES: u64 = 3000;
 #[test]
 fn any_file_is_an_image_or_is_rejected_with_an_error_message() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/reference/files");
-    check_mutations(CASES, &seeds(folder), include_str!("../../../fuzz/dictionaries/image.dict"), file::check);
+    check_mutations(
+        CASES,
+        &seeds(folder),
+        include_str!("../../../fuzz/dictionaries/image.dict"),
+        file::check,
+    );
 }
