@@ -306,7 +306,7 @@ fn the_chat_sends_images() {
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
     console.page.insert_text("What is this?").unwrap();
     console.press(&[Key::Enter]);
-    console.await_expression("the answer", "says('note').startsWith('First token after')");
+    console.await_expression("the answer", "says('note').startsWith('The first token arrived after')");
     assert_eq!(console.text("document.querySelector('#chat img').alt"), "a black square.png");
     assert_eq!(console.text("conversation[0].content.map(part => part.type).join()"), "image_url,text");
     assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "0");

@@ -39,7 +39,7 @@ async fn invalid_values_are_rejected_with_their_names() {
         (json!({"input": 3}), "input", "invalid_type"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]}),
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
             "invalid_value",
         ),
         (json!({"max_output_tokens": 0}), "max_output_tokens", "integer_below_min_value"),
