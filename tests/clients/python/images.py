@@ -116,10 +116,10 @@ def errors_name_the_part(client, model):
             raise AssertionError(f"{content} was accepted")
 
     image = "messages[1].content[0].image_url"
-    refused([part("https://example.org/a.png")], image)
-    refused([part("http://169.254.169.254/latest")], image)
-    refused([part("/etc/passwd")], image)
-    refused([part("file:///etc/passwd")], image)
+    refused([part("https://example.org/a.png")], image, "invalid_image_url")
+    refused([part("http://169.254.169.254/latest")], image, "invalid_image_url")
+    refused([part("/etc/passwd")], image, "invalid_image_url")
+    refused([part("file:///etc/passwd")], image, "invalid_image_url")
     refused([part("data:image/png;base64,QUJD")], image)
     refused([part("data:image/png;base64,?")], image)
     refused([part(png()[:60])], image)

@@ -353,6 +353,9 @@ mod tests {
 
     #[test]
     fn finds_an_architecture_that_is_too_long() {
-        assert_eq!(decisions(&tree(&[("ARCHITECTURE.md", &"line\n".repeat(301))])).len(), 1);
+        assert_eq!(
+            decisions(&tree(&[("ARCHITECTURE.md", &"line\n".repeat(ARCHITECTURE_LINES_MAX + 1))])).len(),
+            1
+        );
     }
 }
