@@ -178,7 +178,7 @@ mod tests {
         for end in 0..10 {
             assert_eq!(causal.indivisible_at(end), None);
             let expected = match end {
-                3 | 4 | 5 => Some(&spans[0]),
+                3..=5 => Some(&spans[0]),
                 7 => Some(&spans[1]),
                 _ => None,
             };

@@ -29,7 +29,7 @@ static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
 ///
 /// # Panics
 /// Panics if they are neither.
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     let header = ImageHeader::read(bytes);
     let image = match decode(bytes, &LIMITS) {
         Ok(image) => image,
