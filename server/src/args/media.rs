@@ -47,7 +47,8 @@ pub struct MediaArgs {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
-    /// Size of the file of an image that is fetched or read. Accepts a unit, such as 4MiB.
+    /// Size of the file of an image that is fetched or read. Accepts a unit, such as 4MiB. No image may be larger than
+    /// 20 MiB.
     ///
     /// Beyond it: 400, `invalid_image_url`.
     #[arg(long, value_name = "SIZE", default_value = "20MB")]

@@ -46,6 +46,11 @@ impl ByteBudget {
 }
 
 impl ByteClaim {
+    /// The bytes of the budget.
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.budget.bytes_max
+    }
+
     /// Grows the claim to `bytes` in total.
     ///
     /// # Errors

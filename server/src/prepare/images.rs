@@ -3,6 +3,7 @@
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
 //! image is decoded. A request that is too long is therefore rejected at little cost.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -221,35 +222,49 @@ pub(super) fn assign(
     let mut prompt = PromptImages { spans: Vec::new(), attention: attention(reader.processor.family()) };
     let mut memory = reader.memory.claim();
     let mut bytes_total = 0;
+    // An image that a request contains several times is decoded once.
+    let mut decoded: HashMap<(Bytes, Detail), ImageDigest> = HashMap::new();
     for (image, span) in images.into_iter().zip(&spans) {
         let ConversationImage { param, bytes, detail, layout } = image;
-        let refused = |error: ImageError| Error::invalid(param.clone(), error);
-        let pixels = decode(&bytes, &DecodeLimits::default()).map_err(refused)?;
-        let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
+        let key = (bytes, detail);
+        let known = decoded.get(&key).copied();
+        let digest = match known {
+            Some(digest) => digest,
+            None => {
+                let refused = |error: ImageError| Error::invalid(param.clone(), error);
+                let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;
+                let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
+                if inputs.iter().all(|input| input.digest != digest) {
+                    let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
+                    bytes_total += encoder_inputs.size_bytes();
+                    claim(&mut memory, bytes_total, &param)?;
+                    let content = (reader.content)(encoder_inputs, layout.feature_rows);
+                    inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
+                }
+                decoded.insert(key, digest);
+                digest
+            }
+        };
         let mut first_row = 0;
         for range in &span.ranges {
             let num_tokens = range.len() as u32;
             prompt.spans.push(ImageSpan { digest, start: range.start as u32, num_tokens, first_row });
             first_row += num_tokens;
         }
-        if inputs.iter().any(|input| input.digest == digest) {
-            continue;
-        }
-        let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
-        bytes_total += encoder_inputs.size_bytes();
-        let bytes_max = reader.memory.bytes_max();
-        if bytes_total > bytes_max {
-            let problem = format!(
-                "the images of the request take more than {bytes_max} bytes after preprocessing (--max-image-memory)"
-            );
-            return Err(Error::coded("array_above_max_length", param, problem));
-        }
-        let grown = memory.grow_to(bytes_total);
-        grown.map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))?;
-        let content = (reader.content)(encoder_inputs, layout.feature_rows);
-        inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
     }
     Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
+}
+
+/// Claims the memory of the images of a request, `bytes` in total.
+fn claim(memory: &mut ByteClaim, bytes: usize, param: &str) -> Result<(), Error> {
+    let bytes_max = memory.bytes_max();
+    if bytes > bytes_max {
+        let problem = format!(
+            "the images of the request take more than {bytes_max} bytes after preprocessing (--max-image-memory)"
+        );
+        return Err(Error::coded("array_above_max_length", param, problem));
+    }
+    memory.grow_to(bytes).map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))
 }
 
 fn attention(family: ModelFamily) -> SpanAttention {
