@@ -27,7 +27,7 @@ use runners::{ImageBackend, Runners};
 
 pub use built_in_text::{built_in_text, built_in_text_with};
 pub(crate) use config::{BackendConfig, KvSpill, OpenVinoConfig};
-pub use sim::script;
+pub use sim::{built_in_model_with_images, script};
 
 /// Loads the model and starts its engine.
 ///

@@ -50,7 +50,7 @@ pub use args::{
     SleepArgs, SpillArgs, StoreArgs,
 };
 pub use authentication::{RequireToken, authenticated};
-pub use backend::{built_in_text, built_in_text_with, script};
+pub use backend::{built_in_model_with_images, built_in_text, built_in_text_with, script};
 pub use compat::ovms_api;
 pub use drain::DrainArgs;
 pub use fetch::{FetchArgs, Format};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use serde_json::json;
 use server_engine::sim::{SimConfig, SimCosts, SimEncoder, SimFault, SimFaultKind, SimRunner, SimScript};
-use server_engine::{Clock, ModelRunner, SpillIdentity};
+use server_engine::{Clock, EncoderConfig, ModelRunner, SpillIdentity};
 use server_images::ImageProcessor;
 use server_text::{ModelText, RenderInput};
 
@@ -13,6 +13,8 @@ use super::built_in_text::{TEMPLATE, built_in_text_with};
 use super::config::BackendConfig;
 use super::runners::{ImageBackend, Runners};
 use crate::args::SimArgs;
+use crate::image_reader::ImageReader;
+use crate::model::Model;
 
 /// Creates a simulated model and, if the configuration has a draft model, a simulated draft model at a tenth of the costs.
 pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<Runners> {
@@ -31,6 +33,22 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
     let identity = SpillIdentity { description: "sim".to_owned(), files: Vec::new(), adapters };
     let images = config.sim.sim_images.then(image_backend).transpose()?;
     Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity, images })
+}
+
+/// Returns the built-in model with these names, which reads images as with `--sim-images`, and its encoder. Each has
+/// `memory_bytes` of memory for images.
+///
+/// # Errors
+/// The built-in tokenizer or image processor cannot be created.
+pub fn built_in_model_with_images(
+    names: Vec<String>,
+    memory_bytes: usize,
+) -> anyhow::Result<(Model, EncoderConfig)> {
+    let text = text_with_images()?;
+    let ImageBackend { processor, encoder, content } = image_backend()?;
+    let reader = ImageReader::new(processor, &text, content, memory_bytes)?;
+    let model = Model::new(names, text, "sim").with_images(Some(reader));
+    Ok((model, EncoderConfig { encoder, cache_bytes: memory_bytes as u64 }))
 }
 
 /// Returns the encoder of a simulated model of the LLaVA family, which divides an image into 16 parts.

@@ -1,21 +1,30 @@
 //! Sends randomly mutated bodies. They must be answered, or rejected in OpenAI's format, and the server must continue
 //! to serve. `server/fuzz` runs `check` for hours.
 
-use crate::harness::{Server, Setup};
+use crate::harness::{Answer, Server, Setup};
 
 /// The paths to which bodies are sent. The first byte of an input selects one.
 const PATHS: [&str; 4] = ["/v3/chat/completions", "/v3/completions", "/v3/responses", "/v3/tokenize"];
 
-/// A server that answers immediately.
+/// A server that answers immediately and reads images.
 pub(crate) fn server() -> Server {
-    Setup::new(crate::harness::faulty(Vec::new())).start()
+    Setup::reading_images().start()
+}
+
+/// Sends a body to the path that the first byte of the input selects.
+pub(crate) async fn post(server: &Server, which: u8, body: &[u8]) -> Answer {
+    server.post(path(which), body.to_vec()).await
+}
+
+fn path(which: u8) -> &'static str {
+    PATHS[usize::from(which) % PATHS.len()]
 }
 
 /// Panics if the server violates its contract.
 pub(crate) async fn check(server: &Server, input: &[u8]) {
     let Some((which, body)) = input.split_first() else { return };
-    let path = PATHS[usize::from(*which) % PATHS.len()];
-    let answer = server.post(path, body.to_vec()).await;
+    let path = path(*which);
+    let answer = post(server, *which, body).await;
     let shown = || format!("{} to {path} {}: {}", answer.status, String::from_utf8_lossy(body), answer.body);
     match answer.status.as_u16() {
         200 => {}

@@ -9,11 +9,12 @@ use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{
-    App, HttpLimits, Metrics, Model, ServedModel, StoreConfig, built_in_text, built_in_text_with, router,
+    App, HttpLimits, Metrics, Model, ServedModel, StoreConfig, built_in_model_with_images, built_in_text,
+    built_in_text_with, router,
 };
 use server_engine::{
-    CacheLayout, Clock, DraftRunner, Engine, EngineConfig, EngineOptions, Logits, ModelRunner, RunError,
-    SchedulerConfig, TokenId,
+    CacheLayout, Clock, DraftRunner, EncoderConfig, Engine, EngineConfig, EngineOptions, Logits, ModelRunner,
+    RunError, SchedulerConfig, TokenId,
     sim::{SimConfig, SimCosts, SimFault, SimRunner},
 };
 use server_scheduler::Batch;
@@ -41,6 +42,7 @@ pub(crate) struct Setup {
     pub(crate) max_model_len: u32,
     /// The model, or `None` for the built-in one.
     pub(crate) model: Option<Model>,
+    pub(crate) encoder: Option<EncoderConfig>,
     pub(crate) store: StoreConfig,
 }
 
@@ -59,6 +61,7 @@ impl Setup {
             max_queue: 256,
             max_model_len: 512,
             model: None,
+            encoder: None,
             store: StoreConfig::default(),
         }
     }
@@ -81,6 +84,15 @@ impl Setup {
         Self { max_model_len: 8192, model: Some(model), ..Self::new(runner) }
     }
 
+    /// Uses the built-in model that reads images.
+    pub(crate) fn reading_images() -> Self {
+        let (model, encoder) = built_in_model_with_images(names(), 1 << 20).unwrap();
+        // The additional token marks images.
+        let runner = simulated(VOCABULARY + 1, Vec::new());
+        let max_model_len = BLOCKS * BLOCK_TOKENS;
+        Self { max_model_len, model: Some(model), encoder: Some(encoder), ..Self::new(runner) }
+    }
+
     pub(crate) fn start(self) -> Server {
         let metrics = Metrics::new("parrot", "test");
         let config = EngineConfig {
@@ -97,7 +109,7 @@ impl Setup {
             clock: Clock::simulated(),
         };
         let draft = self.draft.map(|runner| DraftRunner { runner, max_model_len: 400 });
-        let extras = EngineOptions { draft, ..EngineOptions::default() };
+        let extras = EngineOptions { draft, encoder: self.encoder, ..EngineOptions::default() };
         let engine = Engine::start_with_options(config, self.runner, extras, metrics.observer()).unwrap();
         let app = App::with_store(self.limits, metrics, &self.store).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
@@ -313,10 +325,14 @@ impl ModelRunner for GatedRunner {
 
 /// A runner with the engine's simulated model and with faults.
 pub(crate) fn faulty(faults: Vec<SimFault>) -> SimRunner {
+    simulated(VOCABULARY, faults)
+}
+
+fn simulated(vocabulary: u32, faults: Vec<SimFault>) -> SimRunner {
     let config = SimConfig {
         block_tokens: BLOCK_TOKENS,
         blocks_total: BLOCKS,
-        vocabulary: VOCABULARY,
+        vocabulary,
         costs: SimCosts::default(),
         faults,
     };
