@@ -89,7 +89,7 @@ e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes nod
 	@scripts/clients
 	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
 	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
-	@tests/cluster/node.sh $(CARGO) test --workspace --offline --locked --features tests/node --test 'node_*' -- \
+	@tests/cluster/run.sh $(CARGO) test --workspace --offline --locked --features tests/node --test TEST -- \
 	  --test-threads 1 $(ARGS)
 
 # This is a separate target because the memory limits need root. It reuses the build of `make test`.

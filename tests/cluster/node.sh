@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 start_limit_seconds=60
+# The imported images take most of it. Below 200 MiB the kubelet evicts pods.
+min_free_mib=4096
 cgroups=/sys/fs/cgroup
 
 say() { echo "node: $*" >&2; }
@@ -32,6 +34,12 @@ requirements() {
   }
   [[ -d $cgroups/memory || -f $cgroups/cgroup.controllers ]] || {
     say "missing: cgroups at $cgroups"
+    missing=1
+  }
+  local free_mib
+  free_mib=$(df --output=avail --block-size=1M . | tail -n 1)
+  ((free_mib >= min_free_mib)) || {
+    say "needs $min_free_mib MiB of free disk space; $free_mib MiB are free"
     missing=1
   }
   return $missing

@@ -91,10 +91,20 @@ impl Release {
     /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
     ///
     /// # Errors
-    /// The same as those of [`run`]; Helm fails if the operator is not ready within a minute.
+    /// The same as those of [`run`]; Helm fails if the operator is not ready within a minute. The error then
+    /// describes the pods, the events and the node.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
+        Self::install_chart(helm, "charts/ovfleet", arguments)
+    }
+
+    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in the
+    /// repository.
+    ///
+    /// # Errors
+    /// The same as those of [`Release::install`].
+    pub fn install_chart(helm: &'static str, chart: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let release = Self { helm, is_installed: true };
-        release.helm(&["install", "--create-namespace"], arguments)?;
+        release.helm(&["install", "--create-namespace"], chart, arguments)?;
         Ok(release)
     }
 
@@ -103,14 +113,18 @@ impl Release {
     /// # Errors
     /// The same as those of [`Release::install`].
     pub fn upgrade(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        self.helm(&["upgrade"], arguments)
+        self.helm(&["upgrade"], "charts/ovfleet", arguments)
     }
 
-    fn helm(&self, command: &[&str], arguments: &[&str]) -> anyhow::Result<String> {
-        let fixed =
-            ["--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s", "ovfleet", "charts/ovfleet"];
+    fn helm(&self, command: &[&str], chart: &str, arguments: &[&str]) -> anyhow::Result<String> {
+        let fixed = ["--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s", "ovfleet", chart];
         let images = ["--values", "tests/cluster/values.yaml"];
-        run(self.helm, &[command, &fixed, &images, arguments].concat())
+        let output = run(self.helm, &[command, &fixed, &images, arguments].concat());
+        output.with_context(|| {
+            let pods = kubectl(&["get", "pods,events", "--namespace", OPERATOR_NAMESPACE]);
+            let node = kubectl(&["describe", "nodes"]);
+            [pods, node].map(|text| text.unwrap_or_else(|error| error.to_string())).join("\n")
+        })
     }
 
     /// Uninstalls the release as a user does, so the custom resource definition remains.
@@ -275,29 +289,6 @@ pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
         }
     });
     Ok(writes.collect())
-}
-
-impl Release {
-    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in the
-    /// repository.
-    ///
-    /// # Errors
-    /// The same as those of [`Release::install`].
-    pub fn install_chart(helm: &'static str, chart: &str, arguments: &[&str]) -> anyhow::Result<Self> {
-        let release = Self { helm, is_installed: true };
-        let fixed = [
-            "install",
-            "--create-namespace",
-            "--namespace",
-            OPERATOR_NAMESPACE,
-            "--wait",
-            "--timeout",
-            "60s",
-        ];
-        let named = ["ovfleet", chart, "--values", "tests/cluster/values.yaml"];
-        run(helm, &[&fixed[..], &named[..], arguments].concat())?;
-        Ok(release)
-    }
 }
 
 /// Waits until the status of an LLMDeployment is up to date and one of its conditions has `status` and `reason`. Returns

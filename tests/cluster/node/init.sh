@@ -120,7 +120,7 @@ makeIPTablesUtilChains: false
 serializeImagePulls: false
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
+evictionHard: {memory.available: 50Mi, nodefs.available: 200Mi, imagefs.available: 200Mi}
 nodeStatusUpdateFrequency: 4s
 syncFrequency: 2s
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
