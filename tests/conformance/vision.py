@@ -1,11 +1,14 @@
 """The part `images`: the answers of tiny vision-language models of every family, compared with those of transformers.
 
 The comparison itself is `server/openvino/tests/vision.rs`, which runs the image processor, the encoder, the engine and the
-runner of this server. The models and the expected answers are made by `images/make_models.py`.
+runner of this server. The models and the expected answers are made by `images/make_models.py`. The detail of a family also
+says which answers of openvino_genai (`images/peer.py`) are those of transformers.
 """
 
 from __future__ import annotations
 
+import collections
+import json
 import os
 import re
 import subprocess
@@ -13,9 +16,20 @@ import subprocess
 from oracle import Check, engines
 
 MODELS = engines.ROOT / ".deps" / "models" / "vision"
-SETUP = engines.ROOT / "tests" / "conformance" / "images" / "setup.sh"
+IMAGES = engines.ROOT / "tests" / "conformance" / "images"
+SETUP = IMAGES / "setup.sh"
+PYTHON = engines.ROOT / ".deps" / "venv-vision" / "bin" / "python"
 TESTS = ("cargo", "test", "--locked", "--package", "server-openvino", "--test", "vision", "--", "--ignored")
 COMPARED = re.compile(r"logits differ by at most ([\d.e+-]+)")
+
+
+def peer(model):
+    """Returns how many answers of openvino_genai are equal to those of transformers, differ, or are errors."""
+    run = subprocess.run([PYTHON, IMAGES / "peer.py", model], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        return run.stderr.strip().splitlines()[-1]
+    outcomes = collections.Counter(case["outcome"].split(":")[0] for case in json.loads(run.stdout))
+    return ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
 
 
 def checks():
@@ -39,7 +53,10 @@ def checks():
         good = re.search(r"^ok$", output, re.MULTILINE) is not None
         differences = [float(number) for number in COMPARED.findall(output)]
         if good and differences:
-            detail = f"{len(differences)} answers have the tokens of transformers; logits differ by at most {max(differences):.1e}"
+            detail = (
+                f"{len(differences)} answers have the tokens of transformers; logits differ by at most {max(differences):.1e}; "
+                f"openvino_genai: {peer(MODELS / name.split("_answers_")[0])}"
+            )
         else:
             detail = "passed" if good else output[:1000]
         yield Check(f"images {name}", good, detail)

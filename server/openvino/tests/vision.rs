@@ -316,7 +316,7 @@ families! {
     qwen2_vl_answers_like_transformers: "qwen2_vl",
     qwen2_5_vl_answers_like_transformers: "qwen2_5_vl",
     qwen3_vl_answers_like_transformers: "qwen3_vl",
-    internvl_answers_like_the_published_model: "internvl_chat",
+    internvl_chat_answers_like_the_published_model: "internvl_chat",
     idefics3_answers_like_transformers: "idefics3",
     smolvlm_answers_like_transformers: "smolvlm",
     llava_next_answers_like_transformers: "llava_next",
