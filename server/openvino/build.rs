@@ -105,6 +105,8 @@ fn compile(mut libraries: Vec<(String, cc::Build)>) {
     for (name, library) in &mut libraries {
         // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
         library.out_dir(folder.join(name)).cargo_metadata(false);
+        // Only line tables, as for the Rust code: all debug information takes half as long again to compile.
+        library.debug(false).flag("-g1");
     }
     std::thread::scope(|scope| {
         for _ in 0..jobs {
