@@ -122,6 +122,21 @@ inline float horizontal_sum(Floats values) {
 #endif
 }
 
+// The sum of integers, which wraps around.
+inline uint32_t horizontal_sum(Words values) {
+#if defined(__AVX512F__)
+    return uint32_t(_mm512_reduce_add_epi32((__m512i)values));
+#elif defined(__AVX2__)
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)values), _mm256_extracti128_si256((__m256i)values, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return uint32_t(_mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1))));
+#else
+    uint32_t sum = 0;
+    for (size_t lane = 0; lane < LANES; ++lane) sum += values[lane];
+    return sum;
+#endif
+}
+
 inline float largest(Floats values) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)values);
@@ -136,6 +151,12 @@ inline float largest(Floats values) {
 inline void store_bytes(void* to, Ints values) {
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)values));
+#elif defined(__AVX2__)
+    const __m256i low = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                         0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i words = _mm256_shuffle_epi8((__m256i)values, low);
+    const __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storel_epi64((__m128i*)to, bytes);
 #else
     for (size_t lane = 0; lane < LANES; ++lane) ((uint8_t*)to)[lane] = uint8_t(values[lane]);
 #endif

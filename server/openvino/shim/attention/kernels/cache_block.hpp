@@ -37,16 +37,17 @@ inline const float* value_scales(const Layer& layer, const uint8_t* block) {
 
 constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
 
-// The keys of a block whose dimensions share a scale and a minimum, as floats.
-template <typename T>
+// `V` vectors of the keys of a block, from a vector on, whose dimensions share a scale and a minimum, as floats.
+template <typename T, size_t V = BLOCK_VECTORS>
 struct KeyGroup {
     const T* at;
-    Floats scale[BLOCK_VECTORS], minimum[BLOCK_VECTORS];
+    Floats scale[V], minimum[V];
 
-    KeyGroup(const Layer& layer, const uint8_t* block, size_t group) : at(Keys<T>{block}.of(group * KEY_GROUP)) {
+    KeyGroup(const Layer& layer, const uint8_t* block, size_t group, size_t first = 0)
+        : at(Keys<T>{block}.of(group * KEY_GROUP) + first * LANES) {
         if constexpr (sizeof(T) == 1) {
-            const float* scales = Keys<T>{block}.scales(layer, group);
-            for (size_t v = 0; v < BLOCK_VECTORS; ++v) {
+            const float* scales = Keys<T>{block}.scales(layer, group) + first * LANES;
+            for (size_t v = 0; v < V; ++v) {
                 scale[v] = load(scales + v * LANES);
                 minimum[v] = load(scales + BLOCK_TOKENS + v * LANES);
             }
@@ -68,8 +69,8 @@ struct TokenValue {
 
     TokenValue(const T* values, const float* scales, size_t size, size_t token) : at(values + token * size) {
         if constexpr (sizeof(T) == 1) {
-            scale = Floats{} + scales[token];
-            minimum = Floats{} + scales[BLOCK_TOKENS + token];
+            scale = broadcast(scales[token]);
+            minimum = broadcast(scales[BLOCK_TOKENS + token]);
         }
     }
     Floats value(size_t i) const {
@@ -92,7 +93,7 @@ inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (size_t i = 0; i < count; i += LANES) {
         Ints whole =
-            __builtin_convertvector(fused_multiply_add(load(from + i) - minimum, Floats{} + inverse, Floats{} + 0.5f), Ints);
+            __builtin_convertvector(fused_multiply_add(load(from + i) - minimum, broadcast(inverse), broadcast(0.5f)), Ints);
         whole = whole < 0 ? Ints{} : whole > 255 ? Ints{} + 255 : whole;
         uint8_t bytes[LANES];
         store_bytes(stride == 1 ? to + i : bytes, whole);

@@ -139,11 +139,11 @@ inline void add_part(size_t size, float maximum, float total, const float* value
     // The query sees no key of the part.
     if (maximum == MASKED) return;
     const float now = maximum > maximum_before ? maximum : maximum_before;
-    const Floats factor = exponential(Floats{} + (maximum - now));
-    const Floats factor_before = maximum_before == MASKED ? Floats{} : exponential(Floats{} + (maximum_before - now));
+    const Floats factor = exponential(broadcast(maximum - now));
+    const Floats factor_before = maximum_before == MASKED ? Floats{} : exponential(broadcast(maximum_before - now));
     for (size_t i = 0; i < size; i += LANES)
         ::store(values_before + i, fused_multiply_add(load(values + i), factor, load(values_before + i) * factor_before));
-    total_before = fused_multiply_add(Floats{} + total, factor, total_before * factor_before)[0];
+    total_before = fused_multiply_add(broadcast(total), factor, total_before * factor_before)[0];
     maximum_before = now;
 }
 
@@ -417,11 +417,11 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     }
     Floats sum = {};
     for (size_t key = 0; key < keys; key += LANES) {
-        const Floats score = fused_multiply_add(load(scores + key), Floats{} + layer.scale, Floats{} - now);
+        const Floats score = fused_multiply_add(load(scores + key), broadcast(layer.scale), broadcast(-now));
         sum += Blocks::store(tile, query, key, exponential(score));
     }
     if (now != maximum) {
-        const float factor = maximum == MASKED ? 0 : exponential(Floats{} + (maximum - now))[0];
+        const float factor = maximum == MASKED ? 0 : exponential(broadcast(maximum - now))[0];
         total *= factor;
         for (size_t i = 0; i < layer.value_size; i += LANES) ::store(values + i, load(values + i) * factor);
         maximum = now;

@@ -6,16 +6,15 @@
 
 namespace {
 
-// The number of queries of a tile, whose sums fit into registers.
+// The numbers of queries and vectors of a tile. Its sums, and the scales and minima of 8-bit keys, fit into registers: 16 of
+// AVX2.
 #if defined(__AVX512F__)
-constexpr size_t SCORE_QUERIES = 8, VALUE_QUERIES = 6;
+constexpr size_t SCORE_QUERIES = 8, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 6, VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
-constexpr size_t SCORE_QUERIES = 3, VALUE_QUERIES = 3;
+constexpr size_t SCORE_QUERIES = 4, SCORE_VECTORS = 2, VALUE_QUERIES = 4, VALUE_VECTORS = 2;
 #else
-constexpr size_t SCORE_QUERIES = 1, VALUE_QUERIES = 3;
+constexpr size_t SCORE_QUERIES = 1, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 3, VALUE_VECTORS = 4;
 #endif
-// The number of vectors of values of a tile.
-constexpr size_t VALUE_VECTORS = 4;
 
 // Prefetches memory that is read soon, in small parts in each iteration of a loop, to avoid delaying the current reads. The
 // processor cannot predict the addresses of blocks.
@@ -26,35 +25,42 @@ struct Prefetch {
         __builtin_prefetch(at);
         at += step;
     }
+    // For a loop that reads the same memory as one that has prefetched.
+    Prefetch without_progress() const { return {at, 0}; }
 };
 
-// The scores of `R` queries with the keys of a block. Products are summed in the order of the dimensions, whatever `R` is.
+// The scores of `R` queries with some keys of a block, from the vector `first` on. Products are summed in the order of the
+// dimensions, whatever `R` is.
 template <typename T, size_t R>
-inline void score_tile(const Layer& layer, const uint8_t* block, const float* queries, float* scores, Prefetch& prefetch) {
-    constexpr size_t V = BLOCK_VECTORS;
+inline void score_tile(const Layer& layer, const uint8_t* block, size_t first, const float* queries, float* scores,
+                       Prefetch& prefetch) {
+    constexpr size_t V = SCORE_VECTORS;
     const size_t size = layer.key_size;
     Floats sum[R][V] = {};
     for (size_t group = 0; group < size / KEY_GROUP; ++group) {
-        const KeyGroup<T> keys(layer, block, group);
+        const KeyGroup<T, V> keys(layer, block, group, first);
         for (size_t i = 0; i < KEY_GROUP; ++i) {
             prefetch.next();
             Floats key[V];
             for (size_t v = 0; v < V; ++v) key[v] = keys.key(i, v);
             for (size_t r = 0; r < R; ++r) {
-                const Floats query = Floats{} + queries[r * size + group * KEY_GROUP + i];
+                const Floats query = broadcast(queries[r * size + group * KEY_GROUP + i]);
                 for (size_t v = 0; v < V; ++v) sum[r][v] = fused_multiply_add(key[v], query, sum[r][v]);
             }
         }
     }
     for (size_t r = 0; r < R; ++r)
-        for (size_t v = 0; v < V; ++v) ::store(scores + r * CHUNK_KEYS + v * LANES, sum[r][v]);
+        for (size_t v = 0; v < V; ++v) ::store(scores + r * CHUNK_KEYS + (first + v) * LANES, sum[r][v]);
 }
 
 template <typename T, size_t R = SCORE_QUERIES>
 inline void score(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,
                   Prefetch prefetch) {
     for (; count >= R; count -= R) {
-        score_tile<T, R>(layer, block, queries, scores, prefetch);
+        score_tile<T, R>(layer, block, 0, queries, scores, prefetch);
+        Prefetch same = prefetch.without_progress();
+        for (size_t first = SCORE_VECTORS; first < BLOCK_VECTORS; first += SCORE_VECTORS)
+            score_tile<T, R>(layer, block, first, queries, scores, same);
         queries += R * layer.key_size;
         scores += R * CHUNK_KEYS;
     }
@@ -75,7 +81,7 @@ inline void accumulate_tile(const T* values, const float* scales, size_t size, c
         Floats value[V];
         for (size_t v = 0; v < V; ++v) value[v] = of_token.value(v * LANES);
         for (size_t r = 0; r < R; ++r) {
-            const Floats weight = Floats{} + weights[r * CHUNK_KEYS + token];
+            const Floats weight = broadcast(weights[r * CHUNK_KEYS + token]);
             for (size_t v = 0; v < V; ++v) sum[r][v] = fused_multiply_add(value[v], weight, sum[r][v]);
         }
     }
@@ -87,10 +93,13 @@ template <typename T, size_t R = VALUE_QUERIES>
 inline void accumulate_values(const T* values, const float* scales, size_t size, const float* weights, float* sums,
                               size_t count, Prefetch prefetch) {
     for (; count >= R; count -= R) {
+        Prefetch next = prefetch;
         size_t at = 0;
-        for (; at + VALUE_VECTORS * LANES <= size; at += VALUE_VECTORS * LANES)
-            accumulate_tile<T, R, VALUE_VECTORS>(values + at, scales, size, weights, sums + at, prefetch);
-        for (; at < size; at += LANES) accumulate_tile<T, R, 1>(values + at, scales, size, weights, sums + at, prefetch);
+        for (; at + VALUE_VECTORS * LANES <= size; at += VALUE_VECTORS * LANES) {
+            accumulate_tile<T, R, VALUE_VECTORS>(values + at, scales, size, weights, sums + at, next);
+            next = prefetch.without_progress();
+        }
+        for (; at < size; at += LANES) accumulate_tile<T, R, 1>(values + at, scales, size, weights, sums + at, next);
         weights += R * CHUNK_KEYS;
         sums += R * size;
     }

@@ -203,7 +203,7 @@ inline void score_rows(const Layer& layer, const uint8_t* block, const float* qu
                     Floats key[V];
                     for (size_t v = 0; v < V; ++v) key[v] = rounded_to_bf16(keys.key(i + c, v));
                     for (size_t r = 0; r < R; ++r) {
-                        const Floats query = Floats{} + queries[r * size + group * KEY_GROUP + i + c];
+                        const Floats query = broadcast(queries[r * size + group * KEY_GROUP + i + c]);
                         for (size_t v = 0; v < V; ++v) chains[c][r][v] = fused_multiply_add(key[v], query, chains[c][r][v]);
                     }
                 }
@@ -243,7 +243,7 @@ inline void accumulate_rows(const T* values, const float* scales, size_t size, c
                 Floats value[V];
                 for (size_t v = 0; v < V; ++v) value[v] = rounded_to_bf16(of_token.value(v * LANES));
                 for (size_t r = 0; r < R; ++r) {
-                    const Floats weight = Floats{} + weights[r * CHUNK_KEYS + token + c];
+                    const Floats weight = broadcast(weights[r * CHUNK_KEYS + token + c]);
                     for (size_t v = 0; v < V; ++v) chains[c][r][v] = fused_multiply_add(value[v], weight, chains[c][r][v]);
                 }
             }

@@ -60,7 +60,7 @@ inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float s
     return horizontal_sum(sum);
 }
 
-inline float power(float x) { return exponential(Floats{} + x)[0]; }
+inline float power(float x) { return exponential(broadcast(x))[0]; }
 
 // Computes the fraction of the sample's mass that each chunk has.
 inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, size_t chunks) {

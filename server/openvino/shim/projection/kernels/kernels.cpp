@@ -409,6 +409,10 @@ inline Ints magnitudes(Floats values) { return (Ints)((Words)values & 0x7fffffff
 inline float largest_magnitude(Ints bits) {
 #if defined(__AVX512F__)
     return as_float(uint32_t(_mm512_reduce_max_epi32((__m512i)bits)));
+#elif defined(__AVX2__)
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return as_float(uint32_t(_mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)))));
 #else
     int32_t found = bits[0];
     for (size_t lane = 1; lane < LANES; ++lane) found = bits[lane] > found ? bits[lane] : found;
@@ -515,7 +519,7 @@ inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VE
         }
         sum += whole;
         if ((v + 1) * LANES % matmul.group == 0) {
-            *sums = horizontal_sum(as_floats((Ints)sum));
+            *sums = float(int32_t(horizontal_sum(sum)));
             sums += m_tile;
             sum = Words{};
         }
