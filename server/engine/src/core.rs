@@ -88,7 +88,7 @@ impl Core {
             spill
         });
         if let Some(encoder) = &encoder {
-            scheduler.set_image_rows_max(encoder.rows_max());
+            scheduler.set_image_limits(encoder.limits());
         }
         Self {
             requests: Requests::default(),

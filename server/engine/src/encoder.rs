@@ -13,7 +13,9 @@ use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use server_scheduler::{Batch, ImageDigest, Scheduler, SequenceId};
+use server_scheduler::{
+    Batch, ImageDigest, ImageLimits, MAX_NUM_ENCODER_INPUT_TOKENS, Scheduler, SequenceId,
+};
 
 use crate::clock::Clock;
 use crate::images::{ImageFeatures, ImageInput, StepImages};
@@ -110,7 +112,7 @@ impl Encoder {
     pub(crate) fn start(config: EncoderConfig, clock: Clock, waker: Waker) -> std::io::Result<Self> {
         let EncoderConfig { mut encoder, cache_bytes } = config;
         let row_bytes = (encoder.width() * size_of::<f32>()).max(1) as u64;
-        // The scheduler limits the number of jobs by the rows that it reserves.
+        // The scheduler limits the number of jobs by the tokens of their images.
         let (jobs, receiver) = mpsc::channel();
         let (sender, results) = mpsc::channel();
         let run = move || {
@@ -142,9 +144,9 @@ impl Encoder {
         })
     }
 
-    /// Number of rows of outputs that are stored.
-    pub(crate) fn rows_max(&self) -> u32 {
-        self.rows_max
+    /// The limits of the outputs that are stored and of the images that the thread has.
+    pub(crate) fn limits(&self) -> ImageLimits {
+        ImageLimits { rows_max: self.rows_max, max_num_encoder_input_tokens: MAX_NUM_ENCODER_INPUT_TOKENS }
     }
 
     /// Passes the images that the scheduler has requested to the thread, and drops evicted outputs.

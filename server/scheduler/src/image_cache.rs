@@ -4,6 +4,9 @@
 //! known number. A sequence reserves all images that its uncomputed tokens read before it is admitted, and holds them
 //! until these tokens are computed. An output that no sequence holds remains cached until its space is needed; the
 //! least recently held output is evicted first.
+//!
+//! A reserved image is requested from the encoder only while the encoder has less than its budget of tokens, so that the
+//! images of the foremost sequences are encoded next even if they arrive last.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +20,17 @@ pub struct ImageRequest {
     pub digest: ImageDigest,
     /// A sequence whose prompt has the image.
     pub sequence: SequenceId,
+}
+
+/// The limits of the encoder outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageLimits {
+    /// Number of rows of encoder outputs that the caller stores, those of images that are being encoded included. If the
+    /// images of a single prompt have more rows, only they are stored.
+    pub rows_max: u32,
+    /// Number of tokens of requested images that are not encoded yet, from which no further image is requested. If no
+    /// other image is requested, an image may have more tokens.
+    pub max_num_encoder_input_tokens: u32,
 }
 
 /// The result of a reservation.
@@ -35,47 +49,61 @@ struct Entry {
     rows: u32,
     /// Number of sequences that hold the output.
     holders: u32,
-    /// Whether the output exists. Otherwise it was requested.
-    is_available: bool,
+    state: EntryState,
     /// The number of releases at the time when the last holder released the output.
     released: u64,
 }
 
-/// The encoder outputs that exist or were requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryState {
+    /// A sequence needs the output, and the encoder does not know that yet.
+    Reserved,
+    /// The encoder computes the output, or will do so next.
+    Requested,
+    Available,
+}
+
+/// The encoder outputs that exist, were requested or are reserved.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageCache {
-    rows_max: u32,
+    limits: ImageLimits,
     entries: BTreeMap<ImageDigest, Entry>,
     /// The outputs that exist and that no sequence holds, in the order of their release.
     unheld: BTreeMap<u64, ImageDigest>,
     /// Number of rows of all entries.
     rows: u64,
+    /// Number of rows of the outputs that were requested and do not exist yet.
+    rows_requested: u64,
+    /// Number of reserved images that were not requested yet.
+    num_reserved: usize,
     releases: u64,
     requests: Vec<ImageRequest>,
     evicted: Vec<ImageDigest>,
 }
 
 impl ImageCache {
-    pub(crate) fn new(rows_max: u32) -> Self {
+    pub(crate) fn new(limits: ImageLimits) -> Self {
         Self {
-            rows_max,
+            limits,
             entries: BTreeMap::new(),
             unheld: BTreeMap::new(),
             rows: 0,
+            rows_requested: 0,
+            num_reserved: 0,
             releases: 0,
             requests: Vec::new(),
             evicted: Vec::new(),
         }
     }
 
-    pub(crate) fn set_rows_max(&mut self, rows_max: u32) {
-        self.rows_max = rows_max;
+    pub(crate) fn set_limits(&mut self, limits: ImageLimits) {
+        self.limits = limits;
         self.evict();
     }
 
-    /// Reserves `images` for a sequence that holds none, and requests the missing outputs. The images of one sequence
-    /// may exceed the size of the cache, but only if no other sequence holds any.
-    pub(crate) fn reserve(&mut self, sequence: SequenceId, images: &[NeededImage]) -> Reservation {
+    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache, but
+    /// only if no other sequence holds any.
+    pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()
             .filter(|image| !self.is_held(image.digest))
@@ -83,18 +111,18 @@ impl ImageCache {
             .sum();
         let held_entries = self.entries.values().filter(|entry| entry.holders > 0);
         let held: u64 = held_entries.map(|entry| u64::from(entry.rows)).sum();
-        if held > 0 && held + new > u64::from(self.rows_max) {
+        if held > 0 && held + new > u64::from(self.limits.rows_max) {
             return Reservation::NoRoom;
         }
         let mut reservation = Reservation::Ready;
         for image in images {
             let entry = self.entries.entry(image.digest).or_insert_with(|| {
-                self.requests.push(ImageRequest { digest: image.digest, sequence });
+                self.num_reserved += 1;
                 self.rows += u64::from(image.rows);
-                Entry { rows: image.rows, holders: 0, is_available: false, released: 0 }
+                Entry { rows: image.rows, holders: 0, state: EntryState::Reserved, released: 0 }
             });
             entry.holders += 1;
-            if entry.is_available {
+            if entry.state == EntryState::Available {
                 self.unheld.remove(&entry.released);
             } else {
                 reservation = Reservation::Pending;
@@ -104,20 +132,47 @@ impl ImageCache {
         reservation
     }
 
-    /// Number of rows of the outputs that exist or were requested.
+    /// Whether there are reserved images that were not requested yet, and the encoder may get at least one of them.
+    pub(crate) fn can_request(&self) -> bool {
+        let has_room = self.rows_requested < u64::from(self.limits.max_num_encoder_input_tokens);
+        self.num_reserved > 0 && (has_room || self.rows_requested == 0)
+    }
+
+    /// Requests the reserved images of a sequence, in this order, as far as the encoder may get them.
+    pub(crate) fn request<'a>(
+        &mut self,
+        sequence: SequenceId,
+        images: impl Iterator<Item = &'a ImageDigest>,
+    ) {
+        for &digest in images {
+            if !self.can_request() {
+                return;
+            }
+            let entry = self.entries.get_mut(&digest).filter(|entry| entry.state == EntryState::Reserved);
+            if let Some(entry) = entry {
+                entry.state = EntryState::Requested;
+                self.rows_requested += u64::from(entry.rows);
+                self.num_reserved -= 1;
+                self.requests.push(ImageRequest { digest, sequence });
+            }
+        }
+    }
+
+    /// Number of rows of all outputs that exist, were requested or are reserved.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Number of rows of the outputs that were requested and do not exist yet.
-    pub(crate) fn rows_requested(&self) -> u64 {
-        let requested = self.entries.values().filter(|entry| !entry.is_available);
-        requested.map(|entry| u64::from(entry.rows)).sum()
+    /// Number of rows of the outputs that are needed or were requested, and do not exist yet.
+    pub(crate) fn rows_unencoded(&self) -> u64 {
+        let unencoded = self.entries.values().filter(|entry| entry.state != EntryState::Available);
+        unencoded.map(|entry| u64::from(entry.rows)).sum()
     }
 
     /// Whether all of these reserved outputs exist.
     pub(crate) fn are_available<'a>(&self, mut images: impl Iterator<Item = &'a ImageDigest>) -> bool {
-        images.all(|digest| self.entries.get(digest).is_some_and(|entry| entry.is_available))
+        images
+            .all(|digest| self.entries.get(digest).is_some_and(|entry| entry.state == EntryState::Available))
     }
 
     /// Releases images that a sequence holds.
@@ -126,10 +181,19 @@ impl ImageCache {
             // The entry is missing if the image could not be encoded.
             let Some(entry) = self.entries.get_mut(&digest) else { continue };
             entry.holders -= 1;
-            if entry.holders == 0 {
-                self.releases += 1;
-                entry.released = self.releases;
-                if entry.is_available {
+            if entry.holders > 0 {
+                continue;
+            }
+            self.releases += 1;
+            entry.released = self.releases;
+            match entry.state {
+                EntryState::Reserved => {
+                    self.num_reserved -= 1;
+                    self.rows -= u64::from(entry.rows);
+                    self.entries.remove(&digest);
+                }
+                EntryState::Requested => {}
+                EntryState::Available => {
                     self.unheld.insert(entry.released, digest);
                 }
             }
@@ -139,20 +203,24 @@ impl ImageCache {
 
     /// Records that a requested output exists.
     pub(crate) fn provide(&mut self, digest: ImageDigest) {
-        let Some(entry) = self.entries.get_mut(&digest).filter(|entry| !entry.is_available) else { return };
-        entry.is_available = true;
+        let requested = |entry: &&mut Entry| entry.state == EntryState::Requested;
+        let Some(entry) = self.entries.get_mut(&digest).filter(requested) else { return };
+        entry.state = EntryState::Available;
+        self.rows_requested -= u64::from(entry.rows);
         if entry.holders == 0 {
             self.unheld.insert(entry.released, digest);
         }
         self.evict();
     }
 
-    /// Removes a requested output that will not be provided.
-    pub(crate) fn cancel(&mut self, digest: ImageDigest) {
-        if let Some(entry) = self.entries.get(&digest).filter(|entry| !entry.is_available) {
-            self.rows -= u64::from(entry.rows);
-            self.entries.remove(&digest);
-        }
+    /// Removes a requested output that will not be provided. Returns whether it was requested.
+    pub(crate) fn cancel(&mut self, digest: ImageDigest) -> bool {
+        let entry = self.entries.get(&digest).filter(|entry| entry.state == EntryState::Requested);
+        let Some(entry) = entry else { return false };
+        self.rows -= u64::from(entry.rows);
+        self.rows_requested -= u64::from(entry.rows);
+        self.entries.remove(&digest);
+        true
     }
 
     /// Whether a sequence holds the image.
@@ -162,7 +230,7 @@ impl ImageCache {
 
     /// Whether a sequence waits for an output that does not exist yet.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.entries.values().any(|entry| !entry.is_available && entry.holders > 0)
+        self.entries.values().any(|entry| entry.state != EntryState::Available && entry.holders > 0)
     }
 
     /// Evicts all outputs that no sequence holds.
@@ -190,21 +258,41 @@ impl ImageCache {
             let is_unheld = self.unheld.get(&entry.released) == Some(digest);
             assert_eq!(
                 is_unheld,
-                entry.holders == 0 && entry.is_available,
+                entry.holders == 0 && entry.state == EntryState::Available,
                 "invariant: unheld outputs are evictable"
+            );
+            assert!(
+                entry.holders > 0 || entry.state != EntryState::Reserved,
+                "invariant: an image that nobody needs is not reserved"
             );
         }
         let rows: u64 = self.entries.values().map(|entry| u64::from(entry.rows)).sum();
         assert_eq!(self.rows, rows, "invariant: the rows of images are counted");
         assert!(
-            rows <= u64::from(self.rows_max) || self.unheld.is_empty(),
+            rows <= u64::from(self.limits.rows_max) || self.unheld.is_empty(),
             "invariant: a cache that is too large has no output that can be evicted"
         );
+        let in_state = |state| self.entries.values().filter(move |entry| entry.state == state);
+        assert_eq!(
+            self.num_reserved,
+            in_state(EntryState::Reserved).count(),
+            "invariant: reserved images are counted"
+        );
+        let requested = || in_state(EntryState::Requested).map(|entry| u64::from(entry.rows));
+        assert_eq!(
+            self.rows_requested,
+            requested().sum::<u64>(),
+            "invariant: the rows of requested images are counted"
+        );
+        // The last requested image may exceed the budget, and no image has more rows than the largest.
+        let before_last = self.rows_requested - requested().max().unwrap_or(0);
+        let budget = u64::from(self.limits.max_num_encoder_input_tokens);
+        assert!(before_last == 0 || before_last < budget, "invariant: the encoder has a budget");
     }
 
     /// Evicts outputs until the cache is small enough, as far as no sequence holds them.
     fn evict(&mut self) {
-        while self.rows > u64::from(self.rows_max) && self.evict_one() {}
+        while self.rows > u64::from(self.limits.rows_max) && self.evict_one() {}
     }
 
     fn evict_one(&mut self) -> bool {
@@ -230,6 +318,17 @@ mod tests {
         NeededImage { digest: digest(image), rows }
     }
 
+    fn cache(max_num_encoder_input_tokens: u32) -> ImageCache {
+        ImageCache::new(ImageLimits { rows_max: 10, max_num_encoder_input_tokens })
+    }
+
+    /// Reserves images and requests them.
+    fn reserve(cache: &mut ImageCache, images: &[NeededImage]) -> Reservation {
+        let reservation = cache.reserve(images);
+        cache.request(SEQUENCE, images.iter().map(|image| &image.digest));
+        reservation
+    }
+
     /// The images that were requested and evicted since the last call.
     fn drained(cache: &mut ImageCache) -> (Vec<u8>, Vec<u8>) {
         let requested = cache.drain_requests().iter().map(|request| request.digest.0[0]).collect();
@@ -238,43 +337,43 @@ mod tests {
 
     #[test]
     fn the_least_recently_held_output_is_evicted() {
-        let mut cache = ImageCache::new(10);
+        let mut cache = cache(100);
         for image in 1..=2 {
-            assert_eq!(cache.reserve(SEQUENCE, &[needed(image, 4)]), Reservation::Pending);
+            assert_eq!(reserve(&mut cache, &[needed(image, 4)]), Reservation::Pending);
             cache.provide(digest(image));
             cache.release([digest(image)].into_iter());
         }
         assert_eq!(drained(&mut cache), (vec![1, 2], vec![]));
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(1, 4)]), Reservation::Ready, "it is cached");
+        assert_eq!(reserve(&mut cache, &[needed(1, 4)]), Reservation::Ready, "it is cached");
         cache.release([digest(1)].into_iter());
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(3, 4)]), Reservation::Pending);
+        assert_eq!(reserve(&mut cache, &[needed(3, 4)]), Reservation::Pending);
         assert_eq!(drained(&mut cache), (vec![3], vec![2]));
         cache.check_invariants([digest(3)].into_iter());
     }
 
     #[test]
     fn held_outputs_are_not_evicted_and_leave_no_room_for_others() {
-        let mut cache = ImageCache::new(10);
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(1, 7)]), Reservation::Pending);
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(2, 4)]), Reservation::NoRoom);
+        let mut cache = cache(100);
+        assert_eq!(reserve(&mut cache, &[needed(1, 7)]), Reservation::Pending);
+        assert_eq!(reserve(&mut cache, &[needed(2, 4)]), Reservation::NoRoom);
         assert_eq!(
-            cache.reserve(SEQUENCE, &[needed(1, 7)]),
+            reserve(&mut cache, &[needed(1, 7)]),
             Reservation::Pending,
             "another holder needs no room"
         );
         cache.provide(digest(1));
         cache.release([digest(1)].into_iter());
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(2, 4)]), Reservation::NoRoom, "one holder is left");
+        assert_eq!(reserve(&mut cache, &[needed(2, 4)]), Reservation::NoRoom, "one holder is left");
         cache.release([digest(1)].into_iter());
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(2, 4)]), Reservation::Pending);
+        assert_eq!(reserve(&mut cache, &[needed(2, 4)]), Reservation::Pending);
         assert_eq!(drained(&mut cache), (vec![1, 2], vec![1]));
         cache.check_invariants([digest(2)].into_iter());
     }
 
     #[test]
     fn one_sequence_may_exceed_the_size() {
-        let mut cache = ImageCache::new(10);
-        assert_eq!(cache.reserve(SEQUENCE, &[needed(1, 7), needed(2, 7)]), Reservation::Pending);
+        let mut cache = cache(100);
+        assert_eq!(reserve(&mut cache, &[needed(1, 7), needed(2, 7)]), Reservation::Pending);
         cache.provide(digest(1));
         cache.provide(digest(2));
         assert!(cache.are_available([digest(1), digest(2)].iter()));
@@ -286,8 +385,8 @@ mod tests {
 
     #[test]
     fn cancelled_and_unneeded_images_leave_the_cache_consistent() {
-        let mut cache = ImageCache::new(10);
-        cache.reserve(SEQUENCE, &[needed(1, 6), needed(2, 3)]);
+        let mut cache = cache(100);
+        reserve(&mut cache, &[needed(1, 6), needed(2, 3)]);
         assert!(cache.is_awaited() && cache.is_held(digest(1)));
         cache.cancel(digest(1));
         // The sequence ends, because the image could not be encoded. The other image is encoded nevertheless.
@@ -298,5 +397,51 @@ mod tests {
         cache.check_invariants([].into_iter());
         cache.evict_all();
         assert_eq!(drained(&mut cache), (vec![1, 2], vec![2]));
+    }
+
+    #[test]
+    fn the_encoder_has_a_budget_of_tokens() {
+        let mut cache = cache(4);
+        let images = [needed(1, 3), needed(2, 3), needed(3, 1), needed(4, 1)];
+        assert_eq!(reserve(&mut cache, &images), Reservation::Pending);
+        assert_eq!(drained(&mut cache).0, [1, 2], "the second image exceeds the budget");
+        assert_eq!((cache.rows(), cache.rows_unencoded(), cache.can_request()), (8, 8, false));
+        cache.provide(digest(1));
+        cache.check_invariants(images.iter().map(|image| image.digest));
+        assert!(cache.can_request());
+        cache.request(SEQUENCE, [digest(4), digest(3)].iter());
+        assert_eq!(drained(&mut cache).0, [4], "the order is that of the call");
+        assert!(cache.cancel(digest(2)));
+        assert!(!cache.cancel(digest(3)) && cache.is_held(digest(3)), "only requested images are cancelled");
+        cache.request(SEQUENCE, [digest(3)].iter());
+        assert_eq!((drained(&mut cache).0, cache.can_request()), (vec![3], false));
+        cache.check_invariants([1, 3, 4].map(digest).into_iter());
+    }
+
+    #[test]
+    fn an_image_may_exceed_the_budget_alone() {
+        for budget in [0, 4] {
+            let mut cache = cache(budget);
+            reserve(&mut cache, &[needed(1, 5), needed(2, 5)]);
+            assert_eq!(drained(&mut cache).0, [1]);
+            cache.provide(digest(1));
+            cache.request(SEQUENCE, [digest(1), digest(2)].iter());
+            assert_eq!(drained(&mut cache).0, [2]);
+            cache.check_invariants([1, 2].map(digest).into_iter());
+        }
+    }
+
+    #[test]
+    fn a_reserved_image_that_is_released_needs_no_room() {
+        let mut cache = cache(4);
+        reserve(&mut cache, &[needed(1, 5)]);
+        assert_eq!(reserve(&mut cache, &[needed(2, 5)]), Reservation::Pending);
+        cache.release([digest(2)].into_iter());
+        assert_eq!((cache.rows(), cache.is_held(digest(2))), (5, false));
+        assert_eq!(reserve(&mut cache, &[needed(3, 5)]), Reservation::Pending);
+        cache.provide(digest(2));
+        assert_eq!(cache.reserve(&[needed(2, 5)]), Reservation::NoRoom);
+        assert_eq!(drained(&mut cache), (vec![1], vec![]));
+        cache.check_invariants([1, 3].map(digest).into_iter());
     }
 }

@@ -42,10 +42,10 @@ pub use batch::{Batch, BlockCopy, ScheduledSequence};
 pub use block::{BlockHash, BlockId, TokenId, block_hash};
 pub use block_keys::{BlockKey, BlockKeyFn, BlockKeyScheme, EvictedBlock};
 pub use config::{
-    CacheSize, DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, PROMPT_TOKENS_MIN, RequestLimits, SCORED_TOKENS_MAX,
-    SchedulerConfig,
+    CacheSize, DRAFT_TOKENS_MAX, KV_EVICTION_BLOCKS_MIN, MAX_NUM_ENCODER_INPUT_TOKENS, PROMPT_TOKENS_MIN,
+    RequestLimits, SCORED_TOKENS_MAX, SchedulerConfig,
 };
-pub use image_cache::ImageRequest;
+pub use image_cache::{ImageLimits, ImageRequest};
 pub use images::{ImageDigest, ImageSpan, PromptImages, SpanAttention};
 pub use load::Load;
 pub use request::{Event, FinishReason, NewRequest, Rejection, SampledToken, SequenceId, StopCriteria};

@@ -13,7 +13,7 @@ use crate::block_pool::BlockPool;
 use crate::claims::Claims;
 use crate::config::{CacheSize, SchedulerConfig};
 use crate::fairness::FairQueue;
-use crate::image_cache::ImageCache;
+use crate::image_cache::{ImageCache, ImageLimits};
 use crate::images::SpanAttention;
 use crate::load::Load;
 use crate::request::{NewRequest, Rejection, SequenceId};
@@ -116,7 +116,7 @@ impl Scheduler {
             claims: Claims::with_capacity(blocks_total),
             step_time: StepTimeModel::default(),
             restores: None,
-            images: ImageCache::new(0),
+            images: ImageCache::new(ImageLimits { rows_max: 0, max_num_encoder_input_tokens: 0 }),
             images_have_room: true,
             sequences: SequenceTable::with_capacity(reserved),
             fairness: FairQueue::default(),
@@ -274,8 +274,8 @@ impl Scheduler {
             running: self.running_sequences,
             waiting: self.waiting_sequences,
             uncomputed_tokens: self.uncomputed_tokens,
-            unencoded_image_tokens: self.images.rows_requested(),
-            encoded_image_tokens: self.images.rows() - self.images.rows_requested(),
+            unencoded_image_tokens: self.images.rows_unencoded(),
+            encoded_image_tokens: self.images.rows() - self.images.rows_unencoded(),
             preemptions_total: self.preemptions_total,
         }
     }

@@ -1,18 +1,17 @@
 //! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so that
-//! a running sequence never waits for the encoder.
+//! a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
 
 use std::ops::Range;
 
 use super::Scheduler;
-use crate::image_cache::{ImageRequest, Reservation};
+use crate::image_cache::{ImageLimits, ImageRequest, Reservation};
 use crate::images::{ImageDigest, NeededImage};
 use crate::request::SequenceId;
 
 impl Scheduler {
-    /// Sets the number of rows of encoder outputs that the caller stores, those of images that are being encoded
-    /// included. If the images of a single prompt have more rows, only they are stored.
-    pub fn set_image_rows_max(&mut self, rows_max: u32) {
-        self.images.set_rows_max(rows_max);
+    /// Sets the limits of the encoder outputs.
+    pub fn set_image_limits(&mut self, limits: ImageLimits) {
+        self.images.set_limits(limits);
     }
 
     /// Returns the images whose encoder outputs were requested since the last call, in the order in which they are
@@ -35,7 +34,9 @@ impl Scheduler {
     /// Records that a requested encoder output will not exist. The caller aborts the sequences that need it
     /// ([`Self::sequences_with_image`]), or they request it again.
     pub fn cancel_image(&mut self, digest: ImageDigest) {
-        self.images.cancel(digest);
+        if !self.images.cancel(digest) {
+            return;
+        }
         // No other entry may count holders of an entry that no longer exists.
         for slot in self.slots_with_image(digest) {
             self.sequences.get_mut(slot).held_images.retain(|held| *held != digest);
@@ -62,8 +63,21 @@ impl Scheduler {
         self.sequences.iter().map(|(slot, _)| slot).filter(holds).collect()
     }
 
-    /// Reserves the images that the waiting sequences of a group need, and requests those that have not been encoded.
-    /// Returns whether all of their encoder outputs exist.
+    /// Requests reserved images in the order of the waiting sequences, as far as the encoder may get them.
+    pub(super) fn request_images(&mut self) {
+        let Self { waiting, sequences, images, .. } = self;
+        for entry in &*waiting {
+            if !images.can_request() {
+                return;
+            }
+            let sequence = sequences.get(entry.slot);
+            images.request(sequence.id, sequence.held_images.iter());
+        }
+        assert!(!images.can_request(), "invariant: reserved images belong to waiting sequences");
+    }
+
+    /// Reserves the images that the waiting sequences of a group need. Returns whether all of their encoder outputs
+    /// exist.
     pub(super) fn reserve_images(&mut self, group: Range<usize>) -> bool {
         let mut are_ready = true;
         for position in group {
@@ -100,7 +114,7 @@ impl Scheduler {
         // No sequence overtakes one that waits for room for its images.
         while self.images_have_room {
             let sequence = self.sequences.get_mut(self.waiting[position].slot);
-            if self.images.reserve(sequence.id, needed) != Reservation::NoRoom {
+            if self.images.reserve(needed) != Reservation::NoRoom {
                 sequence.held_images = needed.iter().map(|image| image.digest).collect();
                 return true;
             }

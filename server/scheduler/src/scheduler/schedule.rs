@@ -85,6 +85,7 @@ impl Scheduler {
             self.fill(batch);
             self.had_room = true;
         }
+        self.request_images();
     }
 
     /// Adds the work of all tenants that do not pause to an empty batch.

@@ -398,3 +398,98 @@ fn an_aborted_prompt_releases_its_images() {
     "#]],
     );
 }
+
+#[test]
+fn the_encoder_gets_images_up_to_its_budget() {
+    let script = "
+        encoder 5
+        submit 1 a...b...c image=A@1+3 image=B@5+3
+        submit 2 d..e image=C@1+2
+        submit 3 f..g image=D@1+2
+        step
+        provide A
+        step
+        abort 3
+        provide B
+        step
+        submit 4 h..i image=E@1+2
+        provide C
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > encoder 5
+        > submit 1 a...b...c image=A@1+3 image=B@5+3
+        > submit 2 d..e image=C@1+2
+        > submit 3 f..g image=D@1+2
+        > step
+        image A is needed by 1
+        image B is needed by 1
+        nothing
+        > provide A
+        > step
+        image C is needed by 2
+        nothing
+        > abort 3
+        > provide B
+        > step
+        1: 0+9 [0 1 2] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 4 h..i image=E@1+2
+        > provide C
+        > step
+        image E is needed by 4
+        2: 0+4 [2] -> 2
+        2 started, 0 cached
+        2 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn an_image_of_a_request_that_goes_first_is_encoded_next() {
+    let script = "
+        encoder 2
+        submit 1 a..b tenant=1 image=A@1+2
+        submit 2 c..d tenant=1 image=B@1+2
+        submit 3 e..f tenant=1 image=C@1+2
+        step
+        submit 4 g..h tenant=2 image=D@1+2
+        step
+        provide A
+        step
+        provide D
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > encoder 2
+        > submit 1 a..b tenant=1 image=A@1+2
+        > submit 2 c..d tenant=1 image=B@1+2
+        > submit 3 e..f tenant=1 image=C@1+2
+        > step
+        image A is needed by 1
+        nothing
+        > submit 4 g..h tenant=2 image=D@1+2
+        > step
+        nothing
+        > provide A
+        > step
+        image D is needed by 4
+        1: 0+4 [0] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > provide D
+        > step
+        image B is needed by 2
+        4: 0+4 [1] -> 4
+        4 started, 0 cached
+        4 finished, Length
+    "#]],
+    );
+}

@@ -12,6 +12,7 @@
 //!        spans=whole        the tokens of an image attend to each other
 //! provide A                  image A has been encoded
 //! cancel A                   image A cannot be encoded
+//! encoder 5                  the encoder gets images while it has fewer than 5 tokens
 //! step 1=x                  a step in which sequence 1 samples x and all others sample z
 //! step 2<1=x                … sequence 2 continues from the tokens of 1
 //! draft 1 xy                sequence 1 may have these drafts in the next step,
@@ -33,8 +34,8 @@ use std::fmt::Write;
 
 use expect_test::Expect;
 use server_scheduler::{
-    Batch, BlockHash, CacheSize, Event, ImageDigest, ImageSpan, NewRequest, SampledToken, Scheduler,
-    SchedulerConfig, SequenceId, SpanAttention, StopCriteria, TokenId,
+    Batch, BlockHash, CacheSize, Event, ImageDigest, ImageLimits, ImageSpan, NewRequest, SampledToken,
+    Scheduler, SchedulerConfig, SequenceId, SpanAttention, StopCriteria, TokenId,
 };
 
 /// A small configuration with enough room for the tests that do not set their own limits.
@@ -60,8 +61,8 @@ pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
     check_in_cache(cache(), config, script, expect);
 }
 
-/// The number of rows of encoder outputs in the tests.
-const IMAGE_ROWS_MAX: u32 = 12;
+/// The limits of encoder outputs in the tests.
+const IMAGE_LIMITS: ImageLimits = ImageLimits { rows_max: 12, max_num_encoder_input_tokens: 1024 };
 
 #[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
 pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: &str, expect: Expect) {
@@ -74,7 +75,7 @@ pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: 
         ids: Vec::new(),
         out: String::new(),
     };
-    run.scheduler.set_image_rows_max(IMAGE_ROWS_MAX);
+    run.scheduler.set_image_limits(IMAGE_LIMITS);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
         run.scheduler.check_invariants();
@@ -129,6 +130,10 @@ impl Run {
                 self.in_flight = false;
                 let removed = self.scheduler.fail(&self.batch);
                 self.write(&format!("dropped {}", self.names(&removed)));
+            }
+            "encoder" => {
+                let max_num_encoder_input_tokens = number(rest) as u32;
+                self.scheduler.set_image_limits(ImageLimits { max_num_encoder_input_tokens, ..IMAGE_LIMITS });
             }
             "provide" => self.scheduler.provide_image(image(rest)),
             "cancel" => {

@@ -121,7 +121,7 @@ impl Harness {
     pub(crate) fn new(seed: u64, setup: Setup) -> Self {
         let Setup { config, cache: cache_size, hash, vocabulary, spills, images: has_images } = setup;
         let mut scheduler = Scheduler::with_block_hash(config.clone(), cache_size, hash);
-        scheduler.set_image_rows_max(images::ROWS_MAX);
+        scheduler.set_image_limits(images::LIMITS);
         if spills {
             scheduler.enable_spill(storage::key_scheme(2));
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Harness, SequenceRecord};
 use crate::random::Random;
 use server_scheduler::{
-    Batch, ImageDigest, ImageSpan, PromptImages, ScheduledSequence, SpanAttention, TokenId,
+    Batch, ImageDigest, ImageLimits, ImageSpan, PromptImages, ScheduledSequence, SpanAttention, TokenId,
 };
 
 /// The number of different images.
@@ -14,8 +14,8 @@ const IMAGES: u32 = 6;
 /// The number of rows of an image.
 const ROWS: u32 = 12;
 
-/// The number of rows of encoder outputs that the scheduler may store.
-pub(super) const ROWS_MAX: u32 = ROWS + 4;
+/// The scheduler may store few outputs, and the encoder gets one or two images.
+pub(super) const LIMITS: ImageLimits = ImageLimits { rows_max: ROWS + 4, max_num_encoder_input_tokens: 5 };
 
 /// The outputs of the encoder.
 #[derive(Default)]
