@@ -55,6 +55,7 @@ struct Inner {
     failed_step_requests: Counter,
     images: Counter,
     image_tokens: Counter,
+    image_encoder_runs: Counter,
     encoded_images: Counter,
     image_encode_time: Histogram,
     unencoded_image_tokens: Gauge,
@@ -122,6 +123,10 @@ impl Metrics {
                 .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
             images: metrics.zero("images", "Images in accepted requests"),
             image_tokens: metrics.zero("image_tokens", "Prompt tokens that images of accepted requests take"),
+            image_encoder_runs: metrics.zero(
+                "image_encoder_runs",
+                "Runs of the image encoder, each of which encoded one or more images",
+            ),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
             image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image"),
             unencoded_image_tokens: metrics.zero(
@@ -229,6 +234,7 @@ impl Metrics {
         inner.drafted_tokens.inc_by(u64::from(report.drafted_tokens));
         inner.accepted_tokens.inc_by(u64::from(report.accepted_tokens));
         inner.failed_step_requests.inc_by(u64::from(report.requests_failed));
+        inner.image_encoder_runs.inc_by(u64::from(report.encoder_runs));
         inner.encoded_images.inc_by(u64::from(report.encoded_images));
         for _ in 0..report.encoded_images {
             inner

@@ -253,6 +253,7 @@ impl Core {
         self.image_rate.add(collected.tokens, collected.time);
         if collected.is_any {
             (self.observer)(&StepReport {
+                encoder_runs: collected.runs,
                 encoded_images: collected.encoded,
                 encode_time: collected.time,
                 requests_failed,

@@ -1,7 +1,8 @@
 //! Encodes images on a thread of its own, beside the steps of the model.
 //!
 //! The scheduler decides which images are encoded, in which order, and which outputs are evicted. This module stores
-//! the outputs and passes the images to the thread.
+//! the outputs and passes the images to the thread. The thread encodes consecutive images in one run if the encoder
+//! allows it.
 //!
 //! ```text
 //! Scheduler ─ ImageRequest ─► queue ─► encoder thread ─► results ─► outputs ─► StepImages
@@ -35,6 +36,21 @@ pub trait ImageEncoder: Send {
     /// [`RunError`] if the image could not be encoded. The encoder can encode other images.
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError>;
 
+    /// Whether `image` can be encoded in one run with the images of `batch`, which is not empty. The outputs must be those
+    /// of each image alone, except for rounding errors, and the run must be short. By default, an image is encoded alone.
+    fn can_join(&self, _batch: &[Arc<ImageInput>], _image: &ImageInput) -> bool {
+        false
+    }
+
+    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The default
+    /// implementation encodes one image after the other.
+    ///
+    /// # Errors
+    /// [`RunError`] if an image could not be encoded. Each image is then encoded alone.
+    fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
+        images.iter().map(|image| self.encode(image)).collect()
+    }
+
     /// Releases the memory that `level` names, until the next image is encoded. The default implementation releases no
     /// memory.
     fn sleep(&mut self, _level: SleepLevel) {}
@@ -55,7 +71,7 @@ pub struct EncoderConfig {
 pub(crate) struct Encoder {
     /// `None` while `self` is being dropped.
     jobs: Option<mpsc::Sender<Job>>,
-    results: mpsc::Receiver<EncodeResult>,
+    results: mpsc::Receiver<EncoderRun>,
     outputs: BTreeMap<ImageDigest, Arc<ImageFeatures>>,
     thread: Option<JoinHandle<()>>,
     rows_max: u32,
@@ -70,9 +86,9 @@ enum Job {
     Sleep(SleepLevel),
 }
 
-struct EncodeResult {
-    digest: ImageDigest,
-    outcome: EncodeOutcome,
+/// The results of a run of the encoder.
+struct EncoderRun {
+    outcomes: Vec<(ImageDigest, EncodeOutcome)>,
     time: Duration,
 }
 
@@ -86,6 +102,8 @@ enum EncodeOutcome {
 /// The results that a call of [`Encoder::collect`] has applied.
 #[derive(Default)]
 pub(crate) struct CollectedImages {
+    /// Number of runs of the encoder that encoded images.
+    pub(crate) runs: u32,
     /// Number of images that were encoded.
     pub(crate) encoded: u32,
     /// Number of tokens of these images.
@@ -110,31 +128,13 @@ impl Encoder {
     /// # Errors
     /// The error of the operating system if the thread could not be started.
     pub(crate) fn start(config: EncoderConfig, clock: Clock, waker: Waker) -> std::io::Result<Self> {
-        let EncoderConfig { mut encoder, cache_bytes } = config;
+        let EncoderConfig { encoder, cache_bytes } = config;
         let row_bytes = (encoder.width() * size_of::<f32>()).max(1) as u64;
         // The scheduler limits the number of jobs by the tokens of their images.
         let (jobs, receiver) = mpsc::channel();
         let (sender, results) = mpsc::channel();
-        let run = move || {
-            for job in receiver {
-                match job {
-                    Job::Sleep(level) => encoder.sleep(level),
-                    Job::Encode { digest, image } => {
-                        let began = clock.now();
-                        let outcome = match image.upgrade() {
-                            Some(image) => encode(&mut *encoder, &image),
-                            None => EncodeOutcome::NotNeeded,
-                        };
-                        let time = clock.now() - began;
-                        if sender.send(EncodeResult { digest, outcome, time }).is_err() {
-                            return;
-                        }
-                        waker.wake();
-                    }
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(run)?;
+        let thread = EncoderThread { encoder, clock, waker, jobs: receiver, results: sender };
+        let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || thread.run())?;
         Ok(Self {
             jobs: Some(jobs),
             results,
@@ -167,27 +167,42 @@ impl Encoder {
     /// Applies the results of the thread.
     pub(crate) fn collect(&mut self, scheduler: &mut Scheduler) -> CollectedImages {
         let mut collected = CollectedImages::default();
-        while let Ok(EncodeResult { digest, outcome, time }) = self.results.try_recv() {
+        while let Ok(EncoderRun { outcomes, time }) = self.results.try_recv() {
             collected.is_any = true;
-            match outcome {
-                EncodeOutcome::Encoded(features) => {
-                    collected.encoded += 1;
-                    collected.tokens += features.rows();
-                    collected.time += time;
-                    self.outputs.insert(digest, Arc::new(features));
-                    scheduler.provide_image(digest);
-                }
-                // Another request with the same image requests it again.
-                EncodeOutcome::NotNeeded => scheduler.cancel_image(digest),
-                EncodeOutcome::Failed(message) => {
-                    let sequences = scheduler.sequences_with_image(digest);
-                    let failed = |sequence| FailedImage { sequence, message: message.clone() };
-                    collected.failed.extend(sequences.into_iter().map(failed));
-                    scheduler.cancel_image(digest);
-                }
+            if outcomes.iter().any(|(_, outcome)| matches!(outcome, EncodeOutcome::Encoded(_))) {
+                collected.runs += 1;
+                collected.time += time;
+            }
+            for (digest, outcome) in outcomes {
+                self.apply(digest, outcome, scheduler, &mut collected);
             }
         }
         collected
+    }
+
+    fn apply(
+        &mut self,
+        digest: ImageDigest,
+        outcome: EncodeOutcome,
+        scheduler: &mut Scheduler,
+        collected: &mut CollectedImages,
+    ) {
+        match outcome {
+            EncodeOutcome::Encoded(features) => {
+                collected.encoded += 1;
+                collected.tokens += features.rows();
+                self.outputs.insert(digest, Arc::new(features));
+                scheduler.provide_image(digest);
+            }
+            // Another request with the same image requests it again.
+            EncodeOutcome::NotNeeded => scheduler.cancel_image(digest),
+            EncodeOutcome::Failed(message) => {
+                let sequences = scheduler.sequences_with_image(digest);
+                let failed = |sequence| FailedImage { sequence, message: message.clone() };
+                collected.failed.extend(sequences.into_iter().map(failed));
+                scheduler.cancel_image(digest);
+            }
+        }
     }
 
     /// The output of an image that a scheduled sequence holds.
@@ -218,19 +233,113 @@ impl Drop for Encoder {
     }
 }
 
-/// Encodes an image, and checks the number of rows.
-fn encode(encoder: &mut dyn ImageEncoder, image: &ImageInput) -> EncodeOutcome {
-    // Unwind safety: an encoder that panics is used for other images, as after an error.
-    let result = catch_unwind(AssertUnwindSafe(|| encoder.encode(image)));
-    match result {
-        Ok(Ok(features)) if features.rows() == image.rows => EncodeOutcome::Encoded(features),
-        Ok(Ok(features)) => EncodeOutcome::Failed(format!(
-            "the encoder returned {} rows instead of {}",
-            features.rows(),
-            image.rows
-        )),
-        Ok(Err(RunError { message, .. })) => EncodeOutcome::Failed(message),
-        Err(_) => EncodeOutcome::Failed("the encoder panicked".to_owned()),
+/// The encoder as seen from its thread.
+struct EncoderThread {
+    encoder: Box<dyn ImageEncoder>,
+    clock: Clock,
+    waker: Waker,
+    jobs: mpsc::Receiver<Job>,
+    results: mpsc::Sender<EncoderRun>,
+}
+
+/// The engine no longer reads the results.
+struct EngineEnded;
+
+impl EncoderThread {
+    fn run(mut self) {
+        // The first job that could not join the latest run.
+        let mut next = None;
+        while let Some(job) = next.take().or_else(|| self.jobs.recv().ok()) {
+            let result = match job {
+                Job::Sleep(level) => {
+                    self.encoder.sleep(level);
+                    Ok(())
+                }
+                Job::Encode { digest, image } => match image.upgrade() {
+                    Some(image) => self.run_batch(image, &mut next),
+                    None => self.send_not_needed(digest),
+                },
+            };
+            if result.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Encodes an image together with those behind it in the queue that can join the run. `next` becomes the first job
+    /// that is not part of it.
+    fn run_batch(&mut self, image: Arc<ImageInput>, next: &mut Option<Job>) -> Result<(), EngineEnded> {
+        let mut batch = vec![image];
+        while let Ok(job) = self.jobs.try_recv() {
+            match job {
+                Job::Encode { digest, image } => match image.upgrade() {
+                    None => self.send_not_needed(digest)?,
+                    Some(image) if self.encoder.can_join(&batch, &image) => batch.push(image),
+                    Some(image) => {
+                        *next = Some(Job::Encode { digest, image: Arc::downgrade(&image) });
+                        break;
+                    }
+                },
+                Job::Sleep(_) => {
+                    *next = Some(job);
+                    break;
+                }
+            }
+        }
+        let began = self.clock.now();
+        if batch.len() > 1
+            && let Some(outputs) = self.encode_batch(&batch)
+        {
+            let digests = batch.iter().map(|image| image.digest);
+            let outcomes = digests.zip(outputs.into_iter().map(EncodeOutcome::Encoded)).collect();
+            return self.send(EncoderRun { outcomes, time: self.clock.now() - began });
+        }
+        for image in batch {
+            let began = self.clock.now();
+            let outcomes = vec![(image.digest, self.encode(&image))];
+            self.send(EncoderRun { outcomes, time: self.clock.now() - began })?;
+        }
+        Ok(())
+    }
+
+    /// Encodes an image, and checks the number of rows.
+    fn encode(&mut self, image: &ImageInput) -> EncodeOutcome {
+        // Unwind safety: an encoder that panics is used for other images, as after an error.
+        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode(image)));
+        match result {
+            Ok(Ok(features)) if features.rows() == image.rows => EncodeOutcome::Encoded(features),
+            Ok(Ok(features)) => EncodeOutcome::Failed(format!(
+                "the encoder returned {} rows instead of {}",
+                features.rows(),
+                image.rows
+            )),
+            Ok(Err(RunError { message, .. })) => EncodeOutcome::Failed(message),
+            Err(_) => EncodeOutcome::Failed("the encoder panicked".to_owned()),
+        }
+    }
+
+    /// Encodes images in one run. `None` if that failed, or an output is not that of its image.
+    fn encode_batch(&mut self, batch: &[Arc<ImageInput>]) -> Option<Vec<ImageFeatures>> {
+        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode_batch(batch)));
+        let rows = |outputs: &Vec<ImageFeatures>| {
+            outputs.iter().map(ImageFeatures::rows).eq(batch.iter().map(|image| image.rows))
+        };
+        let outputs = result.ok().and_then(Result::ok).filter(rows);
+        if outputs.is_none() {
+            tracing::warn!(images = batch.len(), "failed to encode images together; each is encoded alone");
+        }
+        outputs
+    }
+
+    fn send_not_needed(&self, digest: ImageDigest) -> Result<(), EngineEnded> {
+        let outcomes = vec![(digest, EncodeOutcome::NotNeeded)];
+        self.send(EncoderRun { outcomes, time: Duration::ZERO })
+    }
+
+    fn send(&self, run: EncoderRun) -> Result<(), EngineEnded> {
+        self.results.send(run).map_err(|_| EngineEnded)?;
+        self.waker.wake();
+        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ pub struct StepReport {
     pub draft_time: Duration,
     /// The time that the model took.
     pub run_time: Duration,
+    /// Number of runs of the image encoder that encoded images.
+    pub encoder_runs: u32,
     /// Number of images that were encoded.
     pub encoded_images: u32,
     /// The time that the image encoder took for them, beside the steps.

@@ -5,6 +5,7 @@
 mod embeddings;
 mod encoder;
 mod files;
+mod image_tiles;
 mod models;
 mod qwen;
 

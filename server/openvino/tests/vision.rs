@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +21,10 @@ use server_images::{
     image_spans, mrope_positions,
 };
 use server_openvino::{ActivationPrecision, Config, EncoderImage, load, load_image_encoder};
+
+/// The largest difference between a feature of an image that is encoded together with others and that of the image alone,
+/// relative to the largest feature.
+const BATCH_TOLERANCE: f32 = 1e-5;
 
 /// The largest difference between a logit and that of transformers.
 const TOLERANCE: f32 = 2e-4;
@@ -232,6 +237,38 @@ fn start(folder: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
     (Engine::start_with_options(config, Box::new(runner), options, observer).unwrap(), encoded)
 }
 
+/// Compares the features of images that are encoded in one run with those of each tile alone.
+fn check_batch(folder: &Path, cases: &[Case]) {
+    let images = cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs);
+    let images: BTreeMap<_, _> = images.map(|image| (image.digest, Arc::clone(image))).collect();
+    let images: Vec<_> = images.into_values().collect();
+    let encoder = load_image_encoder(&config(folder.to_owned())).unwrap().unwrap();
+    let mut alone = encoder.with_run_pixels(1);
+    let expected: Vec<_> = images.iter().map(|image| alone.encode(image).unwrap()).collect();
+    assert!(!alone.can_join(&images[..1], &images[1]), "a run has one tile");
+    let mut together = alone.with_run_pixels(usize::MAX);
+    let family = ImageProcessor::load(folder).unwrap().family();
+    let has_equal_tiles = !matches!(
+        family,
+        ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl | ModelFamily::MiniCpmV
+    );
+    assert_eq!(together.can_join(&images[1..], &images[0]), has_equal_tiles);
+    let features = together.encode_batch(&images).unwrap();
+    assert_eq!(features.len(), expected.len());
+    let mut largest_difference = 0.0_f32;
+    for ((features, expected), image) in features.iter().zip(&expected).zip(&images) {
+        assert_eq!(features.rows(), image.rows);
+        let (features, expected) = (features.values(0..image.rows), expected.values(0..image.rows));
+        let largest = expected.iter().map(|value| value.abs()).fold(0.0, f32::max);
+        for (value, expected) in features.iter().zip(expected) {
+            let difference = (value - expected).abs() / largest;
+            assert!(difference < BATCH_TOLERANCE, "{value} instead of {expected} of at most {largest}");
+            largest_difference = largest_difference.max(difference);
+        }
+    }
+    eprintln!("{} images together: features differ by at most {largest_difference:e}", images.len());
+}
+
 async fn check_family(family: &str) {
     let models =
         std::env::var_os("OVFLEET_VISION_MODELS").expect("OVFLEET_VISION_MODELS is the folder of the models");
@@ -239,6 +276,7 @@ async fn check_family(family: &str) {
     let cases = cases(&folder);
     let images = |case: &Case| case.images.as_ref().map_or(0, |images| images.inputs.len() as u32);
     let total: u32 = cases.iter().map(images).sum();
+    check_batch(&folder, &cases);
     // Each prompt alone: first computed, then taken from the prefix cache without the encoder.
     let (engine, encoded) = start(&folder, 512);
     for case in &cases {

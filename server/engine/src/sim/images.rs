@@ -14,11 +14,21 @@ use crate::runner::RunError;
 const WIDTH: usize = 2;
 
 /// An [`ImageEncoder`] that simulates an encoder.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SimEncoder {
-    encoded: Arc<Mutex<Vec<ImageDigest>>>,
+    runs: Arc<Mutex<Vec<Vec<ImageDigest>>>>,
     /// The images that cannot be encoded.
     faults: Vec<ImageDigest>,
+    /// The images with which a run cannot be computed, but which can be encoded alone.
+    batch_faults: Vec<ImageDigest>,
+    /// Number of images in a run.
+    batch_max: usize,
+}
+
+impl Default for SimEncoder {
+    fn default() -> Self {
+        Self { runs: Arc::default(), faults: Vec::new(), batch_faults: Vec::new(), batch_max: 1 }
+    }
 }
 
 impl SimEncoder {
@@ -28,9 +38,43 @@ impl SimEncoder {
         Self { faults, ..self }
     }
 
-    /// The images that this encoder and its clones have encoded, in order.
+    /// Sets the images with which a run of several images fails.
+    #[must_use]
+    pub fn with_batch_faults(self, batch_faults: Vec<ImageDigest>) -> Self {
+        Self { batch_faults, ..self }
+    }
+
+    /// Sets the number of images in a run. They must have equal numbers of rows.
+    #[must_use]
+    pub fn with_batches(self, batch_max: usize) -> Self {
+        Self { batch_max, ..self }
+    }
+
+    /// The images that this encoder and its clones have encoded or tried to encode, in order.
     pub fn encoded(&self) -> Vec<ImageDigest> {
-        self.encoded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.runs().concat()
+    }
+
+    /// The images of each run of this encoder and its clones, in order.
+    pub fn runs(&self) -> Vec<Vec<ImageDigest>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Computes a run of these images.
+    fn run(&self, images: &[&ImageInput]) -> Result<Vec<ImageFeatures>, RunError> {
+        let digests: Vec<_> = images.iter().map(|image| image.digest).collect();
+        let is_batch = images.len() > 1;
+        let fails = |digest| self.faults.contains(digest) || is_batch && self.batch_faults.contains(digest);
+        let has_failed = digests.iter().any(fails);
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).push(digests);
+        if has_failed {
+            return Err(RunError { message: "a simulated fault".to_owned(), fatal: false });
+        }
+        let output = |image: &&ImageInput| {
+            let values = (0..image.rows).flat_map(|row| features(image.digest, row));
+            ImageFeatures::new(values.collect(), WIDTH)
+        };
+        Ok(images.iter().map(output).collect())
     }
 }
 
@@ -40,12 +84,16 @@ impl ImageEncoder for SimEncoder {
     }
 
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError> {
-        self.encoded.lock().unwrap_or_else(PoisonError::into_inner).push(image.digest);
-        if self.faults.contains(&image.digest) {
-            return Err(RunError { message: "a simulated fault".to_owned(), fatal: false });
-        }
-        let values = (0..image.rows).flat_map(|row| features(image.digest, row));
-        Ok(ImageFeatures::new(values.collect(), WIDTH))
+        let mut outputs = self.run(&[image])?;
+        Ok(outputs.remove(0))
+    }
+
+    fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
+        batch.len() < self.batch_max && batch.iter().all(|other| other.rows == image.rows)
+    }
+
+    fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
+        self.run(&images.iter().map(|image| &**image).collect::<Vec<_>>())
     }
 }
 

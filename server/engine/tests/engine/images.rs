@@ -8,7 +8,7 @@ use server_engine::sim::{SimEncoder, expected_tokens, expected_tokens_with_image
 use server_engine::{
     EncoderConfig, Engine, EngineHandle, EngineOptions, Failure, ImageDigest, ImageEncoder, ImageFeatures,
     ImageInput, ImageSpan, PromptImages, PromptPositions, Request, RequestImages, RunError, SpanAttention,
-    SubmitError, TokenId,
+    SubmitError, TokenId, TokenStream,
 };
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
@@ -150,11 +150,53 @@ async fn positions_are_those_of_the_request() {
     assert_eq!(tokens(second).await, expected(&requests[1]));
 }
 
-/// An encoder that encodes each image only when it is told to.
+/// An encoder that computes each run only when it is told to.
 struct GatedEncoder {
     inner: SimEncoder,
-    shown: Sender<ImageDigest>,
+    shown: Sender<Vec<ImageDigest>>,
     go: Receiver<()>,
+    defect: BatchDefect,
+}
+
+/// A defect of the runs of several images.
+#[derive(Clone, Copy, PartialEq)]
+enum BatchDefect {
+    None,
+    Panic,
+    MissingOutput,
+    MissingRow,
+}
+
+/// The test's side of a [`GatedEncoder`].
+struct Gate {
+    runs: Receiver<Vec<ImageDigest>>,
+    go: Sender<()>,
+}
+
+impl Gate {
+    /// Starts an engine with this encoder.
+    fn start(inner: &SimEncoder) -> (Engine, Self) {
+        Self::start_with_defect(inner, BatchDefect::None)
+    }
+
+    fn start_with_defect(inner: &SimEncoder, defect: BatchDefect) -> (Engine, Self) {
+        let (shown, runs) = channel();
+        let (go, permits) = channel();
+        let gated = GatedEncoder { inner: inner.clone(), shown, go: permits, defect };
+        (start(Setup::new(200), gated, 20), Self { runs, go })
+    }
+
+    /// Waits for the next run, which must have these images, and lets the encoder compute it.
+    fn pass(&self, images: &[u8]) {
+        self.expect(images);
+        self.go.send(()).unwrap();
+    }
+
+    /// Waits for the next run, which must have these images.
+    fn expect(&self, images: &[u8]) {
+        let digests: Vec<_> = images.iter().map(|image| digest(*image)).collect();
+        assert_eq!(self.runs.recv(), Ok(digests));
+    }
 }
 
 impl ImageEncoder for GatedEncoder {
@@ -163,23 +205,40 @@ impl ImageEncoder for GatedEncoder {
     }
 
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError> {
-        let _ = self.shown.send(image.digest);
+        let _ = self.shown.send(vec![image.digest]);
         let _ = self.go.recv();
         self.inner.encode(image)
+    }
+
+    fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
+        self.inner.can_join(batch, image)
+    }
+
+    fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
+        let _ = self.shown.send(images.iter().map(|image| image.digest).collect());
+        let _ = self.go.recv();
+        let mut outputs = self.inner.encode_batch(images)?;
+        match self.defect {
+            BatchDefect::None => {}
+            BatchDefect::Panic => panic!("a simulated panic"),
+            BatchDefect::MissingOutput => drop(outputs.pop()),
+            BatchDefect::MissingRow => {
+                let rows = outputs[0].values(1..ROWS).to_vec();
+                outputs[0] = ImageFeatures::new(rows, self.inner.width());
+            }
+        }
+        Ok(outputs)
     }
 }
 
 #[tokio::test]
 async fn other_requests_do_not_wait_for_the_encoder() {
-    let (shown, images) = channel();
-    let (go, permits) = channel();
     let encoder = SimEncoder::default();
-    let gated = GatedEncoder { inner: encoder.clone(), shown, go: permits };
-    let engine = start(Setup::new(200), gated, 10);
+    let (engine, gate) = Gate::start(&encoder);
     let handle = engine.handle();
     let first = with_images(0, &[1], 9);
     let waiting = handle.submit(first.clone()).unwrap();
-    assert_eq!(images.recv(), Ok(digest(1)));
+    gate.expect(&[1]);
     // The encoder is busy, and requests without images start and finish.
     let text = prompt(5, 40);
     let answer = tokens(handle.submit(request(&text, 20)).unwrap()).await;
@@ -190,13 +249,132 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     tokens(handle.submit(request(&text, 20)).unwrap()).await;
     drop(dropped);
     tokens(handle.submit(request(&text, 20)).unwrap()).await;
-    go.send(()).unwrap();
+    gate.go.send(()).unwrap();
     assert_eq!(tokens(waiting).await, expected(&first));
-    assert_eq!(images.recv(), Ok(digest(3)), "nobody needs the second image");
-    go.send(()).unwrap();
+    // Nobody needs the second image.
+    gate.pass(&[3]);
     assert_eq!(tokens(second).await, expected(&with_images(2, &[3], 9)));
     assert_eq!(encoder.encoded(), [digest(1), digest(3)]);
     settled(&handle).await;
+}
+
+/// The request with one image.
+fn with_image(image: u8) -> Request {
+    with_images(u32::from(image), &[image], 9)
+}
+
+/// Submits requests with one image each while the encoder is busy with image 1, and waits until the encoder has them.
+/// Returns the request with image 1 and the others.
+async fn submit_while_busy(
+    handle: &EngineHandle,
+    gate: &Gate,
+    requests: impl IntoIterator<Item = Request>,
+) -> Vec<TokenStream> {
+    let mut streams = vec![handle.submit(with_image(1)).unwrap()];
+    gate.expect(&[1]);
+    streams.extend(requests.into_iter().map(|request| handle.submit(request).unwrap()));
+    // The engine passes images to the encoder before it computes the step of a later request.
+    tokens(handle.submit(request(&prompt(9, 3), 2)).unwrap()).await;
+    streams
+}
+
+#[tokio::test]
+async fn waiting_images_of_several_requests_are_encoded_together_in_order() {
+    let encoder = SimEncoder::default().with_batches(3);
+    let (engine, gate) = Gate::start(&encoder);
+    let requests = [2, 3, 4, 5].map(with_image);
+    let streams = submit_while_busy(&engine.handle(), &gate, requests).await;
+    gate.go.send(()).unwrap();
+    gate.pass(&[2, 3, 4]);
+    gate.pass(&[5]);
+    for (stream, image) in streams.into_iter().zip(1..) {
+        assert_eq!(tokens(stream).await, expected(&with_image(image)));
+    }
+    settled(&engine.handle()).await;
+}
+
+#[tokio::test]
+async fn images_that_cannot_join_a_run_keep_their_place() {
+    let encoder = SimEncoder::default().with_batches(9);
+    let (engine, gate) = Gate::start(&encoder);
+    let mut requests = [2, 3, 4, 5].map(with_image);
+    let larger = ImageInput { digest: digest(4), rows: ROWS + 1, content: Arc::new(()) };
+    let images = requests[2].images.as_deref().unwrap();
+    requests[2].images = Some(Arc::new(RequestImages { inputs: vec![Arc::new(larger)], ..images.clone() }));
+    let streams = submit_while_busy(&engine.handle(), &gate, requests).await;
+    gate.go.send(()).unwrap();
+    gate.pass(&[2, 3]);
+    gate.pass(&[4]);
+    gate.pass(&[5]);
+    for (stream, image) in streams.into_iter().zip(1..) {
+        assert_eq!(tokens(stream).await, expected(&with_image(image)));
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_fails_fails_only_the_images_that_cannot_be_encoded_alone() {
+    let encoder =
+        SimEncoder::default().with_batches(9).with_faults(vec![digest(3)]).with_batch_faults(vec![digest(5)]);
+    let (engine, gate) = Gate::start(&encoder);
+    let requests = [2, 3, 4, 5].map(with_image);
+    let streams = submit_while_busy(&engine.handle(), &gate, requests).await;
+    gate.go.send(()).unwrap();
+    for run in [&[2, 3, 4, 5][..], &[2], &[3], &[4], &[5]] {
+        gate.pass(run);
+    }
+    for (stream, image) in streams.into_iter().zip(1..) {
+        let outcome = outcome(stream).await;
+        if image == 3 {
+            assert_eq!(outcome.failure, Some(Failure::Image("a simulated fault".to_owned())));
+        } else {
+            assert_eq!((outcome.failure, outcome.tokens), (None, vec![expected(&with_image(image))]));
+        }
+    }
+    settled(&engine.handle()).await;
+}
+
+#[tokio::test]
+async fn requests_that_end_leave_the_other_images_of_a_run() {
+    let encoder = SimEncoder::default().with_batches(9);
+    let (engine, gate) = Gate::start(&encoder);
+    let handle = engine.handle();
+    let requests = [2, 3, 4, 5].map(with_image);
+    let mut streams = submit_while_busy(&handle, &gate, requests).await;
+    // The request with image 3 ends before its image is part of a run.
+    drop(streams.remove(2));
+    tokens(handle.submit(request(&prompt(9, 3), 2)).unwrap()).await;
+    gate.go.send(()).unwrap();
+    gate.expect(&[2, 4, 5]);
+    // The request with image 4 ends during the run.
+    drop(streams.remove(2));
+    tokens(handle.submit(request(&prompt(9, 3), 2)).unwrap()).await;
+    gate.go.send(()).unwrap();
+    for (stream, image) in streams.into_iter().zip([1, 2, 5]) {
+        assert_eq!(tokens(stream).await, expected(&with_image(image)));
+    }
+    // The output of image 4 is stored, and that of image 3 is not.
+    ask(&handle, with_image(4)).await;
+    let last = handle.submit(with_image(3)).unwrap();
+    gate.pass(&[3]);
+    assert_eq!(tokens(last).await, expected(&with_image(3)));
+    settled(&handle).await;
+}
+
+#[tokio::test]
+async fn runs_without_the_output_of_each_image_are_not_used() {
+    for defect in [BatchDefect::Panic, BatchDefect::MissingOutput, BatchDefect::MissingRow] {
+        let encoder = SimEncoder::default().with_batches(9);
+        let (engine, gate) = Gate::start_with_defect(&encoder, defect);
+        let streams = submit_while_busy(&engine.handle(), &gate, [2, 3].map(with_image)).await;
+        gate.go.send(()).unwrap();
+        for run in [&[2, 3][..], &[2], &[3]] {
+            gate.pass(run);
+        }
+        for (stream, image) in streams.into_iter().zip(1..) {
+            assert_eq!(tokens(stream).await, expected(&with_image(image)));
+        }
+        settled(&engine.handle()).await;
+    }
 }
 
 #[tokio::test]

@@ -1,18 +1,27 @@
 //! The image encoder on OpenVINO. It runs on a request and on threads of its own, beside the language model.
 
 use std::fmt;
+use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use server_engine::{ImageEncoder, ImageFeatures, ImageInput, RunError, SleepLevel};
 use server_images::{EncoderInputs, FeatureRow, LearnedRows};
 
 use super::files::VisionFiles;
+use super::image_tiles::fit_in_one_run;
 use super::models::{EncoderModels, RowWidths};
 use crate::config::Config;
 use crate::{Error, memory};
 
 /// The reciprocal of the share of the processors that the encoder uses: it runs beside the language model.
 const THREADS_DIVISOR: usize = 2;
+
+/// Number of pixels that a run of the image encoder has for each of its threads: 64 patches of 14 x 14 pixels. With fewer
+/// patches, a thread reads the weights for too little work. With more, a run is only longer.
+///
+/// Beyond it: the tiles are computed in several runs, and the images of other requests wait for the next run. A tile with
+/// more pixels is computed alone.
+const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 
 /// The content of an [`ImageInput`] for this encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +72,8 @@ pub struct OpenVinoImageEncoder {
     report: EncoderReport,
     widths: RowWidths,
     learned_rows: LearnedRows,
+    /// Number of pixels in a run of an encoder that reads tiles.
+    run_pixels: usize,
 }
 
 /// Loads the image encoder of the model of `config`. `None` if it is not a vision-language model.
@@ -92,7 +103,8 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
             return Err(Error::Unsupported(message));
         }
     }
-    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, widths, learned_rows }))
+    let run_pixels = RUN_PIXELS_PER_THREAD.saturating_mul(threads);
+    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, widths, learned_rows, run_pixels }))
 }
 
 impl OpenVinoImageEncoder {
@@ -101,7 +113,28 @@ impl OpenVinoImageEncoder {
         &self.report
     }
 
-    fn encode_image(&mut self, image: &EncoderImage) -> Result<Vec<f32>, Error> {
+    /// Sets the number of pixels in a run of an encoder that reads tiles. A tile with more pixels is computed alone.
+    #[must_use]
+    pub fn with_run_pixels(self, run_pixels: usize) -> Self {
+        Self { run_pixels, ..self }
+    }
+
+    /// The features of each image.
+    fn encode_images(&mut self, images: &[&ImageInput]) -> Result<Vec<ImageFeatures>, RunError> {
+        let failed = |message| RunError { message, fatal: false };
+        let contents: Option<Vec<_>> = images.iter().map(|image| content(image)).collect();
+        let contents =
+            contents.ok_or_else(|| failed("the image was prepared for another encoder".to_owned()))?;
+        let values = self.encode_contents(&contents).map_err(|error| failed(error.chain()))?;
+        let width = self.widths.projected;
+        let features = values.into_iter().map(|values| match values.len() {
+            len if len.is_multiple_of(width) => Ok(ImageFeatures::new(values, width)),
+            len => Err(failed(format!("the encoder returned {len} values for rows of {width}"))),
+        });
+        features.collect()
+    }
+
+    fn encode_contents(&mut self, images: &[&EncoderImage]) -> Result<Vec<Vec<f32>>, Error> {
         let models = match &mut self.models {
             Some(models) => models,
             None => self.models.insert(EncoderModels::load(
@@ -110,14 +143,22 @@ impl OpenVinoImageEncoder {
                 &self.report.properties(),
             )?),
         };
-        let rows = models.encode(&image.inputs)?;
+        let inputs: Vec<_> = images.iter().map(|image| &image.inputs).collect();
         let width = self.widths.encoded;
-        let rows = match &image.feature_rows {
-            None => rows,
-            Some(order) => reordered(&rows, order, width, &self.learned_rows)?,
-        };
-        models.project(rows, width)
+        let rows = models.encode(&inputs, self.run_pixels)?.into_iter().zip(images).map(|(rows, image)| {
+            let rows = match &image.feature_rows {
+                None => rows,
+                Some(order) => reordered(&rows, order, width, &self.learned_rows)?,
+            };
+            models.project(rows, width)
+        });
+        rows.collect()
     }
+}
+
+/// The content of an image that was prepared for this encoder.
+fn content(image: &ImageInput) -> Option<&EncoderImage> {
+    image.content.downcast_ref()
 }
 
 impl ImageEncoder for OpenVinoImageEncoder {
@@ -126,19 +167,20 @@ impl ImageEncoder for OpenVinoImageEncoder {
     }
 
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError> {
-        let failed = |message| RunError { message, fatal: false };
-        let content = image.content.downcast_ref::<EncoderImage>();
-        let content =
-            content.ok_or_else(|| failed("the image was prepared for another encoder".to_owned()))?;
-        let values = self.encode_image(content).map_err(|error| failed(error.chain()))?;
-        if !values.len().is_multiple_of(self.widths.projected) {
-            return Err(failed(format!(
-                "the encoder returned {} values for rows of {}",
-                values.len(),
-                self.widths.projected
-            )));
-        }
-        Ok(ImageFeatures::new(values, self.widths.projected))
+        let mut features = self.encode_images(&[image])?;
+        features
+            .pop()
+            .ok_or_else(|| RunError { message: "the encoder has no output".to_owned(), fatal: false })
+    }
+
+    fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
+        let inputs = |image| content(image).map(|content| &content.inputs);
+        let batch: Option<Vec<_>> = batch.iter().map(|image| inputs(image)).collect();
+        batch.zip(inputs(image)).is_some_and(|(batch, image)| fit_in_one_run(&batch, image, self.run_pixels))
+    }
+
+    fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
+        self.encode_images(&images.iter().map(|image| &**image).collect::<Vec<_>>())
     }
 
     fn sleep(&mut self, level: SleepLevel) {

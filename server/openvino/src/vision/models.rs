@@ -7,6 +7,7 @@ use openvino_sys::ov_element_type_e as ElementType;
 use server_images::{EncoderInputs, MaskedTiles, ModelFamily, ResamplerSlice, Tensor as ImageTensor};
 
 use super::files::VisionFiles;
+use super::image_tiles::{ImageTiles, gather, tiles_of};
 use super::qwen::{MergerAttention, QwenModels};
 use crate::compiled_graph::CompiledGraph;
 use crate::runtime::{Core, Flag, Model};
@@ -87,26 +88,39 @@ impl EncoderModels {
         }
     }
 
-    /// Returns the rows of the encoder's output for an image, one after the other.
-    pub(super) fn encode(&mut self, inputs: &EncoderInputs) -> Result<Vec<f32>, Error> {
-        match (self, inputs) {
-            (Self::Tiles(graph), EncoderInputs::Tiles(pixels)) => {
-                graph.set_values("pixel_values", pixels.shape(), pixels.values())?;
-                graph.request.infer()?;
-                Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
+    /// Returns the rows of the encoder's output for each of the images, one after the other. Runs of encoders that read
+    /// tiles have tiles of several images, with at most `run_pixels` pixels unless a single tile has more.
+    pub(super) fn encode(
+        &mut self,
+        images: &[&EncoderInputs],
+        run_pixels: usize,
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        match self {
+            Self::Tiles(graph) => {
+                let pixels = images.iter().map(|image| match image {
+                    EncoderInputs::Tiles(pixels) => Ok(pixels),
+                    _ => Err(prepared_for_another_model()),
+                });
+                encode_tiles(graph, &pixels.collect::<Result<Vec<_>, _>>()?, &[], run_pixels)
             }
-            (
-                Self::MaskedTiles(graph) | Self::ProjectedTiles { tiles: graph, .. },
-                EncoderInputs::MaskedTiles(tiles),
-            ) => {
-                let MaskedTiles { pixel_values, patch_attention_mask, patch_position_ids } = tiles;
-                graph.set_values("pixel_values", pixel_values.shape(), pixel_values.values())?;
-                set_mask(graph, "patch_attention_mask", patch_attention_mask)?;
-                let positions = patch_position_ids;
-                graph.set_values("patch_position_ids", positions.shape(), positions.values())?;
-                graph.request.infer()?;
-                Ok(graph.request.output_at(0)?.values::<f32>()?.to_vec())
+            Self::MaskedTiles(graph) | Self::ProjectedTiles { tiles: graph, .. } => {
+                let tiles = images.iter().map(|image| match image {
+                    EncoderInputs::MaskedTiles(tiles) => Ok(tiles),
+                    _ => Err(prepared_for_another_model()),
+                });
+                let tiles = tiles.collect::<Result<Vec<_>, _>>()?;
+                let pixels: Vec<_> = tiles.iter().map(|tiles| &tiles.pixel_values).collect();
+                encode_tiles(graph, &pixels, &tiles, run_pixels)
             }
+            Self::Slices { .. } | Self::Qwen(_) => {
+                images.iter().map(|image| self.encode_untiled(image)).collect()
+            }
+        }
+    }
+
+    /// Returns the rows for an image that does not consist of tiles of equal size.
+    fn encode_untiled(&mut self, image: &EncoderInputs) -> Result<Vec<f32>, Error> {
+        match (self, image) {
             (Self::Slices { vision, resampler }, EncoderInputs::Slices(slices)) => {
                 let mut rows = Vec::new();
                 for slice in slices {
@@ -115,7 +129,7 @@ impl EncoderModels {
                 Ok(rows)
             }
             (Self::Qwen(models), EncoderInputs::Qwen(patches)) => models.encode(patches),
-            _ => Err(Error::runtime("encode an image", "the image was prepared for another model")),
+            _ => Err(prepared_for_another_model()),
         }
     }
 
@@ -135,6 +149,45 @@ pub(super) struct RowWidths {
     pub(super) encoded: usize,
     /// In the order of the image tokens.
     pub(super) projected: usize,
+}
+
+fn prepared_for_another_model() -> Error {
+    Error::runtime("encode an image", "the image was prepared for another model")
+}
+
+/// Encodes the tiles of images in runs of at most `run_pixels` pixels, or of one tile. `masks` are the masks and the
+/// positions of the patches of each image, if the model reads them. Returns the rows of each image.
+fn encode_tiles(
+    graph: &mut CompiledGraph,
+    pixels: &[&ImageTensor<f32>],
+    masks: &[&MaskedTiles],
+    run_pixels: usize,
+) -> Result<Vec<Vec<f32>>, Error> {
+    let mut rows = vec![Vec::new(); pixels.len()];
+    let Some(ImageTiles { tiles, tiles_per_run }) = tiles_of(pixels, run_pixels) else {
+        return Err(Error::runtime("encode images", "their tiles have different sizes"));
+    };
+    for run in tiles.chunks(tiles_per_run) {
+        let values = gather(pixels, run);
+        graph.set_values("pixel_values", values.shape(), values.values())?;
+        if !masks.is_empty() {
+            let mask: Vec<_> = masks.iter().map(|image| &image.patch_attention_mask).collect();
+            set_mask(graph, "patch_attention_mask", &gather(&mask, run))?;
+            let positions: Vec<_> = masks.iter().map(|image| &image.patch_position_ids).collect();
+            let positions = gather(&positions, run);
+            graph.set_values("patch_position_ids", positions.shape(), positions.values())?;
+        }
+        graph.request.infer()?;
+        let output = graph.request.output_at(0)?;
+        let output = output.values::<f32>()?;
+        if !output.len().is_multiple_of(run.len()) || output.is_empty() {
+            return Err(Error::runtime("encode images", "the tiles have different numbers of features"));
+        }
+        for (tile, features) in run.iter().zip(output.chunks_exact(output.len() / run.len())) {
+            rows[tile.image].extend_from_slice(features);
+        }
+    }
+    Ok(rows)
 }
 
 /// Encodes a slice of MiniCPM-V, and appends its features to `rows`.
