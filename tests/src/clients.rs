@@ -1,5 +1,5 @@
-//! The official OpenAI clients, which `scripts/clients` installs, and the scripts that use them in `clients/python` and
-//! `clients/js`. A script reports failures in its output and by its exit status.
+//! The official OpenAI clients, LangChain and the AI SDK, which `scripts/clients` installs, and the scripts that use them
+//! in `clients/python` and `clients/js`. A script reports failures in its output and by its exit status.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,12 +12,12 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 /// The last words of the output of a successful script.
 const PASSED: &str = "scenarios passed";
 
-/// An official client library.
+/// The language of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The package `openai` for Python.
+    /// The packages `openai` and `langchain-openai`.
     Python,
-    /// The package `openai` for JavaScript.
+    /// The packages `openai`, `ai` and `@ai-sdk/*`.
     JavaScript,
 }
 
@@ -96,7 +96,7 @@ pub fn run_in_turns(script: &str, arguments: &[&str]) {
     Client::JavaScript.run(script, arguments);
 }
 
-/// The path of a Python interpreter with the official client.
+/// The path of a Python interpreter with the clients.
 ///
 /// # Panics
 /// Panics if the client is not installed.

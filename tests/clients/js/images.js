@@ -1,20 +1,16 @@
 // Sends images with the official JavaScript client. Usage: node images.js BASE_URL MODEL
 //
-// The simulated model takes 16 tokens for each image, and its answer depends on the images. The first scenario that
+// The model takes 16 tokens for each image, and its answer depends on the images. The first scenario that
 // fails ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { dataURL, gif } from "./gif.js";
 
 const [baseURL, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0, timeout: 120_000 });
 
-// Images of one pixel in the format GIF, which differ in their color.
-const images = [0, 200].map((red) => {
-  const file = Buffer.from("R0lGODlhAQABAPAAAAAAAAAAACwAAAAAAQABAAACAkQBADs=", "base64");
-  file[13] = red;
-  return `data:image/gif;base64,${file.toString("base64")}`;
-});
+const images = [0, 200].map((red) => dataURL(gif(red)));
 const part = (url) => ({ type: "image_url", image_url: { url } });
 const messages = (url) => [{ role: "user", content: [part(url), { type: "text", text: "What is this?" }] }];
 const options = { max_tokens: 8, temperature: 0 };

@@ -1,30 +1,17 @@
 """Sends images with the official Python client. Usage: images.py BASE_URL MODEL
 
-The simulated model takes 16 tokens for each image, and its answer depends on the images. Each function is a scenario,
+The model takes 16 tokens for each image, and its answer depends on the images. Each function is a scenario,
 whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import base64
-import random
 import struct
 import sys
-import zlib
 
 import openai
+from png import png
 
 IMAGE_TOKENS = 16
-
-
-def png(width=8, height=8, value=None):
-    """An image of one color, by default a random one, in the format PNG."""
-    color = random.randbytes(3) if value is None else bytes([value] * 3)
-    chunk = lambda kind, content: (
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-    )
-    rows = (b"\0" + color * width) * height
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
 def part(url, **members):
@@ -50,11 +37,29 @@ def answer(client, model, *messages):
 
 
 def answers_depend_on_the_images(client, model):
-    images = [png(value=1), png(value=2)]
+    images = [png(value=20), png(value=220)]
     answers = [answer(client, model, user(part(image), text("What is this?"))) for image in images * 2]
     assert answers[:2] == answers[2:] and answers[0] != answers[1], answers
     order = [answer(client, model, user(part(a), part(b))) for a, b in [images, images[::-1]]]
     assert order[0] != order[1], order
+
+
+def formats_have_the_same_pixels(client, model):
+    # A gray square in each format. The files are exact, so the model sees the same image.
+    rows = bytes([128]) * 8 * 8 * 3
+    bitmap = struct.pack("<2sIIIIiiHHIIIIII", b"BM", 54 + len(rows), 0, 54, 40, 8, 8, 1, 24, 0, len(rows), 0, 0, 0, 0) + rows
+    files = {
+        "bmp": base64.b64encode(bitmap).decode(),
+        "gif": "R0lGODdhCAAIAIEAAICAgAAAAAAAAAAAACwAAAAACAAIAAAIDwABCBxIsKDBgwgTKkwYEAA7",
+        "webp": "UklGRh4AAABXRUJQVlA4TBEAAAAvB8ABAAdQwAIWsP+BiOh/AAA=",
+        "jpeg": "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQ"
+        "ERMUFRUVDA8XGBYUGBIUFRT/wAALCAAIAAgBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/"
+        "2gAIAQEAAD8AP//Z",
+    }
+    expected = answer(client, model, user(part(png(value=128)), text("What is this?")))
+    for kind, content in files.items():
+        said = answer(client, model, user(part(f"data:image/{kind};base64,{content}"), text("What is this?")))
+        assert said == expected, (kind, said, expected)
 
 
 def streams_are_the_same_as_answers(client, model):
@@ -143,6 +148,7 @@ def main():
     client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=120)
     scenarios = [
         answers_depend_on_the_images,
+        formats_have_the_same_pixels,
         streams_are_the_same_as_answers,
         usage_counts_the_tokens_of_images,
         the_prefix_cache_includes_images,
