@@ -223,6 +223,28 @@ async fn an_object_or_a_folder_is_fetched_from_s3_with_signed_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_vision_language_model_is_recognized() {
+    let files = tempfile::tempdir().unwrap();
+    let names = ["openvino_language_model.xml", "openvino_vision_embeddings_model.xml", "config.json"];
+    let paths = names.map(|name| files.path().join(name));
+    for (seed, path) in (0..).zip(&paths) {
+        std::fs::write(path, content(seed)).unwrap();
+    }
+    let listed: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+    let hub = Hub::start("127.0.0.1", "owner/name", &listed).await.unwrap();
+    let url = hub.url();
+    for format in ["auto", "openvino-ir"] {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = ["--hf-endpoint", &url, "--hf-repo", "owner/name", "--format", format];
+        fetch(folder.path(), &arguments).assert_ended(0, "Fetched");
+        for (seed, name) in (0..).zip(names) {
+            let fetched = std::fs::read(folder.path().join("into/current").join(name));
+            assert!(fetched.is_ok_and(|fetched| fetched == content(seed)), "{name}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_failure_of_s3_has_its_own_reason() {
     let s3 = start_s3("eu-west-1", "secret", None).await;
     let url = s3.url();

@@ -212,7 +212,7 @@ pub enum Format {
     /// A single GGUF file.
     #[serde(rename = "gguf")]
     Gguf,
-    /// A directory with openvino_model.xml and a tokenizer.
+    /// A directory with openvino_model.xml or openvino_language_model.xml, and a tokenizer.
     #[serde(rename = "openvino-ir")]
     OpenvinoIr,
 }

@@ -93,7 +93,7 @@ pub enum Format {
     Auto,
     /// A single GGUF file.
     Gguf,
-    /// A folder with openvino_model.xml.
+    /// A folder with openvino_model.xml or openvino_language_model.xml.
     #[value(name = "openvino-ir")]
     OpenvinoIr,
 }

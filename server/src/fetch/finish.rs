@@ -17,6 +17,8 @@ pub(crate) const FILES: &str = "files";
 const CURRENT: &str = "current";
 /// The manifest, which exists once all files are complete.
 const MANIFEST: &str = "manifest.json";
+/// The graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
+const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
 /// A complete model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +118,8 @@ fn digest(files: &[FetchedFile]) -> String {
 pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Error> {
     let ggufs: Vec<&str> =
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();
-    let ir = files.iter().map(|file| Path::new(&file.path)).find(|path| path.ends_with("openvino_model.xml"));
+    let is_ir = |path: &&Path| IR_NAMES.iter().any(|name| path.ends_with(name));
+    let ir = files.iter().map(|file| Path::new(&file.path)).find(is_ir);
     let folder = ir.map(|path| path.parent().unwrap_or(Path::new("")).to_owned());
     match (format, &ggufs[..], folder, files) {
         (Format::Auto | Format::Gguf, [_, ..], ..) => match parts::model_path(&ggufs)? {
@@ -129,12 +132,13 @@ pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Erro
         (Format::Gguf, [], _, [file]) => Ok(PathBuf::from(&file.path)),
         (Format::Auto | Format::OpenvinoIr, _, Some(folder), _) => Ok(folder),
         (Format::Auto, ..) => Err(Error::Wrong(format!(
-            "none of the {} files is a model: neither a GGUF file nor openvino_model.xml",
-            files.len()
+            "none of the {} files is a model: neither a GGUF file nor {}",
+            files.len(),
+            IR_NAMES.join(" or ")
         ))),
         (Format::Gguf, ..) => Err(Error::Wrong(format!("none of the {} files is a GGUF file", files.len()))),
         (Format::OpenvinoIr, ..) => {
-            Err(Error::Wrong(format!("none of the {} files is openvino_model.xml", files.len())))
+            Err(Error::Wrong(format!("none of the {} files is {}", files.len(), IR_NAMES.join(" or "))))
         }
     }
 }
