@@ -13,6 +13,7 @@ pub mod memory;
 mod mock;
 pub mod node;
 pub mod pages;
+pub mod picture;
 pub mod process;
 pub mod registry;
 pub mod router;
@@ -21,6 +22,7 @@ pub mod scene;
 pub mod server;
 pub mod tidy;
 pub mod traffic;
+pub mod vision_model;
 
 use std::path::{Path, PathBuf};
 
