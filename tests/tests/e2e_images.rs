@@ -113,7 +113,7 @@ async fn the_next_turn_about_an_image_reads_it_from_the_prefix_cache() {
         answer
     };
     let first = question(&first_image, "What is this, and where was it taken?");
-    let answer = ask(&[first.clone()]).await;
+    let answer = ask(std::slice::from_ref(&first)).await;
     assert_eq!(encoded_images(&server).await, 1.0);
     let turns = [
         first,

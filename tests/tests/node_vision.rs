@@ -78,7 +78,7 @@ async fn a_vision_language_model_answers_about_images_through_the_router() -> an
     let ask = async |messages: &[Value]| http::post(&endpoint, &chat("chat", messages)).await;
     let encoded_before = encoded_images().await?;
     let first = question(&url, "What is this, and where was it taken?");
-    let answer = ask(&[first.clone()]).await?;
+    let answer = ask(std::slice::from_ref(&first)).await?;
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.body["usage"]["prompt_tokens_details"]["image_tokens"], IMAGE_TOKENS);
     assert_eq!(encoded_images().await?, encoded_before + 1.0);
