@@ -168,6 +168,12 @@ bench-engine-8b: engine-bench ## Measure load time, memory and speed of models w
 bench-http: engine-bench build ## Compare the server over HTTP with the engine without HTTP. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
+.PHONY: bench-images
+bench-images: fetch build ## Compare requests with images with openvino_genai. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
+	@tests/bench/setup.sh peer
+	@tests/conformance/images/setup.sh environment
+	@.deps/venv-peer/bin/python tests/bench/bench_images.py $(ARGS)
+
 .PHONY: bench-llama
 bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp the first time. ARGS are passed to the program.
 	@tests/bench/llama.sh

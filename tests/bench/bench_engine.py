@@ -199,7 +199,7 @@ def update(section: str, text: str) -> None:
     before, rest = document.split(begin)
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
-    command = f"`make {section}` (`" + " ".join(["bench_engine.py", *arguments]) + "`)"
+    command = f"`make {section}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")
 
 

@@ -98,11 +98,11 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
     return run(command, scenario, folder, environment)
 
 
-def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
+def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path, program: pathlib.Path = PEER) -> dict:
     """Runs openvino_genai once on an IR directory."""
     command = [
         sys.executable,
-        PEER,
+        program,
         f"--model={setup.model}",
         f"--inference-precision={setup.inference_precision}",
         f"--kv-cache-precision={setup.kv_cache_precision}",

@@ -28,8 +28,9 @@ FORMAT = {
 GIB = 1 << 30
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(doc: str) -> argparse.ArgumentParser:
+    """Returns the parser of the arguments of a run."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="IR directory")
     parser.add_argument("--scenario", required=True)
     parser.add_argument("--out", required=True)
@@ -41,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kv-cache-gib", type=int, default=2)
     parser.add_argument("--stop-token", type=int, action="append", default=[], help="a token that ends a sequence; may be repeated")
     parser.add_argument("--prefix-caching", action="store_true")
-    return parser.parse_args()
+    return parser
 
 
 def read_scenario(path: str) -> dict:
@@ -248,7 +249,7 @@ def chosen_logprobs(logits: np.ndarray, window: list[int]) -> list[float]:
 
 
 def main() -> None:
-    args = arguments()
+    args = parser(__doc__).parse_args()
     scenario = read_scenario(args.scenario)
     result = head(args, scenario["kind"])
     start = time.perf_counter()

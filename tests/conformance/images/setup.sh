@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates the Python environments that make tiny vision-language models, and makes the models, unless they exist:
+# Creates the Python environments that make tiny vision-language models, and makes the models, unless they exist. With the
+# argument `environment`, it only creates the first environment:
 # .deps/venv-vision for all families except Phi-4-multimodal, which needs other versions (.deps/venv-vision-phi), and
 # .deps/models/vision. The environments contain torch with its CUDA libraries, 5.3 GB each.
 set -eu
@@ -20,6 +21,7 @@ environment() { # name requirements [pip options]
 }
 
 environment vision requirements.txt --constraint $here/constraints.txt
+if [ "${1:-}" = environment ]; then exit 0; fi
 stamp=$(cat $here/make_models.py $here/remote_models.py $here/requirements*.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat $models/made-by 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 environment vision-phi requirements-phi.txt
