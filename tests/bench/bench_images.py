@@ -45,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--resume", action="store_true", help="add the rounds to those of the last run with this version")
     parser.add_argument("--section", default=SECTION, help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help="write the table to results.md, and record the raw results")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
@@ -200,7 +201,8 @@ def measure(case: Case, work: Scenario, result: dict) -> dict:
         "gap_p99": quantile(gaps, 0.99),
         "cpu_seconds": result["cpu_seconds"],
         "memory_peak_bytes": result["memory_peak_bytes"],
-        **({"encode_seconds": result["encode_seconds"]} if "encode_seconds" in result else {}),
+        # Only our server reports the time of its encoder.
+        "encode_seconds": result.get("encode_seconds", 0.0),
         "tokens": [row["tokens"] for row in rows],
     }
 
@@ -209,7 +211,7 @@ class Bench:
     """The two engines and their settings."""
 
     def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
-        self.args, self.folder = args, folder
+        self.server, self.folder = args.server, folder
         precision = engines.served_precision()
         self.setup = engines.Setup(vision_model(), inference_precision=precision, prefix_caching=True)
         self.configs: dict[str, dict] = {}
@@ -217,7 +219,7 @@ class Bench:
     def ours(self, work: Scenario) -> dict:
         """Runs a scenario on a new server."""
         urls = [data_url(image) for image in work.images]
-        with DefaultServer(self.args.server, self.setup, self.folder) as server:
+        with DefaultServer(self.server, self.setup, self.folder) as server:
             asyncio.run(send_all(server.port, work.warmup, urls))
             encode = "ovfleet_server_image_encode_time_seconds"
             before, began = [server.metric(f"{encode}_{part}") for part in ("sum", "count")], server.cpu_seconds()
@@ -275,9 +277,9 @@ def row_of(case: Case, rounds: list[dict]) -> tuple[str, bool]:
 
 def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     """Returns the text of the section, and whether all ratios meet their targets."""
-    args = bench.args
+    rounds = min(map(len, measured.values()))
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
-    lines += [f"{bench.setup.model.name}, medians of {args.rounds} rounds; pairs: ovfleet / openvino_genai"]
+    lines += [f"{bench.setup.model.name}, medians of {rounds} rounds; pairs: ovfleet / openvino_genai"]
     lines += [f"- {name}: {json.dumps(config)}" for name, config in sorted(bench.configs.items())]
     lines += ["", HEAD]
     all_good = True
@@ -287,28 +289,21 @@ def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
             lines.append(row)
             all_good &= good
     if "turns" in measured:
-        rounds = [{name: each[name]["first_token_later_turns"] for name in ENGINES} for each in measured["turns"]]
-        ratio = statistics.median(each["ovfleet"] / each["peer"] for each in rounds)
-        times = " / ".join(f"{statistics.median(each[name] for each in rounds) * 1000:.0f}" for name in ENGINES)
+        waits = [{name: each[name]["first_token_later_turns"] for name in ENGINES} for each in measured["turns"]]
+        ratio = statistics.median(each["ovfleet"] / each["peer"] for each in waits)
+        times = " / ".join(f"{statistics.median(each[name] for each in waits) * 1000:.0f}" for name in ENGINES)
         lines += ["", f"- first token of the second to fifth turn, median: {times} ms, **{ratio:.2f}** of the peer's"]
-    encode = {case: [each["ovfleet"].get("encode_seconds") for each in rounds] for case, rounds in measured.items()}
-    times = ", ".join(f"{statistics.median(each):.2f} s ({case})" for case, each in encode.items() if all(each))
-    lines += ["" if "turns" not in measured else None, f"- ovfleet's encoder, for an image: {times}"]
-    return "\n".join(line for line in lines if line is not None), all_good
+    else:
+        lines.append("")
+    encode = {case: [each["ovfleet"]["encode_seconds"] for each in rounds] for case, rounds in measured.items()}
+    times = ", ".join(f"{statistics.median(each):.1f} s ({case})" for case, each in encode.items())
+    lines.append(f"- ovfleet's encoder, for an image: {times}")
+    return "\n".join(lines), all_good
 
 
-def main() -> None:
-    args = arguments()
-    if not args.server.is_file():
-        raise SystemExit(f"{args.server} does not exist: build it with `make build`")
-    measured: dict[str, list[dict]] = {}
-    with engines.scratch() as folder:
-        bench = Bench(args, pathlib.Path(folder))
-        for seed in range(args.rounds):
-            for case in CASES:
-                if case.name in args.cases:
-                    measured.setdefault(case.name, []).append(bench.round(case, seed))
-    record = {
+def record(bench: Bench, measured: dict[str, list[dict]], path: pathlib.Path) -> None:
+    """Writes the raw results in the format of bench_engine.py."""
+    content = {
         "date": str(datetime.date.today()),
         "versions": engines.versions(),
         "machine": engines.machine(),
@@ -318,11 +313,29 @@ def main() -> None:
         "cases": {case.name: case.title for case in CASES if case.name in measured and not case.is_time},
         "measured": measured,
     }
-    folder = bench_engine.RECORDS if args.update else engines.WORK
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{args.section}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    if record["cases"]:
+    path.write_text(json.dumps(content) + "\n")
+
+
+def main() -> None:
+    args = arguments()
+    if not args.server.is_file():
+        raise SystemExit(f"{args.server} does not exist: build it with `make build`")
+    last_run = engines.WORK / f"{args.section}.json"
+    earlier = json.loads(last_run.read_text()) if args.resume else {"measured": {}, "configs": {}}
+    measured: dict[str, list[dict]] = earlier["measured"]
+    with engines.scratch() as folder:
+        bench = Bench(args, pathlib.Path(folder))
+        bench.configs |= earlier["configs"]
+        for _ in range(args.rounds):
+            for case in CASES:
+                if case.name in args.cases:
+                    rounds = measured.setdefault(case.name, [])
+                    rounds.append(bench.round(case, seed=len(rounds)))
+                    record(bench, measured, last_run)
+    if args.update:
+        bench_engine.RECORDS.mkdir(parents=True, exist_ok=True)
+        path = bench_engine.RECORDS / last_run.name
+        record(bench, measured, path)
         plot.write(path)
     text, good = text_of(bench, measured)
     print(text)

@@ -74,8 +74,9 @@ class Run:
                 collect(states, time.perf_counter() - start)
         seconds = time.perf_counter() - start
         cpu_seconds = time.process_time() - began
-        keys = ("arrived", "tokens", "times")
-        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "requests": [{key: state[key] for key in keys} | {"error": None} for state in states]}
+        # A failure is an exception.
+        rows = [{key: state[key] for key in ("arrived", "tokens", "times")} | {"error": None} for state in states]
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "requests": rows}
 
 
 def collect(states: list[dict], now: float) -> None:
