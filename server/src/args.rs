@@ -45,8 +45,8 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// The model: a GGUF file, the first part of a split GGUF model, or a directory with openvino_model.xml and
-    /// tokenizer.json.
+    /// The model: a GGUF file, the first part of a split GGUF model, or a directory with openvino_model.xml or
+    /// openvino_language_model.xml, and tokenizer.json.
     ///
     /// `--backend sim` uses only its tokenizer and chat template, or a byte tokenizer if no model is given.
     #[arg(long, value_name = "PATH")]

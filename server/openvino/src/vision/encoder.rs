@@ -13,9 +13,6 @@ use super::models::{EncoderModels, RowWidths};
 use crate::config::Config;
 use crate::{Error, memory};
 
-/// The reciprocal of the share of the processors that the encoder uses: it runs beside the language model.
-const THREADS_DIVISOR: usize = 2;
-
 /// Number of pixels that a run of the image encoder has for each of its threads: 64 patches of 14 x 14 pixels. With fewer
 /// patches, a thread reads the weights for too little work. With more, a run is only longer.
 ///
@@ -83,7 +80,7 @@ pub struct OpenVinoImageEncoder {
 pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder>, Error> {
     let Some(files) = VisionFiles::find(&config.model)? else { return Ok(None) };
     let configured = config.plugin_config.iter().rev().find(|(key, _)| key == "INFERENCE_PRECISION_HINT");
-    let threads = available_parallelism().map_or(1, usize::from).div_ceil(THREADS_DIVISOR);
+    let threads = available_parallelism().map_or(1, usize::from);
     let report = EncoderReport {
         device: "CPU".to_owned(),
         // Half precision changes answers, and the encoder runs once for an image.
