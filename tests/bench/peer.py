@@ -87,6 +87,19 @@ def head(args: argparse.Namespace, kind: str) -> dict:
     }
 
 
+def pipeline(args: argparse.Namespace):
+    """Returns the pipeline of a model, configured by the arguments."""
+    import openvino_genai
+
+    config = openvino_genai.SchedulerConfig()
+    config.max_num_batched_tokens = args.max_num_batched_tokens
+    config.cache_size = args.kv_cache_gib
+    config.dynamic_split_fuse = True
+    config.max_num_seqs = 256
+    config.enable_prefix_caching = args.prefix_caching
+    return openvino_genai.ContinuousBatchingPipeline(args.model, config, "CPU", properties(args))
+
+
 class Run:
     """A pipeline and its requests."""
 
@@ -94,13 +107,7 @@ class Run:
         import openvino_genai
 
         self.genai = openvino_genai
-        config = openvino_genai.SchedulerConfig()
-        config.max_num_batched_tokens = args.max_num_batched_tokens
-        config.cache_size = args.kv_cache_gib
-        config.dynamic_split_fuse = True
-        config.max_num_seqs = 256
-        config.enable_prefix_caching = args.prefix_caching
-        self.pipeline = openvino_genai.ContinuousBatchingPipeline(args.model, config, "CPU", properties(args))
+        self.pipeline = pipeline(args)
         self.stop_tokens = set(args.stop_token)
         self.next_id = 0
 

@@ -18,20 +18,14 @@ import time
 import numpy as np
 import openvino as ov
 import openvino_genai
-from peer import GIB, head, memory_loaded, parser, properties
+from peer import GIB, head, memory_loaded, parser, pipeline
 
 
 class Run:
     """A pipeline and its requests."""
 
     def __init__(self, args):
-        config = openvino_genai.SchedulerConfig()
-        config.max_num_batched_tokens = args.max_num_batched_tokens
-        config.cache_size = args.kv_cache_gib
-        config.dynamic_split_fuse = True
-        config.max_num_seqs = 256
-        config.enable_prefix_caching = args.prefix_caching
-        self.pipeline = openvino_genai.ContinuousBatchingPipeline(args.model, config, "CPU", properties(args))
+        self.pipeline = pipeline(args)
         self.images = [ov.Tensor(pixels[None]) for pixels in np.load(pathlib.Path(args.scenario).with_suffix(".npy"))]
         self.added = threading.Condition()
         self.next_id = 0

@@ -263,7 +263,7 @@ impl ImageCache {
             );
             assert!(
                 entry.holders > 0 || entry.state != EntryState::Reserved,
-                "invariant: an image that nobody needs is not reserved"
+                "invariant: an image that no sequence needs is not reserved"
             );
         }
         let rows: u64 = self.entries.values().map(|entry| u64::from(entry.rows)).sum();

@@ -150,7 +150,7 @@ async fn positions_are_those_of_the_request() {
     assert_eq!(tokens(second).await, expected(&requests[1]));
 }
 
-/// An encoder that computes each run only when it is told to.
+/// An encoder that computes each run only when the test allows it.
 struct GatedEncoder {
     inner: SimEncoder,
     shown: Sender<Vec<ImageDigest>>,
@@ -251,7 +251,7 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     tokens(handle.submit(request(&text, 20)).unwrap()).await;
     gate.go.send(()).unwrap();
     assert_eq!(tokens(waiting).await, expected(&first));
-    // Nobody needs the second image.
+    // No request needs the second image.
     gate.pass(&[3]);
     assert_eq!(tokens(second).await, expected(&with_images(2, &[3], 9)));
     assert_eq!(encoder.encoded(), [digest(1), digest(3)]);
