@@ -74,11 +74,12 @@ impl Server {
         TcpStream::connect(&self.address).unwrap()
     }
 
-    /// Opens a connection on which an answer of `tokens` tokens has begun.
+    /// Opens a connection on which an answer of `max_tokens` tokens has begun. The tokens are not sampled, because a
+    /// sampled first token can be an incomplete character, which is not sent.
     pub(crate) fn begun(&self, max_tokens: u32) -> TcpStream {
         let body = format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,
-                "ignore_eos":true,"max_tokens":{max_tokens}}}"#
+                "temperature":0,"ignore_eos":true,"max_tokens":{max_tokens}}}"#
         );
         let mut stream = self.connect();
         write!(
