@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -215,8 +216,9 @@ def served_precision() -> str:
     return "bf16" if {"avx512_bf16", "amx_bf16"} & set(machine().split()) else "f32"
 
 
+@functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit."""
+    """Returns the versions of both runtimes and our commit, as they are at the first call: writing results makes a commit dirty."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]
