@@ -25,7 +25,8 @@ OUTPUT_TOKENS = 64
 BATCH = 32
 # For a GGUF file the weights differ too; docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
-IDENTICAL_MIN, PROMPTS = 49, 50
+# Activations of 15 bits change log probabilities by some thousandths, which resolves some near-ties in another way than f32.
+IDENTICAL_MIN, PROMPTS = 47, 50
 # With an 8-bit cache, the peer itself gives other tokens in batches than one at a time (42 of 50 outputs were equal).
 # The number of outputs on which we agree with the peer may be lower by this much.
 BATCH_SLACK = 3
