@@ -231,9 +231,9 @@ inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t
 }
 
 // Applies adapters and the epilogue to the sums of `R` rows.
-template <size_t R, typename T>
+template <size_t R>
 inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, size_t row, const LoraDown* lora,
-                        const T* residual, T* dst) {
+                        FloatData residual, FloatData dst) {
     for (size_t pair = 0; pair < PAIRS; ++pair) {
         Floats total[R][2];
         for (size_t r = 0; r < R; ++r)
@@ -244,9 +244,8 @@ inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, s
     }
 }
 
-template <typename T>
-void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t block, const float* sums, const T* residual,
-                 T* dst) {
+void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t block, const float* sums, FloatData residual,
+                 FloatData dst) {
     constexpr size_t at_once = 4;
     const size_t rows = rows_of(src, tile), first = tile * src.m_tile;
     size_t r = 0;
@@ -255,8 +254,8 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
     for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
 }
 
-template <size_t BITS, size_t GROUP, typename T>
-void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const T* residual, T* dst) {
+template <size_t BITS, size_t GROUP>
+void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     alignas(64) uint8_t weights[STEPS_MANY * STEP_BYTES];
     alignas(64) float stored[STORED_TILES][M_TILE_MAX * N_BLOCK];
     TileRegisters registers(config_for(src.m_tile));
@@ -290,19 +289,14 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     }
 }
 
-template <typename T>
-void multiply_to(const Matmul& matmul, const PackedSrc& src, const DstRange& range, const void* residual, void* dst) {
-    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32, T>
-                     : matmul.bits == SIX_BITS
-                         ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP, T> : multiply_as<SIX_BITS, 32, T>
-                     : matmul.bits == 4   ? matmul.group == 16 ? multiply_as<4, 16, T> : multiply_as<4, 32, T>
-                     : matmul.group == 16 ? multiply_as<8, 16, T>
-                                          : multiply_as<8, 32, T>;
-    multiply(matmul, src, range, (const T*)residual, (T*)dst);
-}
-
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    (dst.is_bf16 ? multiply_to<bf16> : multiply_to<float>)(matmul, src, range, residual.data, dst.data);
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32>
+                     : matmul.bits == SIX_BITS
+                         ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP> : multiply_as<SIX_BITS, 32>
+                     : matmul.bits == 4   ? matmul.group == 16 ? multiply_as<4, 16> : multiply_as<4, 32>
+                     : matmul.group == 16 ? multiply_as<8, 16>
+                                          : multiply_as<8, 32>;
+    multiply(matmul, src, range, residual, dst);
 }
 
 // Below 128 rows per thread, it takes longer to dequantize all weights in each thread than to read rows that other threads have

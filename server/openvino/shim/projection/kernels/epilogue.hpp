@@ -58,10 +58,9 @@ inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
     return gate * sigmoid(gate * CLAMPED_SWIGLU_ALPHA) * (up + 1.0f);
 }
 
-// Applies the bias and the epilogue to the sums of a row, and stores them.
 template <typename T>
-inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, const T* residual,
-                      T* dst) {
+inline void store_dst_as(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row,
+                         const T* residual, T* dst) {
     Floats total[2] = {sums[0], sums[1]};
     if (matmul.bias) {
         const float* bias = matmul.bias + block * N_BLOCK + pair * LANES;
@@ -78,6 +77,14 @@ inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t bloc
         const size_t skipped = v * (N_BLOCK / 2), count = left > skipped ? left - skipped : 0;
         store_up_to(dst + skipped, adds ? total[v] + load_up_to(residual + skipped, count) : total[v], count);
     }
+}
+
+// Applies the bias and the epilogue to the sums of a row, and stores them. The type of the destination is not a parameter of
+// the kernels, because each of them would be compiled twice.
+inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
+                      FloatData dst) {
+    if (dst.is_bf16) store_dst_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);
+    else store_dst_as(matmul, sums, block, pair, row, (const float*)residual.data, (float*)dst.data);
 }
 
 }  // namespace

@@ -249,8 +249,8 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
         add_outliers<R, BITS, GROUP>(matmul, block, pair, src.outliers, total);
 }
 
-template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, typename T>
-void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
+template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
+void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
         const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
@@ -273,25 +273,25 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     }
 }
 
-template <size_t R, size_t TERMS, typename T>
-void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const T* residual, T* dst) {
+template <size_t R, size_t TERMS>
+void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     const bool is_16 = matmul.group == 16;
-    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32, T>
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32>
                      : matmul.bits == SIX_BITS
-                         ? is_16 ? multiply_as<R, TERMS, SIX_BITS, SUPER_GROUP, T> : multiply_as<R, TERMS, SIX_BITS, 32, T>
-                     : matmul.bits == 4 ? is_16 ? multiply_as<R, TERMS, 4, 16, T> : multiply_as<R, TERMS, 4, 32, T>
-                     : is_16            ? multiply_as<R, TERMS, 8, 16, T>
-                                        : multiply_as<R, TERMS, 8, 32, T>;
+                         ? is_16 ? multiply_as<R, TERMS, SIX_BITS, SUPER_GROUP> : multiply_as<R, TERMS, SIX_BITS, 32>
+                     : matmul.bits == 4 ? is_16 ? multiply_as<R, TERMS, 4, 16> : multiply_as<R, TERMS, 4, 32>
+                     : is_16            ? multiply_as<R, TERMS, 8, 16>
+                                        : multiply_as<R, TERMS, 8, 32>;
     multiply(matmul, src, range, residual, dst);
 }
 
 // Computes tiles of at most `R` rows.
-template <size_t R, typename T>
-void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, const void* residual, void* dst) {
+template <size_t R>
+void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     if constexpr (R > 1)
-        if (src.m_tile < R) return multiply_rows<R - 1, T>(matmul, src, range, residual, dst);
-    auto* multiply = matmul.terms == 1 ? multiply_terms<R, 1, T> : multiply_terms<R, 2, T>;
-    multiply(matmul, src, range, (const T*)residual, (T*)dst);
+        if (src.m_tile < R) return multiply_rows<R - 1>(matmul, src, range, residual, dst);
+    auto* multiply = matmul.terms == 1 ? multiply_terms<R, 1> : multiply_terms<R, 2>;
+    multiply(matmul, src, range, residual, dst);
 }
 
 // Continues the sums of a row with a part of K of a block.
@@ -324,17 +324,6 @@ void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& 
                           : is_16            ? continue_row<TERMS, 8, 16>
                                              : continue_row<TERMS, 8, 32>;
     continue_sums(matmul, src, part, sums);
-}
-
-// Finishes the sums of a row like `multiply_as`.
-template <typename T>
-void finish_row(const Matmul& matmul, const QuantizedSrc& src, size_t block, const float* sums, const void* residual,
-                void* dst) {
-    for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
-        Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
-        if (src.lora) add_adapters<1>(matmul, block, pair, src.lora, total);
-        store_dst(matmul, total[0], block, pair, 0, (const T*)residual, (T*)dst);
-    }
 }
 
 // Returns the number of rows of a tile that minimizes the cost. For each tile, reading a block of weights costs as much as a
@@ -390,17 +379,20 @@ QuantizedSrc quantized(const Matmul& matmul, const PackedSrc& src) {
 }
 
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    auto* multiply = dst.is_bf16 ? multiply_rows<M_TILE_MAX, bf16> : multiply_rows<M_TILE_MAX, float>;
-    multiply(matmul, quantized(matmul, src), range, residual.data, dst.data);
+    multiply_rows<M_TILE_MAX>(matmul, quantized(matmul, src), range, residual, dst);
 }
 
 void multiply_k_part(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums) {
     (matmul.terms == 1 ? continue_terms<1> : continue_terms<2>)(matmul, quantized(matmul, src), part, sums);
 }
 
+// Finishes the sums of a row like `multiply_as`.
 void finish(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual, FloatData dst) {
-    auto* finish_in = dst.is_bf16 ? finish_row<bf16> : finish_row<float>;
-    finish_in(matmul, quantized(matmul, src), block, sums, residual.data, dst.data);
+    for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
+        Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
+        if (src.lora) add_adapters<1>(matmul, block, pair, src.lora, total);
+        store_dst(matmul, total[0], block, pair, 0, residual, dst);
+    }
 }
 
 // The bits of the magnitudes of numbers. As integers, they have the same order as the magnitudes, and NaN is the largest.
