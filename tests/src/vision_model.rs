@@ -162,7 +162,7 @@ fn vision_embeddings() -> Graph {
     let patches = graph.binary("Add", patches, positions);
     let gelu = Operation { name: "Gelu", opset: 7, attributes: "approximation_mode=\"ERF\"" };
     let patches = graph.add(&gelu, &[patches]);
-    let weights = graph.weights(&[HIDDEN, HIDDEN], deviation(HIDDEN));
+    let weights = graph.weights_of_8_bits(HIDDEN, HIDDEN, deviation(HIDDEN));
     let features = graph.named("last_hidden_state", &matrix_product(), &[patches, weights]);
     graph.add(&operation("Result", ""), &[features]);
     graph
@@ -341,6 +341,17 @@ impl Graph {
     fn project(&mut self, rows: Node, inputs: usize, outputs: usize) -> Node {
         let weights = self.weights(&[outputs, inputs], deviation(inputs));
         self.add(&matrix_product(), &[rows, weights])
+    }
+
+    /// A matrix with random weights of 8 bits, as `optimum-intel` compresses them. The native kernels multiply by it.
+    fn weights_of_8_bits(&mut self, outputs: usize, inputs: usize, deviation: f32) -> Node {
+        let quants = self.random_bytes(&[outputs, inputs]);
+        let zeros = self.floats(&[outputs, 1], &vec![127.5; outputs]);
+        // The deviation of random bytes is 74.
+        let scales = self.floats(&[outputs, 1], &vec![deviation / 74.0; outputs]);
+        let quants = self.add(&operation("Convert", "destination_type=\"f32\""), &[quants]);
+        let centered = self.binary("Subtract", quants, zeros);
+        self.binary("Multiply", centered, scales)
     }
 
     /// Changes the shape. A size of 0 stands for that of the input.

@@ -153,6 +153,11 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `replaced` returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
+// Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an
+// ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` returns their number.
+// All other multiplications remain with the plugin.
+int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t isa, uint32_t terms, size_t* replaced);
+
 // ---- Paged attention and kernels ----
 
 // Whether this process may use the tile registers of AMX with bf16.

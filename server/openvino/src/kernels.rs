@@ -153,6 +153,13 @@ pub(crate) struct NativeProjections {
     pub(crate) activations: Precision,
 }
 
+impl fmt::Display for NativeProjections {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { isa, products, activations } = self;
+        write!(formatter, "native {isa}, {products} products, {activations} activations")
+    }
+}
+
 /// The kernels of the experts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertKernels {
@@ -214,12 +221,7 @@ impl KernelPlan {
 impl fmt::Display for KernelPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.projections {
-            Some(NativeProjections { isa, products, activations }) => {
-                write!(
-                    formatter,
-                    "projections: native {isa}, {products} products, {activations} activations; "
-                )?;
-            }
+            Some(projections) => write!(formatter, "projections: {projections}; ")?,
             None => formatter.write_str("projections: plugin; ")?,
         }
         if let Some(experts) = self.experts {
@@ -276,6 +278,26 @@ pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> Pr
     match cpu.first(&PROJECTION_ISAS) {
         Some(isa) if allows_native => ProjectionKernels::Native(isa),
         _ => ProjectionKernels::Plugin,
+    }
+}
+
+/// Chooses the kernels for the projections of an image encoder. `None` leaves them to the plugin.
+///
+/// By default, an encoder is computed in f32. So kernels that multiply in bf16 are not chosen, and in any other precision, the
+/// plugin computes everything.
+pub(crate) fn encoder_projections(
+    options: &KernelOptions,
+    device: &DeviceOptions,
+    cpu: CpuFeatures,
+) -> Option<NativeProjections> {
+    let cpu = CpuFeatures { amx: false, ..cpu };
+    match projection_kernels(device, cpu) {
+        ProjectionKernels::Native(isa) if device.inference_precision == "f32" => Some(NativeProjections {
+            isa,
+            products: ProductPrecision::new(isa, options.activation_precision),
+            activations: Precision::F32,
+        }),
+        ProjectionKernels::Native(_) | ProjectionKernels::Plugin => None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attributes;
+mod encoder;
 mod heads;
 mod ir;
 mod operations;

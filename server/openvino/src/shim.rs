@@ -95,6 +95,14 @@ const _: () = {
     assert!(offset_of!(RawKernelPlan, native_experts) == 32);
 };
 
+/// Number of terms of 8 bits in which activations are multiplied. The bf16 kernels do not split activations into terms.
+fn terms(products: ProductPrecision) -> u32 {
+    match products {
+        ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
+        ProductPrecision::Int16 => 2,
+    }
+}
+
 /// `OVFLEET_PLUGIN` in `shim/shim.h`: the value of an instruction set that selects the plugin's kernels.
 const PLUGIN: u32 = 0;
 
@@ -112,11 +120,7 @@ impl From<&KernelPlan> for RawKernelPlan {
             kv_cache: Precision::F32 as u32,
             attention_mass: 0.0,
             block_scores: 0,
-            projection_terms: match products {
-                // The bf16 kernels do not split activations into terms.
-                ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,
-                ProductPrecision::Int16 => 2,
-            },
+            projection_terms: terms(products),
             native_experts: u32::from(plan.experts == Some(ExpertKernels::Native)),
         };
         let Some(attention) = plan.attention else { return raw };
@@ -173,6 +177,12 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_remove_attention_masks(model: *mut ov_model_t, replaced: *mut usize) -> c_int;
+    fn ovfleet_replace_encoder_projections(
+        model: *mut ov_model_t,
+        isa: u32,
+        terms: u32,
+        replaced: *mut usize,
+    ) -> c_int;
     fn ovfleet_supports_native_projections(
         model: *mut ov_model_t,
         supported: *mut c_int,
@@ -574,6 +584,26 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     // SAFETY: both pointers are valid for the call.
     let code = unsafe { ovfleet_remove_attention_masks(model.as_mut_ptr(), &raw mut replaced) };
     check(code, "remove the attention masks")?;
+    Ok(replaced)
+}
+
+/// Replaces the multiplications by integer weights in an image encoder with native projections. Returns their number.
+pub(crate) fn replace_encoder_projections(
+    model: &mut Model,
+    projections: NativeProjections,
+) -> Result<usize, Error> {
+    let NativeProjections { isa, products, activations: _ } = projections;
+    let mut replaced = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe {
+        ovfleet_replace_encoder_projections(
+            model.as_mut_ptr(),
+            isa as u32,
+            terms(products),
+            &raw mut replaced,
+        )
+    };
+    check(code, "prepare the native projections of the image encoder")?;
     Ok(replaced)
 }
 

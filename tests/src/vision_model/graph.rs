@@ -70,6 +70,13 @@ impl Graph {
         self.floats(shape, &values)
     }
 
+    /// Adds a constant of random bytes.
+    pub(super) fn random_bytes(&mut self, shape: &[usize]) -> Node {
+        let count = shape.iter().product();
+        let bytes: Vec<u8> = (0..count).map(|_| (self.next_uniform() * 256.0) as u8).collect();
+        self.constant("u8", shape, &bytes)
+    }
+
     pub(super) fn random_values(&mut self, count: usize, deviation: f32) -> Vec<f32> {
         // The deviation of uniform values between -1 and 1 is the square root of a third.
         let scale = deviation * 3.0_f32.sqrt();

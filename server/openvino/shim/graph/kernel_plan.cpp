@@ -60,6 +60,16 @@ extern "C" int ovfleet_supports_native_projections(ov_model_t* model, int* suppo
     });
 }
 
+extern "C" int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t projection_isa, uint32_t terms,
+                                                   size_t* replaced) {
+    return ovfleet::guarded([&] {
+        auto& graph = *model->object;
+        const ovfleet::projection::Target target{isa(projection_isa), ovfleet::projection::Activations::f32, terms};
+        *replaced = ovfleet::projection::replace_projections(graph, target);
+        ovfleet::fill_constants(graph);
+    });
+}
+
 extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections) {
     return ovfleet::guarded([&] {
         auto& graph = *model->object;

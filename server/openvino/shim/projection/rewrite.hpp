@@ -23,7 +23,7 @@ struct Target {
     size_t terms;
 };
 
-// Replaces the multiplications that the native projections support, in a model that is paged. Returns their number.
+// Replaces the multiplications that the native projections support, in a paged model or an image encoder. Returns their number.
 size_t replace_projections(ov::Model& model, const Target& target);
 
 }  // namespace ovfleet::projection

@@ -56,6 +56,26 @@ impl Case {
     }
 }
 
+#[test]
+fn the_projections_of_an_image_encoder_are_native_in_f32_and_never_multiply_in_bf16() {
+    let plan = |precision: &str, cpu| {
+        let Case { options, device, .. } = Case::new(precision, cpu, NATIVE);
+        encoder_projections(&options, &device, cpu).map(|projections| projections.to_string())
+    };
+    let native = |isa: &str| Some(format!("native {isa}, int16 products, f32 activations"));
+    assert_eq!(plan("f32", AVX2), native("avx2"));
+    assert_eq!(plan("f32", AMX), native("avx512_vnni"));
+    assert_eq!(plan("f32", NO_FEATURES), None);
+    assert_eq!(plan("bf16", AMX), None);
+    let Case { options, device, .. } = Case::new("f32", AVX2, NATIVE);
+    for device in [
+        DeviceOptions { prefers_accuracy: true, ..device.clone() },
+        DeviceOptions { configures_plugin_projections: true, ..device },
+    ] {
+        assert_eq!(encoder_projections(&options, &device, AVX2), None);
+    }
+}
+
 const F32_ATTENTION: &str = "attention: native avx2, u8 KV cache, f32 activations";
 
 #[test]

@@ -31,10 +31,15 @@ impl Ir {
 
     /// Adds a constant of one number, given its bytes, and returns the number of its layer.
     pub(super) fn constant(&mut self, element_type: &str, bytes: &[u8]) -> usize {
+        self.constants(element_type, "", bytes)
+    }
+
+    /// Adds a constant of a shape such as `2,3`, given its bytes, and returns the number of its layer.
+    pub(super) fn constants(&mut self, element_type: &str, shape: &str, bytes: &[u8]) -> usize {
         let (offset, size) = (self.constants.len(), bytes.len());
         self.constants.extend(bytes);
         let attributes =
-            format!("element_type=\"{element_type}\" shape=\"\" offset=\"{offset}\" size=\"{size}\"");
+            format!("element_type=\"{element_type}\" shape=\"{shape}\" offset=\"{offset}\" size=\"{size}\"");
         self.operation(&Operation { name: "Const", opset: "opset1", attributes: &attributes }, &[])
     }
 

@@ -9,8 +9,12 @@ use server_images::{EncoderInputs, FeatureRow, LearnedRows};
 
 use super::files::VisionFiles;
 use super::image_tiles::fit_in_one_run;
-use super::models::{EncoderModels, RowWidths};
+use super::models::{EncoderCompiler, EncoderModels, RowWidths};
 use crate::config::Config;
+use crate::cpu::CpuFeatures;
+use crate::device::DeviceOptions;
+use crate::kernels::{KernelOptions, NativeProjections, encoder_projections};
+use crate::runtime::Core;
 use crate::{Error, memory};
 
 /// Number of pixels that a run of the image encoder has for each of its threads: 64 patches of 14 x 14 pixels. With fewer
@@ -38,11 +42,12 @@ pub struct EncoderReport {
     pub precision: String,
     /// Number of threads of the encoder.
     pub threads: usize,
+    /// The kernels of the projections.
+    pub projections: String,
 }
 
 impl EncoderReport {
-    /// The properties with which the models are compiled.
-    fn properties(&self) -> Vec<(String, String)> {
+    fn compiler(&self, core: Arc<Core>, projections: Option<NativeProjections>) -> EncoderCompiler<'_> {
         let properties = [
             ("INFERENCE_PRECISION_HINT", self.precision.clone()),
             ("INFERENCE_NUM_THREADS", self.threads.to_string()),
@@ -50,14 +55,18 @@ impl EncoderReport {
             // The language model uses the same processors.
             ("ENABLE_CPU_PINNING", "NO".to_owned()),
         ];
-        properties.map(|(key, value)| (key.to_owned(), value)).into()
+        let properties = properties.map(|(key, value)| (key.to_owned(), value)).into();
+        EncoderCompiler { core, device: &self.device, properties, projections, native_projections: 0 }
     }
 }
 
 impl fmt::Display for EncoderReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, precision, threads } = self;
-        write!(formatter, "image encoder: plugin, {device}, {precision}, {threads} threads")
+        let Self { device, precision, threads, projections } = self;
+        write!(
+            formatter,
+            "image encoder: {device}, {precision}, {threads} threads; projections: {projections}"
+        )
     }
 }
 
@@ -67,6 +76,8 @@ pub struct OpenVinoImageEncoder {
     models: Option<EncoderModels>,
     files: VisionFiles,
     report: EncoderReport,
+    /// The kernels for multiplications by integer weights. `None` leaves them to the plugin.
+    projections: Option<NativeProjections>,
     widths: RowWidths,
     learned_rows: LearnedRows,
     /// Number of pixels in a run of an encoder that reads tiles.
@@ -81,13 +92,25 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     let Some(files) = VisionFiles::find(&config.model)? else { return Ok(None) };
     let configured = config.plugin_config.iter().rev().find(|(key, _)| key == "INFERENCE_PRECISION_HINT");
     let threads = available_parallelism().map_or(1, usize::from);
-    let report = EncoderReport {
+    let mut report = EncoderReport {
         device: "CPU".to_owned(),
         // Half precision changes answers, and the encoder runs once for an image.
         precision: configured.map_or_else(|| "f32".to_owned(), |(_, precision)| precision.clone()),
         threads,
+        projections: "plugin".to_owned(),
     };
-    let models = EncoderModels::load(&files, &report.device, &report.properties())?;
+    let core = Arc::new(Core::new()?);
+    let device = DeviceOptions {
+        inference_precision: report.precision.clone(),
+        ..DeviceOptions::read(&core, &report.device, &config.plugin_config)
+    };
+    let projections = encoder_projections(&KernelOptions::from(config), &device, CpuFeatures::detect());
+    let mut compiler = report.compiler(core, projections);
+    let models = EncoderModels::load(&files, &mut compiler)?;
+    let native = compiler.native_projections;
+    if let Some(projections) = projections.filter(|_| native > 0) {
+        report.projections = format!("{native} {projections}");
+    }
     let widths = models.widths()?;
     let learned_rows = files.learned_rows()?;
     for row in [&learned_rows.row_end, &learned_rows.global_separator].into_iter().flatten() {
@@ -101,7 +124,8 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
         }
     }
     let run_pixels = RUN_PIXELS_PER_THREAD.saturating_mul(threads);
-    Ok(Some(OpenVinoImageEncoder { models: Some(models), files, report, widths, learned_rows, run_pixels }))
+    let models = Some(models);
+    Ok(Some(OpenVinoImageEncoder { models, files, report, projections, widths, learned_rows, run_pixels }))
 }
 
 impl OpenVinoImageEncoder {
@@ -134,11 +158,10 @@ impl OpenVinoImageEncoder {
     fn encode_contents(&mut self, images: &[&EncoderImage]) -> Result<Vec<Vec<f32>>, Error> {
         let models = match &mut self.models {
             Some(models) => models,
-            None => self.models.insert(EncoderModels::load(
-                &self.files,
-                &self.report.device,
-                &self.report.properties(),
-            )?),
+            None => {
+                let mut compiler = self.report.compiler(Arc::new(Core::new()?), self.projections);
+                self.models.insert(EncoderModels::load(&self.files, &mut compiler)?)
+            }
         };
         let inputs: Vec<_> = images.iter().map(|image| &image.inputs).collect();
         let width = self.widths.encoded;

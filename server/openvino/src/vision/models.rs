@@ -10,6 +10,7 @@ use super::files::VisionFiles;
 use super::image_tiles::{ImageTiles, gather, tiles_of};
 use super::qwen::{MergerAttention, QwenModels};
 use crate::compiled_graph::CompiledGraph;
+use crate::kernels::NativeProjections;
 use crate::runtime::{Core, Flag, Model};
 use crate::{Error, shim};
 
@@ -28,24 +29,41 @@ pub(super) enum EncoderModels {
     Qwen(QwenModels),
 }
 
+/// Compiles the models of an encoder.
+pub(super) struct EncoderCompiler<'a> {
+    pub(super) core: Arc<Core>,
+    pub(super) device: &'a str,
+    pub(super) properties: Vec<(String, String)>,
+    /// The kernels for multiplications by integer weights. `None` leaves them to the plugin.
+    pub(super) projections: Option<NativeProjections>,
+    /// Number of native projections in the models that were compiled.
+    pub(super) native_projections: usize,
+}
+
+impl EncoderCompiler<'_> {
+    fn graph(&mut self, path: &Path) -> Result<CompiledGraph, Error> {
+        let model = self.core.read_model(path)?;
+        self.compile(model)
+    }
+
+    fn compile(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
+        if let Some(projections) = self.projections {
+            self.native_projections += shim::replace_encoder_projections(&mut model, projections)?;
+        }
+        let compiled = Arc::new(self.core.compile(&model, self.device, &self.properties)?);
+        CompiledGraph::new(Arc::clone(&self.core), compiled)
+    }
+}
+
 impl EncoderModels {
-    pub(super) fn load(
-        files: &VisionFiles,
-        device: &str,
-        properties: &[(String, String)],
-    ) -> Result<Self, Error> {
-        let core = Arc::new(Core::new()?);
-        let compile = |model: &Model| {
-            let compiled = Arc::new(core.compile(model, device, properties)?);
-            CompiledGraph::new(Arc::clone(&core), compiled)
-        };
-        let graph = |path: &Path| compile(&core.read_model(path)?);
-        let vision = graph(&files.vision_embeddings())?;
+    pub(super) fn load(files: &VisionFiles, compiler: &mut EncoderCompiler<'_>) -> Result<Self, Error> {
+        let vision = compiler.graph(&files.vision_embeddings())?;
         Ok(match files.family {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => {
                 let has_positions = files.family == ModelFamily::Qwen3Vl;
-                let positions = if has_positions { Some(graph(&files.patch_positions())?) } else { None };
-                let mut merger = core.read_model(&files.merger())?;
+                let positions =
+                    if has_positions { Some(compiler.graph(&files.patch_positions())?) } else { None };
+                let mut merger = compiler.core.read_model(&files.merger())?;
                 let replaced = shim::remove_attention_masks(&mut merger)?;
                 if replaced == 0 {
                     tracing::warn!("the image encoder has an unknown form, so large images need much memory");
@@ -53,16 +71,16 @@ impl EncoderModels {
                 Self::Qwen(QwenModels {
                     patches: vision,
                     positions,
-                    merger: compile(&merger)?,
+                    merger: compiler.compile(merger)?,
                     deepstack_layers: files.deepstack_layers,
                     attention: if replaced > 0 { MergerAttention::Windows } else { MergerAttention::Masks },
                 })
             }
             ModelFamily::Idefics3 | ModelFamily::SmolVlm => Self::MaskedTiles(vision),
             ModelFamily::Phi4Multimodal => {
-                Self::ProjectedTiles { tiles: vision, projection: graph(&files.projection())? }
+                Self::ProjectedTiles { tiles: vision, projection: compiler.graph(&files.projection())? }
             }
-            ModelFamily::MiniCpmV => Self::Slices { vision, resampler: graph(&files.resampler())? },
+            ModelFamily::MiniCpmV => Self::Slices { vision, resampler: compiler.graph(&files.resampler())? },
             ModelFamily::Gemma3 | ModelFamily::Llava | ModelFamily::LlavaNext | ModelFamily::InternVl => {
                 Self::Tiles(vision)
             }

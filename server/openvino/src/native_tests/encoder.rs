@@ -1,0 +1,101 @@
+//! Compares the native projections of an image encoder with those of the plugin.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Random;
+use super::ir::{Ir, Operation};
+use crate::compiled_graph::CompiledGraph;
+use crate::cpu::{CpuFeatures, Isa};
+use crate::kernels::{NativeProjections, PROJECTION_ISAS, Precision, ProductPrecision};
+use crate::runtime::Core;
+use crate::shim;
+
+/// Number of columns of the source, of the first destination, and of the second destination.
+const SIZES: [usize; 3] = [64, 96, 32];
+
+/// The largest difference relative to the largest number. Activations are rounded to 15 bits.
+const TOLERANCE: f32 = 1e-4;
+
+fn operation<'a>(name: &'a str, attributes: &'a str) -> Operation<'a> {
+    Operation { name, opset: "opset1", attributes }
+}
+
+fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
+    values.flat_map(f32::to_le_bytes).collect()
+}
+
+/// An IR with two projections: one with weights of 8 bits and a bias, as `optimum-intel` compresses it, and one in f32.
+fn encoder(random: &mut Random) -> Ir {
+    let [columns, middle, last] = SIZES;
+    let mut ir = Ir::default();
+    let source = ir.input("source", "f32", "?,64");
+    let mut number = |deviation: f32| (random.below(2001) as f32 / 1000.0 - 1.0) * deviation;
+    let quants: Vec<u8> = (0..middle * columns).map(|_| (128.0 + number(127.0)) as u8).collect();
+    let zeros: Vec<u8> = (0..middle).map(|_| (128.0 + number(8.0)) as u8).collect();
+    // Like exported scales, these are numbers in f16, so that packing does not round them.
+    let scales = floats((0..middle).map(|_| (1500.0 + number(500.0)).round() / 1_048_576.0));
+    let quants = ir.constants("u8", "96,64", &quants);
+    let zeros = ir.constants("u8", "96,1", &zeros);
+    let scales = ir.constants("f32", "96,1", &scales);
+    let to_f32 = operation("Convert", "destination_type=\"f32\"");
+    let broadcast = "auto_broadcast=\"numpy\"";
+    let quants = ir.operation(&to_f32, &[quants]);
+    let zeros = ir.operation(&to_f32, &[zeros]);
+    let weights = ir.operation(&operation("Subtract", broadcast), &[quants, zeros]);
+    let weights = ir.operation(&operation("Multiply", broadcast), &[weights, scales]);
+    let product = operation("MatMul", "transpose_a=\"false\" transpose_b=\"true\"");
+    let projected = ir.operation(&product, &[source, weights]);
+    let bias = ir.constants("f32", "1,96", &floats((0..middle).map(|_| number(0.5))));
+    let projected = ir.operation(&operation("Add", broadcast), &[projected, bias]);
+    let weights = ir.constants("f32", "32,96", &floats((0..last * middle).map(|_| number(0.2))));
+    let projected = ir.operation(&product, &[projected, weights]);
+    ir.operation(&operation("Result", ""), &[projected]);
+    ir
+}
+
+/// Compiles the encoder and returns it with the number of its native projections.
+fn compiled(path: &Path, projections: Option<NativeProjections>) -> (CompiledGraph, usize) {
+    let core = Arc::new(Core::new().unwrap());
+    let mut model = core.read_model(path).unwrap();
+    let replaced = projections
+        .map_or(0, |projections| shim::replace_encoder_projections(&mut model, projections).unwrap());
+    let properties = [("INFERENCE_PRECISION_HINT".to_owned(), "f32".to_owned())];
+    let compiled = Arc::new(core.compile(&model, "CPU", &properties).unwrap());
+    (CompiledGraph::new(core, compiled).unwrap(), replaced)
+}
+
+fn run(graph: &mut CompiledGraph, source: &[f32]) -> Vec<f32> {
+    graph.set_values("source", &[source.len() / SIZES[0], SIZES[0]], source).unwrap();
+    graph.request.infer().unwrap();
+    graph.request.output_at(0).unwrap().values::<f32>().unwrap().to_vec()
+}
+
+#[test]
+fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random(1);
+    encoder(&mut random).write(folder.path());
+    let path = folder.path().join("openvino_model.xml");
+    let (mut plugin, _) = compiled(&path, None);
+    let cpu = CpuFeatures::detect();
+    // An encoder never uses AMX, whose kernels multiply in bf16.
+    for isa in PROJECTION_ISAS.into_iter().filter(|isa| *isa != Isa::Amx && cpu.has(*isa)) {
+        let products = ProductPrecision::Int16;
+        let native = NativeProjections { isa, products, activations: Precision::F32 };
+        let (mut native, replaced) = compiled(&path, Some(native));
+        assert_eq!(replaced, 1, "only integer weights are multiplied by native kernels");
+        for rows in [1, 7, 40] {
+            let source: Vec<f32> =
+                (0..rows * SIZES[0]).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect();
+            let expected = run(&mut plugin, &source);
+            let largest = expected.iter().map(|value| value.abs()).fold(0.0, f32::max);
+            let found = run(&mut native, &source);
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                let difference = (found - expected).abs() / largest;
+                assert!(difference < TOLERANCE, "{isa}, {rows} rows: {found} instead of {expected}");
+            }
+        }
+    }
+}
