@@ -142,9 +142,13 @@ class Reference:
             self.kept_bytes += value.nbytes
         return value
 
+    def factor(self, values: np.ndarray) -> np.ndarray:
+        """Returns numbers in the precision in which they are multiplied."""
+        return values
+
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """Returns x times the matrix `name`, plus its bias if the file has one."""
-        out = x @ self.weight(f"{name}.weight").T
+        out = self.factor(x) @ self.factor(self.weight(f"{name}.weight")).T
         if f"{name}.bias" in self.tensors:
             out = out + self.weight(f"{name}.bias")
         return out
@@ -194,6 +198,7 @@ class Reference:
         """Computes the causal attention of one window: `[tokens, heads, head]` to `[tokens, heads * head]`."""
         shape, tokens = self.shape, len(q)
         groups = shape.heads // shape.kv_heads
+        q, k, v = self.factor(q), self.factor(k), self.factor(v)
         q = q.reshape(tokens, shape.kv_heads, groups, shape.head).transpose(1, 2, 0, 3)
         scores = q @ k.transpose(1, 2, 0)[:, None] / np.float32(math.sqrt(shape.head))
         distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
@@ -203,7 +208,7 @@ class Reference:
         scores[:, :, hidden] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
-        return (scores @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(tokens, -1)
+        return (self.factor(scores) @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(tokens, -1)
 
     def attention(self, x: np.ndarray, layer: int, spans: list[slice]) -> np.ndarray:
         """Computes the attention of a layer over the windows, which are consecutive in `x`."""
@@ -276,6 +281,16 @@ class Reference:
                 rows = log_softmax(logits[:-1])
                 scores.append(rows[np.arange(len(rows)), np.asarray(window[1:])])
         return scores
+
+
+class Bf16Reference(Reference):
+    """The model in plain bf16: both factors of each product are rounded to bf16, and products are summed in f32. Numbers
+    between the products remain in f32, so real bf16 inference has more noise."""
+
+    def factor(self, values: np.ndarray) -> np.ndarray:
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        # Round to nearest, ties to even.
+        return (bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def perplexity(scores: list) -> float:
