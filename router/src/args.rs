@@ -264,10 +264,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
-    /// Maximum size of a request body. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: the request gets 413, `request_too_large`.
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Limits")]
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no

@@ -45,7 +45,7 @@ impl Default for HttpLimits {
     /// Returns the defaults of the flags.
     fn default() -> Self {
         Self {
-            max_body_bytes: 8 << 20,
+            max_body_bytes: 32 << 20,
             max_buffered_body_bytes: 256 << 20,
             max_concurrent_requests: 1024,
             max_connections: 4096,

@@ -192,7 +192,7 @@ fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
         gate.lock().unwrap().recv().unwrap();
         send(stream, &whole("{}"))
     });
-    let router = Router::start(&[&upstream], &["--max-buffered-body-bytes=8MiB"]);
+    let router = Router::start(&[&upstream], &["--max-body-bytes=8MiB", "--max-buffered-body-bytes=8MiB"]);
     let large = raw("POST", CHAT, "", &chat("m", false).replace("Hello", &"x".repeat(6 << 20)));
     let mut first = router.connect();
     first.write_all(large.as_bytes()).unwrap();

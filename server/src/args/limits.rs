@@ -33,10 +33,10 @@ pub struct LimitArgs {
     )]
     pub max_queue: u32,
 
-    /// Maximum size of a request body. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
     ///
     /// Beyond it: the request gets 413, `request_too_large`.
-    #[arg(long, value_name = "SIZE", default_value = "8MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the

@@ -3,6 +3,8 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::harness::{Server, command, rest};
@@ -56,6 +58,27 @@ fn refusal(server: &Server, image: &str) -> String {
     assert_eq!((status, &error["code"]), (400, &json!("invalid_image_url")), "{image}: {body}");
     assert_eq!(error["param"], "messages[0].content[0].image_url", "{image}: {body}");
     error["message"].as_str().unwrap().to_owned()
+}
+
+/// An image without compression, in the format BMP with 24 bits per pixel. The side must be a multiple of four pixels.
+fn bitmap(side: u32) -> Vec<u8> {
+    let (head, pixels) = (54, side * side * 3);
+    let mut file = b"BM".to_vec();
+    for number in [head + pixels, 0, head, 40, side, side, 1 | 24 << 16, 0, pixels, 0, 0, 0, 0] {
+        file.extend(number.to_le_bytes());
+    }
+    file.resize((head + pixels) as usize, 127);
+    file
+}
+
+#[test]
+fn an_image_of_nearly_the_largest_size_fits_into_a_request_by_default() {
+    let server = Server::start(&mut command(&["--sim-images"]));
+    let image = bitmap(2600);
+    assert!(image.len() > 19 << 20, "the limit is 20 MiB");
+    let url = format!("data:image/bmp;base64,{}", BASE64_STANDARD.encode(image));
+    let (status, body) = chat(&server, &[&url]);
+    assert_eq!(status, 200, "{body}");
 }
 
 #[test]
