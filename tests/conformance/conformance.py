@@ -65,8 +65,8 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
         peer_properties=(),
     )
     if "oracle-ir" in args.parts:
-        # The native attention kernels, and the plugin's, whose 8-bit cache is identical to the peer's.
-        plugins = quality.PLUGIN_CACHE
+        # The native kernels, and the plugin's, which compute the same as the peer, with the same 8-bit cache.
+        plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
         yield from oracle.on_ir(engine, exact.with_model(ir), folder)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), folder)
     if "prefix" in args.parts:

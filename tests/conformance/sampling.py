@@ -19,7 +19,8 @@ PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
 # The tolerance of log probabilities of the same graph in other batches, and the difference below which two tokens are
 # a near-tie.
-LOGPROB_TOLERANCE = 0.005
+# Activations of 15 bits change the log probabilities of improbable tokens by several thousandths.
+LOGPROB_TOLERANCE = 0.01
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
 # The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds this by chance, and
