@@ -60,7 +60,9 @@ fn compiled(path: &Path, projections: Option<NativeProjections>) -> (CompiledGra
     let mut model = core.read_model(path).unwrap();
     let replaced = projections
         .map_or(0, |projections| shim::replace_encoder_projections(&mut model, projections).unwrap());
-    let properties = [("INFERENCE_PRECISION_HINT".to_owned(), "f32".to_owned())];
+    // Without the second property, the plugin rounds activations to 8 bits on some processors.
+    let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
     let compiled = Arc::new(core.compile(&model, "CPU", &properties).unwrap());
     (CompiledGraph::new(core, compiled).unwrap(), replaced)
 }
