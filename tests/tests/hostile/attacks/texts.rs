@@ -40,10 +40,10 @@ pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
     let mut statuses = Statuses::default();
     for stream in [false, true] {
         let body = chat("Hello", json!({"stream": stream})).to_string();
-        let padded = format!("{}{}", " ".repeat(7 << 20), body);
-        statuses.extend(client.barrage("/v1/chat/completions", 8, vec![padded; 32]).await);
+        let padded = format!("{}{}", " ".repeat(30 << 20), body);
+        statuses.extend(client.barrage("/v1/chat/completions", 8, vec![padded; 8]).await);
     }
-    let excessive = vec![" ".repeat(9 << 20); 16];
+    let excessive = vec![" ".repeat(33 << 20); 4];
     // The router responds without reading the rest, so a client that sends until the end may miss the response.
     let excessive = client.barrage("/v1/chat/completions", 8, excessive).await.only(&[0, 413])?.some(413)?;
     Ok(format!("{}; too large: {excessive}", statuses.only(&[200, 429])?.some(200)?))
