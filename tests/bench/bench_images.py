@@ -332,7 +332,6 @@ def main() -> None:
                     rounds = measured.setdefault(case.name, [])
                     rounds.append(bench.round(case, seed=len(rounds)))
                     record(bench, measured, last_run)
-    # The text names the commit, and the files change the tree.
     text, good = text_of(bench, measured)
     print(text)
     if args.update:

@@ -25,8 +25,9 @@ OUTPUT_TOKENS = 64
 BATCH = 32
 # For a GGUF file the weights differ too; docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
-# Activations of 15 bits change log probabilities by some thousandths, which resolves some near-ties in another way than f32.
-IDENTICAL_MIN, PROMPTS = 47, 50
+IDENTICAL_MIN, PROMPTS = 49, 50
+# Activations of 15 bits change log probabilities by several thousandths, so some near-ties are resolved differently from f32.
+IDENTICAL_MIN_NATIVE = 47
 # With an 8-bit cache, the peer itself gives other tokens in batches than one at a time (42 of 50 outputs were equal).
 # The number of outputs on which we agree with the peer may be lower by this much.
 BATCH_SLACK = 3
@@ -127,7 +128,7 @@ def on_ir(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> l
     checks = []
     for name, concurrent in (("one at a time", 1), (f"in batches of {BATCH}", BATCH)):
         ours = engines.run_engine(engine, setup, greedy(tokens, concurrent, 2), folder)
-        identical_min = IDENTICAL_MIN
+        identical_min = IDENTICAL_MIN if setup.properties else IDENTICAL_MIN_NATIVE
         if concurrent > 1 and setup.kv_cache_precision == "u8":
             peer = engines.run_peer(setup, greedy(tokens, concurrent, None), folder)
             identical_min = min(IDENTICAL_MIN, identical_count(peer, oracle) - BATCH_SLACK)

@@ -28,6 +28,8 @@ NOISE_RATIO_MAX = 1.1
 # All logits of every fourth position are compared, because those of all positions would need a gigabyte for each
 # setup.
 NOISE_STRIDE = 4
+# The number of windows that the reference computes at a time.
+REFERENCE_WINDOWS = 4
 # With these properties, the plugin computes the projections, without rounding activations to 8 bits, and the
 # attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
@@ -142,11 +144,11 @@ class Scored:
         return Scored(result["windows"], logits)
 
     @staticmethod
-    def compute(model: reference.Reference, scenario: dict, together: int = 4) -> Scored:
-        """Computes the scenario with a reference, this many windows at a time."""
+    def compute(model: reference.Reference, scenario: dict) -> Scored:
+        """Computes the scenario with a reference."""
         work, scores, selected = scenario["windows"], [], []
-        for start in range(0, len(work), together):
-            group = work[start : start + together]
+        for start in range(0, len(work), REFERENCE_WINDOWS):
+            group = work[start : start + REFERENCE_WINDOWS]
             for index, (window, logits) in enumerate(zip(group, model.logits(group)), start):
                 scores.append(reference.log_softmax(logits[:-1])[np.arange(len(window) - 1), window[1:]])
                 selected.append(logits[[position for row, position in scenario["logits"]["rows"] if row == index]])

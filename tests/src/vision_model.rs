@@ -343,7 +343,7 @@ impl Graph {
         self.add(&matrix_product(), &[rows, weights])
     }
 
-    /// A matrix with random weights of 8 bits, as `optimum-intel` compresses them. The native kernels multiply by it.
+    /// A matrix with random weights of 8 bits, and with zero points and scales. The native kernels multiply by it.
     fn weights_of_8_bits(&mut self, outputs: usize, inputs: usize, deviation: f32) -> Node {
         let quants = self.random_bytes(&[outputs, inputs]);
         let zeros = self.floats(&[outputs, 1], &vec![127.5; outputs]);

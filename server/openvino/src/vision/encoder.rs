@@ -42,7 +42,7 @@ pub struct EncoderReport {
     pub precision: String,
     /// Number of threads of the encoder.
     pub threads: usize,
-    /// The kernels of the projections.
+    /// The kernels of the projections: how many are native, if any are.
     pub projections: String,
 }
 
