@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """`make bench-engine-8b`: loads models of real size, and compares their memory and speed with openvino_genai.
 
-The models have random weights (make_model.py). For each of them, the program prints the time to read its file, the time and
-the memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines in the same
-run. The bandwidth of the memory limits how fast tokens are generated, so it is measured as well.
+The models have random weights (make_model.py). Each round for a model measures the time to read its file, the time and the
+memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines. The bandwidth of
+the memory limits how fast tokens are generated, so each round measures it as well. The table contains the medians of the
+rounds.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import os
 import pathlib
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
+import bench_engine
 import engines
 import numpy as np
 from cases import after, measure, request, Case
@@ -31,15 +35,18 @@ BANDWIDTH = engines.ENGINE.with_name("read-bandwidth")
 # The bits of a weight in the packed format of the native projections, with its part of the scale and the zero point.
 PACKED_BITS = {Type.Q4_0: 5, Type.Q4_K: 5, Type.Q6_K: 6.5625}
 MIB, GB = 1 << 20, 1e9
+OURS, PEER = "ovfleet", "openvino_genai"
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", help="the engine-bench binary")
-    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["8b", "30b-a3b"])
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=["1b", "8b", "30b-a3b"])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--kv-cache-gib", type=int, default=1)
     parser.add_argument("--work", type=pathlib.Path, default=engines.WORK, help="the folder of the models")
+    parser.add_argument("--update", action="store_true", help="write the tables to results.md, and record the raw results")
     return parser.parse_args()
 
 
@@ -99,7 +106,7 @@ def scenario(concurrent: int, vocabulary: int) -> dict:
 
 
 class Bench:
-    """One model, with the results so far."""
+    """One model, and the figures of its rounds."""
 
     def __init__(self, args: argparse.Namespace, shape: Shape, folder: pathlib.Path):
         self.args, self.shape, self.folder = args, shape, folder
@@ -110,98 +117,147 @@ class Bench:
         self.setup = engines.Setup(
             self.path, inference_precision=engines.served_precision(), kv_cache_gib=args.kv_cache_gib
         )
-        self.record: dict = {"file_bytes": self.bytes}
-
-    def note(self, text: str) -> None:
-        print(f"  {text}", flush=True)
+        self.runs: dict[str, Callable[[dict], dict]] = {OURS: self.ours}
+        if not args.no_peer:
+            try:
+                peer = self.setup.with_model(engines.peer_ir(self.path))
+                self.runs[PEER] = lambda work: engines.run_peer(peer, work, self.folder)
+            except engines.Failed as error:
+                print(f"  {PEER} cannot load {self.path.name}: {error}", flush=True)
+        self.rounds = [self.round() for _ in range(args.rounds)]
 
     def ours(self, work: dict, **changes) -> dict:
         return engines.run_engine(self.engine, self.setup.with_model(self.path, **changes), work, self.folder)
 
-    def show_memory(self, name: str, result: dict) -> None:
-        """Prints the load time and the memory of a run, also as multiples of the size of the file."""
-        loaded = result["memory_loaded"]
-        # The cache is allocated when the model is loaded, but its pages are only touched when they are used.
-        figures = {
-            "allocated when loaded": loaded["anon_bytes"],
-            "mapped files when loaded": loaded["file_bytes"],
-            "allocated, peak": result["anon_peak_bytes"],
-            "resident, peak": result["memory_peak_bytes"],
-        }
-        text = ", ".join(f"{key} {value / GB:.2f} GB ({value / self.bytes:.2f})" for key, value in figures.items())
-        self.note(f"{name}: loaded in {result['load_seconds']:.1f} s; {text}")
-        self.record[name] = {"load_seconds": result["load_seconds"], **figures}
-
-    def load(self) -> None:
-        """Measures the time and the memory of loading."""
+    def round(self) -> dict:
+        """Returns the figures of one round: seconds, bytes, tokens per second and bytes per second."""
+        figures = {"read_seconds": read_seconds(self.path)}
+        print(f"  {self.path.name}: reading the file took {figures['read_seconds']:.1f} s", flush=True)
         cache = self.folder / "cache"
-        seconds = self.record["read_seconds"] = read_seconds(self.path)
-        self.note(f"reading the file from the disk: {seconds:.1f} s ({self.bytes / seconds / MIB:.0f} MiB/s)")
         work = scenario(1, self.vocabulary)
         work["requests"] = work["requests"][:1]
-        for name, cache_dir in (("without a cache", None), ("first start with a cache", cache), ("from the cache", cache)):
+        for name, cache_dir in (("no cache", None), ("new cache", cache), ("cache", cache)):
             result = self.ours(work, cache_dir=cache_dir)
-            self.show_memory(name, result)
+            figures |= memory(f"{OURS} {name}", result)
         if not result["from_cache"]:
-            self.note("the compiled model was not cached")
+            raise SystemExit("the compiled model was not cached")
         shutil.rmtree(cache, ignore_errors=True)
-
-    def speed(self) -> None:
-        """Measures the speed of both engines."""
-        runs = {"ovfleet": self.ours}
-        peer = None
-        if not self.args.no_peer:
-            try:
-                peer = self.setup.with_model(engines.peer_ir(self.path))
-                runs["openvino_genai"] = lambda work: engines.run_peer(peer, work, self.folder)
-            except engines.Failed as error:
-                self.note(f"openvino_genai: {error}")
-        read = bandwidth()
-        self.record["bandwidth"] = read
-        self.note(f"reading memory: {read / GB:.1f} GB/s")
+        read = figures["bandwidth"] = bandwidth()
+        weights = weights_per_token(self.shape)
         for concurrent in (1, CONCURRENT):
-            for name, run in runs.items():
+            for name, run in list(self.runs.items()):
                 try:
                     result = run(scenario(concurrent, self.vocabulary))
                 except engines.Failed as error:
-                    self.note(f"{name}, {concurrent} concurrent: {error}")
+                    if name == OURS:
+                        raise
+                    print(f"  {PEER} is left out, because a run failed: {error}", flush=True)
+                    del self.runs[PEER]
                     continue
-                if name != "ovfleet" and concurrent == 1:
-                    self.show_memory(name, result)
-                self.show_speed(name, concurrent, result, read)
+                row = measure(Case(f"c{concurrent}", "", 0, concurrent=concurrent), result)
+                decode = concurrent / row["gap_p50"]
+                case = f"{name} c{concurrent}"
+                figures |= memory(case, result)
+                figures[f"{case} tokens_per_second"] = row["figure"]
+                figures[f"{case} first_token_mean"] = row["first_token_mean"]
+                figures[f"{case} decode_tokens_per_second"] = decode
+                print(f"  {case}: {row['figure']:.2f} tok/s, between first and last token {decode:.2f} tok/s", flush=True)
+                if concurrent == 1:
+                    figures[f"{name} bandwidth_share"] = weights.in_file * decode / read
+                    figures[f"{name} packed_bandwidth_share"] = weights.packed * decode / read
+        return figures
 
-    def show_speed(self, name: str, concurrent: int, result: dict, read: float) -> None:
-        row = measure(Case(f"c{concurrent}", "", 0, concurrent=concurrent), result)
-        decode = concurrent / row["gap_p50"]
-        text = (
-            f"{name}, {concurrent} concurrent: first token {row['first_token_mean'] * 1000:.0f} ms, "
-            f"{row['figure']:.2f} tok/s, between first and last token {decode:.2f} tok/s"
-        )
-        if concurrent == 1:
-            weights = weights_per_token(self.shape)
-            text += f"; weights of the file {weights.in_file * decode / read:.0%} of the bandwidth"
-            if name == "ovfleet":
-                text += f", packed weights {weights.packed * decode / read:.0%}"
-        self.note(text)
-        self.record[f"{name} c{concurrent}"] = row | {"decode_tokens_per_second": decode}
+    def median(self, key: str) -> float:
+        return statistics.median(each[key] for each in self.rounds)
+
+    def seconds(self, key: str) -> str:
+        return f"{self.median(key):.1f} s"
+
+    def size(self, case: str) -> str:
+        """Returns the allocated memory of a case, also as multiples of the size of the file."""
+        sizes = (self.median(f"{case} {key}") for key in ("allocated_loaded", "allocated_peak"))
+        return "; ".join(f"{size / GB:.2f} GB ({size / self.bytes:.2f})" for size in sizes)
+
+    def pair(self, key: str, digits: int) -> str:
+        """Returns the figures of both engines and the median of their ratios."""
+        ours = f"{self.median(f'{OURS} {key}'):.{digits}f}"
+        if PEER not in self.runs:
+            return f"{ours} / –"
+        ratio = statistics.median(each[f"{OURS} {key}"] / each[f"{PEER} {key}"] for each in self.rounds)
+        return f"{ours} / {self.median(f'{PEER} {key}'):.{digits}f}, **{ratio:.2f}**"
+
+    def shares(self) -> str:
+        shares = [f"{self.median(f'{name} bandwidth_share'):.0%}" for name in self.runs]
+        return " / ".join(shares + ["–"] * (2 - len(shares)))
+
+    def column(self) -> dict[str, str]:
+        """Returns the cells of the model, by the title of their row."""
+        cells = {
+            "file": f"{self.bytes / GB:.2f} GB",
+            "reading the file from the disk": self.seconds("read_seconds"),
+            "loaded without a cache": self.seconds(f"{OURS} no cache load_seconds"),
+            "loaded on the first start with a cache": self.seconds(f"{OURS} new cache load_seconds"),
+            "loaded from the cache": self.seconds(f"{OURS} cache load_seconds"),
+            "allocated when loaded; at the peak": self.size(f"{OURS} no cache"),
+            "the same, first start with a cache": self.size(f"{OURS} new cache"),
+            f"the same, {PEER}": self.size(f"{PEER} c1") if PEER in self.runs else "–",
+        }
+        for concurrent, title in ((1, "one request"), (CONCURRENT, f"{CONCURRENT} concurrent")):
+            cells[f"{title}: tok/s"] = self.pair(f"c{concurrent} tokens_per_second", 2)
+            cells[f"{title}: first token, mean, s"] = self.pair(f"c{concurrent} first_token_mean", 2)
+            cells[f"{title}: tok/s between first and last token"] = self.pair(f"c{concurrent} decode_tokens_per_second", 2)
+        cells["memory bandwidth"] = f"{self.median('bandwidth') / GB:.1f} GB/s"
+        cells["one request: share of the bandwidth, weights as in the file"] = self.shares()
+        cells["the same, weights as packed in memory"] = f"{self.median(f'{OURS} packed_bandwidth_share'):.0%}"
+        return cells
+
+
+def memory(case: str, result: dict) -> dict[str, float]:
+    """Returns the load time (seconds) and the memory (bytes) of a run.
+
+    The KV cache is allocated when the model is loaded, but its pages are only touched when they are used.
+    """
+    loaded = result["memory_loaded"]
+    return {
+        f"{case} load_seconds": result["load_seconds"],
+        f"{case} allocated_loaded": loaded["anon_bytes"],
+        f"{case} mapped_loaded": loaded["file_bytes"],
+        f"{case} allocated_peak": result["anon_peak_bytes"],
+        f"{case} resident_peak": result["memory_peak_bytes"],
+    }
+
+
+def table(args: argparse.Namespace, benches: list[Bench]) -> str:
+    """Returns the text to print."""
+    lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
+    lines.append(
+        f"{PROMPT_TOKENS} prompt tokens, {OUTPUT_TOKENS} output tokens, {args.kv_cache_gib} GiB of KV cache; medians of "
+        f"{args.rounds} rounds; in brackets: multiples of the file's size; pairs: {OURS} / {PEER}, **ratio**"
+    )
+    columns = [bench.column() for bench in benches]
+    lines += ["", "| | " + " | ".join(bench.path.stem for bench in benches) + " |", "|---" * (len(benches) + 1) + "|"]
+    lines += [f"| {title} | " + " | ".join(column[title] for column in columns) + " |" for title in columns[0]]
+    return "\n".join(lines)
 
 
 def main() -> None:
     args = arguments()
     engines.WORK = args.work
-    print(f"{datetime.date.today()}; {engines.versions()}.\nMachine: {engines.machine()}.")
-    print(f"{PROMPT_TOKENS} prompt tokens, {OUTPUT_TOKENS} output tokens, {args.kv_cache_gib} GiB of KV cache.")
-    records = {}
+    engines.versions()
     with engines.scratch() as folder:
-        for name in args.models:
-            shape = SHAPES[name]
-            bench = Bench(args, shape, pathlib.Path(folder))
-            print(f"{bench.path.name}, {bench.bytes / GB:.2f} GB (in brackets: multiples of it)")
-            bench.load()
-            bench.speed()
-            records[name] = bench.record
-    path = engines.WORK / "bench-engine-8b.json"
-    path.write_text(json.dumps({"date": str(datetime.date.today()), "machine": engines.machine(), "models": records}, indent=1) + "\n")
+        benches = [Bench(args, SHAPES[name], pathlib.Path(folder)) for name in args.models]
+    record = {
+        "date": str(datetime.date.today()),
+        "versions": engines.versions(),
+        "machine": engines.machine(),
+        "models": {bench.path.stem: {"file_bytes": bench.bytes, "rounds": bench.rounds} for bench in benches},
+    }
+    path = (bench_engine.RECORDS if args.update else engines.WORK) / "bench-engine-8b.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    text = table(args, benches)
+    print(text)
+    if args.update:
+        bench_engine.update("bench-engine-8b", text)
     print(f"raw results: {path}", file=sys.stderr)
 
 
