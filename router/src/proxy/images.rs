@@ -2,7 +2,8 @@
 //! so its bytes say nothing about the work that it causes.
 //!
 //! The replacement is a text of about as many blocks as the image has tokens, and equal images have equal replacements.
-//! So the length of a prompt is estimated, and its prefix is compared, without regard to where its images come from.
+//! So the length of a prompt is estimated, and its prefix is compared, without regard to where its images come from. A
+//! replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
 
 use std::borrow::Cow;
 
@@ -30,15 +31,15 @@ const TOKENS_UNKNOWN: u32 = 256;
 /// A prompt without the bytes of its images.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RoutingPrompt<'a> {
-    /// The prompt, in which each image is replaced with a text of as many tokens.
+    /// The prompt, in which each image is replaced with a text of as many tokens. It is not longer than the prompt.
     pub(super) text: Cow<'a, [u8]>,
     /// The estimated number of tokens of the images.
     pub(super) image_tokens: u32,
 }
 
-/// Replaces the `data:` URLs of images in the raw JSON of a prompt.
+/// Replaces the `data:` URLs in base64 in the raw JSON of a prompt, which are images of any media type.
 pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
-    const START: &[u8] = b"\"data:image/";
+    const START: &[u8] = b"\"data:";
     const CONTENT: &[u8] = b";base64,";
     let mut text = Vec::new();
     let (mut copied, mut image_tokens) = (0, 0_u32);
@@ -46,12 +47,12 @@ pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
         let url = start + 1;
         let length = memchr::memchr(b'"', &prompt[url..]).unwrap_or(prompt.len() - url);
         let Some(content) = memmem::find(&prompt[url..url + length], CONTENT) else { continue };
-        let content = &prompt[url + content + CONTENT.len()..url + length];
-        let tokens = tokens(content);
+        let content = without_escapes(&prompt[url + content + CONTENT.len()..url + length]);
+        let tokens = tokens(&content);
         image_tokens = image_tokens.saturating_add(tokens);
         text.extend_from_slice(&prompt[copied..url]);
-        let digest = xxh3_64(content).to_le_bytes();
-        text.extend(digest.iter().cycle().take(tokens as usize * TOKEN_BYTES));
+        let digest = xxh3_64(&content).to_le_bytes();
+        text.extend(digest.iter().cycle().take((tokens as usize * TOKEN_BYTES).min(length)));
         copied = url + length;
     }
     if copied == 0 {
@@ -59,6 +60,14 @@ pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
     }
     text.extend_from_slice(&prompt[copied..]);
     RoutingPrompt { text: Cow::Owned(text), image_tokens }
+}
+
+/// Removes the backslashes from a JSON string, in which each slash may be escaped.
+fn without_escapes(content: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr(b'\\', content).is_none() {
+        return Cow::Borrowed(content);
+    }
+    content.iter().copied().filter(|&byte| byte != b'\\').collect()
 }
 
 /// The estimated number of tokens of an image in base64. Only its header is read.
@@ -77,11 +86,22 @@ fn tokens(content: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The beginning of a PNG file, up to its size.
+    /// A PNG file whose header is valid, and which has 6,000 bytes.
     fn png(width: u32, height: u32) -> String {
+        let mut bytes = png_header(width, height);
+        bytes.resize(6000, 0);
+        data_url(&bytes)
+    }
+
+    /// The beginning of a PNG file, up to its size.
+    fn png_header(width: u32, height: u32) -> Vec<u8> {
         let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
         bytes.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));
         bytes.extend([8, 2, 0, 0, 0, 1, 2]);
+        bytes
+    }
+
+    fn data_url(bytes: &[u8]) -> String {
         format!("data:image/png;base64,{}", STANDARD_NO_PAD.encode(bytes))
     }
 
@@ -101,8 +121,35 @@ mod tests {
         assert_eq!(tokens(&png(28 * 10, 28 * 20)), 200);
         assert_eq!(tokens(&png(1, 1)), 64);
         assert_eq!(tokens(&png(8000, 8000)), 1280);
-        assert_eq!(tokens("data:image/png;base64,AAAA"), TOKENS_UNKNOWN);
-        assert_eq!(tokens("data:image/png;base64,%%%"), TOKENS_UNKNOWN);
+        assert_eq!(tokens(&format!("data:image/png;base64,{}", "A".repeat(2000))), TOKENS_UNKNOWN);
+        assert_eq!(tokens(&format!("data:image/png;base64,{}", "%".repeat(2000))), TOKENS_UNKNOWN);
+    }
+
+    #[test]
+    fn slashes_may_be_escaped_and_the_media_type_does_not_matter() {
+        let plain = without_images_of(&png(1000, 1000));
+        let bytes = png(1000, 1000).replace("/png", "/jpeg");
+        for url in [bytes.replace("image/jpeg", "application/octet-stream"), bytes.replace('/', "\\/")] {
+            let routing = without_images_of(&url);
+            assert_eq!(routing.image_tokens, plain.image_tokens);
+            let replacement =
+                |routing: &RoutingPrompt<'_>| routing.text[31..routing.text.len() - 20].to_vec();
+            assert_eq!(replacement(&routing), replacement(&plain));
+        }
+    }
+
+    fn without_images_of(url: &str) -> RoutingPrompt<'static> {
+        let prompt = prompt(url);
+        let routing = without_images(prompt.as_bytes());
+        RoutingPrompt { text: routing.text.into_owned().into(), image_tokens: routing.image_tokens }
+    }
+
+    #[test]
+    fn a_replacement_is_not_longer_than_the_image() {
+        let prompt = prompt(&data_url(&png_header(8000, 8000))).repeat(1000);
+        let routing = without_images(prompt.as_bytes());
+        assert_eq!(routing.text.len(), prompt.len());
+        assert_eq!(routing.image_tokens, 1280 * 1000);
     }
 
     #[test]
@@ -117,12 +164,11 @@ mod tests {
 
     #[test]
     fn prompts_without_images_and_truncated_urls_remain() {
-        for text in ["", "data:image/png;base64,AAAA", "\"data:image/png", "\"data:text/plain;base64,AAAA\""]
-        {
+        for text in ["", "data:image/png;base64,AAAA", "\"data:image/png", "\"data:text/plain,AAAA\""] {
             let routing = without_images(text.as_bytes());
             assert_eq!(routing, RoutingPrompt { text: Cow::Borrowed(text.as_bytes()), image_tokens: 0 });
         }
         let open = without_images(b"\"data:image/png;base64,AAAA");
-        assert_eq!((open.text.len(), open.image_tokens), (1 + 256 * TOKEN_BYTES, 256));
+        assert_eq!((open.text.len(), open.image_tokens), (27, TOKENS_UNKNOWN));
     }
 }

@@ -8,8 +8,14 @@ use super::fields::{Fields, members};
 use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
+/// Length of the `stream_options` of a request in which the router requests the usage, in bytes. The parsed options
+/// take many times as much memory.
+///
+/// Beyond it: the usage of the stream is estimated.
+const STREAM_OPTIONS_MAX: usize = 4096;
+
 /// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
-/// options are invalid, for which the replica has a better error message.
+/// options are invalid, for which the replica has a better error message, or too long.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {
@@ -22,6 +28,9 @@ pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<Request
     let range = start..start + given.len();
     if given == b"null" {
         return Some(RequestBody::replaced(body, range, Bytes::from_static(OPTIONS)));
+    }
+    if given.len() > STREAM_OPTIONS_MAX {
+        return None;
     }
     let mut options: Map<String, Value> = serde_json::from_slice(given).ok()?;
     match options.insert("include_usage".to_owned(), true.into()) {
@@ -150,6 +159,8 @@ mod tests {
         for kept in [r#"{"include_usage":true}"#, r#"{"include_usage":"yes"}"#, "7", "[]", "\"x\""] {
             assert_eq!(requested(&format!("{{\"stream_options\":{kept}}}")), None, "{kept}");
         }
+        let blanks = " ".repeat(STREAM_OPTIONS_MAX);
+        assert_eq!(requested(&format!("{{\"stream_options\":{{{blanks}}}}}")), None);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use memchr::memmem;
-use serde::Deserialize;
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer as _};
 
 use super::fields::{Fields, text};
 use crate::app::App;
@@ -73,17 +74,38 @@ fn conversation_id(value: &[u8]) -> Option<Cow<'_, str>> {
 
 /// The ID of the first item that an input refers to. `input` lacks the bracket that ends it.
 fn item_reference(input: &[u8]) -> Option<Cow<'_, str>> {
-    #[derive(Deserialize)]
-    struct Item {
-        r#type: Option<String>,
-        id: Option<String>,
-    }
     // Most inputs refer to no item and need not be parsed.
     memmem::find(input, b"item_reference")?;
-    let whole = [input, b"]"].concat();
-    let items: Vec<Item> = serde_json::from_slice(&whole).ok()?;
-    let item = items.into_iter().find(|item| item.r#type.as_deref() == Some("item_reference"))?;
-    item.id.map(Cow::Owned)
+    let mut found = FirstReference(None);
+    // The result is an error, because parsing stops at the reference or at the missing bracket.
+    let _ = serde_json::Deserializer::from_slice(input).deserialize_seq(&mut found);
+    found.0.map(Cow::Owned)
+}
+
+/// Finds the first reference among the items of an input, of which only one is in memory at a time.
+struct FirstReference(Option<String>);
+
+impl<'de> Visitor<'de> for &mut FirstReference {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("items")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        #[derive(Deserialize)]
+        struct Item {
+            r#type: Option<String>,
+            id: Option<String>,
+        }
+        while let Some(item) = items.next_element::<Item>()? {
+            if item.r#type.as_deref() == Some("item_reference") {
+                self.0 = item.id;
+                return Err(A::Error::custom("the reference is found"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The number of the store that an ID names.
@@ -158,6 +180,10 @@ mod tests {
         );
         let items = r#"{"input":[{"role":"user","content":"[item_reference]"},{"type":"item_reference","id":"msg_1"}]}"#;
         assert_eq!(body(items), at("msg_1", "input"));
+        let many =
+            format!(r#"{{"input":[{}{{"type":"item_reference","id":"msg_1"}},7]}}"#, "{},".repeat(100_000));
+        assert_eq!(body(&many), at("msg_1", "input"));
+        assert_eq!(body(r#"{"input":[7,{"type":"item_reference","id":"msg_1"}]}"#), None);
         assert_eq!(reference_of("/v3/chat/completions", r#"{"previous_response_id":"resp_1"}"#), None);
     }
 
