@@ -28,6 +28,8 @@ pub(crate) enum Error {
     ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
+    #[error("the content encoding {0:?} is not supported: send the body without one")]
+    ContentEncoding(String),
     #[error("unknown path {0}")]
     UnknownPath(String),
     #[error("{path} does not support {method}")]
@@ -110,6 +112,9 @@ impl Error {
             Self::ObjectNotFound { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
             Self::ReplicaGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
             Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
+            Self::ContentEncoding(_) => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, REQUEST, "unsupported_content_encoding", None)
+            }
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "request_too_large", None),
@@ -139,6 +144,7 @@ impl Error {
             Self::UnknownModel(_) => "unknown_model",
             Self::ObjectNotFound { .. } | Self::ReplicaGone => "not_kept",
             Self::Header { .. } => "header",
+            Self::ContentEncoding(_) => "content_encoding",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
@@ -210,7 +216,7 @@ impl Error {
             Self::MissingKey | Self::InvalidKey => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) => {
+            Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) | Self::ContentEncoding(_) => {
                 // The router does not read the rest of the body.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

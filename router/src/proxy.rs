@@ -123,6 +123,7 @@ async fn forward(
     let (mut parts, body) = request.into_parts();
     tenant::set_header(&mut parts.headers, client.as_ref(), app.settings().key_isolation);
     let queued = queued_request(&parts)?;
+    check_encoding(&parts)?;
     let body = receive::receive(app, body).await?;
     let fields = routing_fields(endpoint, &parts, &body)?;
     let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
@@ -136,8 +137,9 @@ async fn forward(
     let placement_request =
         PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields, &prompt) };
     let demand = placement_request.demand;
+    let is_computed = is_computed(&parts.method, endpoint, parts.uri.path());
     let has_token_quota = match &client {
-        Some(client) => charge(app, client, &demand, record)?,
+        Some(client) => charge(app, client, is_computed.then_some(&demand), record)?,
         None => false,
     };
     let metered = match endpoint {
@@ -147,6 +149,9 @@ async fn forward(
         // Streams of the Responses API always report the usage.
         _ => None,
     };
+    let text_bytes = if prompt.image_tokens == 0 { prompt.text.len() } else { 0 };
+    // The prompt without its images can be a large copy, and the answer can take minutes.
+    drop(prompt);
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
     let forwarding = ForwardingContext {
         client_address: arrival.client_address,
@@ -163,7 +168,8 @@ async fn forward(
         retry_safety,
         is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
-        prompt_bytes: prompt.text.len(),
+        is_computed,
+        text_bytes,
         choices: demand.sequences,
         headers: headers::for_replica(&mut parts, forwarding),
         uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
@@ -199,15 +205,36 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
         let content_type = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         content_type.is_some_and(|value| memchr::memmem::find(value, b"json").is_some())
     };
-    let is_encoded = parts.headers.contains_key(header::CONTENT_ENCODING);
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses if !is_encoded => {
-            Ok(fields::read(body)?)
-        }
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body)?),
         // The body of other endpoints may be JSON, and may name a model.
-        _ if is_json() && !is_encoded => Ok(fields::read(body).unwrap_or_default()),
+        _ if is_json() => Ok(fields::read(body).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }
+}
+
+/// Checks that the body is not compressed. Replicas decompress no bodies, and the router must read the fields that
+/// determine the replica and the charge.
+fn check_encoding(parts: &Parts) -> Result<(), Error> {
+    let mut encodings = parts.headers.get_all(header::CONTENT_ENCODING).iter();
+    match encodings.find(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        Some(encoding) => {
+            Err(Error::ContentEncoding(String::from_utf8_lossy(encoding.as_bytes()).into_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a replica computes the answer and its usage. Other requests, such as those for a stored response, return the
+/// usage of an earlier request at most.
+fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
+    *method == Method::POST
+        && match endpoint {
+            Endpoint::Chat | Endpoint::Completions => true,
+            Endpoint::Responses => path.ends_with("/responses"),
+            Endpoint::Conversations | Endpoint::Models => false,
+            Endpoint::Other => !path.ends_with("tokenize"),
+        }
 }
 
 /// The replicas of the model that the request names.
@@ -253,15 +280,24 @@ fn placement_request(
     PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
-/// Charges the request to the rate limits of its client. Returns whether the tokens of the client are limited.
-fn charge(app: &App, client: &Client, demand: &Demand, record: &mut RequestRecord) -> Result<bool, Error> {
+/// Charges the request to the rate limits of its client, with the tokens of its demand unless nothing is computed for
+/// it. Returns whether the tokens of the client are limited.
+fn charge(
+    app: &App,
+    client: &Client,
+    demand: Option<&Demand>,
+    record: &mut RequestRecord,
+) -> Result<bool, Error> {
     let settings = app.settings();
     let rates = Rates {
         requests_per_minute: settings.requests_per_minute,
         tokens_per_minute: settings.tokens_per_minute,
     };
-    let tokens = demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences));
+    let tokens_of = |demand: &Demand| {
+        demand.prompt_tokens.saturating_add(demand.output_tokens.saturating_mul(demand.sequences))
+    };
+    let tokens = demand.map_or(0, tokens_of);
     app.access().charge(client, rates, tokens)?;
-    record.charged(tokens, demand);
+    record.charged(tokens, demand.map_or(0, |demand| demand.prompt_tokens));
     Ok(rates.tokens_per_minute.is_some())
 }

@@ -22,7 +22,10 @@ pub(super) struct OutgoingRequest {
     pub(super) is_stream: bool,
     /// Whether the router requested the usage for itself, so that the client must not receive it.
     pub(super) hides_usage: bool,
-    pub(super) prompt_bytes: usize,
+    /// Whether a replica computes the answer and its usage.
+    pub(super) is_computed: bool,
+    /// The length of the prompt; 0 if it has images, whose tokens do not depend on their bytes.
+    pub(super) text_bytes: usize,
     /// The number of sequences in the answer.
     pub(super) choices: u32,
 }

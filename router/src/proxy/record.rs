@@ -15,7 +15,6 @@ use crate::deferred::defer;
 use crate::dispatch::Placement;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::policy::Demand;
 use crate::trace::Span;
 
 /// The record of a request. If it is dropped before the outcome is recorded, the request counts as canceled by the
@@ -92,11 +91,11 @@ impl RequestRecord {
         }
     }
 
-    /// Records that `tokens` tokens were charged to the client's quota for this demand.
-    pub(super) fn charged(&mut self, tokens: u32, demand: &Demand) {
+    /// Records that `tokens` tokens were charged to the client's quota, `prompt_tokens` of them for the prompt.
+    pub(super) fn charged(&mut self, tokens: u32, prompt_tokens: u32) {
         if let Some(inner) = &mut self.0 {
             inner.charged_tokens = tokens;
-            inner.prompt_tokens = demand.prompt_tokens;
+            inner.prompt_tokens = prompt_tokens;
         }
     }
 
@@ -131,13 +130,16 @@ impl RequestRecord {
         self.first_byte();
         let mut record = self.finished();
         let fleet = Arc::clone(&placement.fleet);
-        let (prompt_bytes, choices) = (outgoing.prompt_bytes, outgoing.choices);
+        let (text_bytes, choices) = (outgoing.text_bytes, outgoing.choices);
         let (status, body) = (answer.status(), answer.body().clone());
+        let uses_tokens = outgoing.is_computed && status.is_success();
         defer(move || {
             let used = match usage(&body) {
-                _ if !status.is_success() => TokensUsed::None,
+                _ if !uses_tokens => TokensUsed::None,
                 Some(usage) => {
-                    fleet.observe_prompt(prompt_bytes, usage.prompt);
+                    if !usage.has_images() {
+                        fleet.observe_prompt(text_bytes, usage.prompt);
+                    }
                     if let Some(tokens) = usage.completion {
                         fleet.observe_output(tokens / choices.max(1));
                     }

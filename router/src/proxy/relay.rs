@@ -50,7 +50,8 @@ impl StreamedAnswer {
         let relay = Relay {
             worker: Arc::clone(worker),
             status: parts.status,
-            prompt_bytes: outgoing.prompt_bytes,
+            is_computed: outgoing.is_computed,
+            text_bytes: outgoing.text_bytes,
             choices: outgoing.choices,
             upstream: Some(link),
             fleet: Arc::clone(&placement.fleet),
@@ -69,7 +70,8 @@ impl StreamedAnswer {
 pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,
-    prompt_bytes: usize,
+    is_computed: bool,
+    text_bytes: usize,
     choices: u32,
     /// `None` once the answer has ended.
     upstream: Option<Link>,
@@ -143,7 +145,7 @@ impl Relay {
     /// The tokens that the request has used so far, as far as they are known.
     fn tokens_used(&self) -> TokensUsed {
         match &self.events {
-            _ if !self.status.is_success() => TokensUsed::None,
+            _ if !self.is_computed || !self.status.is_success() => TokensUsed::None,
             Some(Events { usage: Some(usage), .. }) => TokensUsed::Reported(*usage),
             Some(events) => {
                 let estimates = self.fleet.expectations().estimates;
@@ -163,14 +165,16 @@ impl Relay {
         if let (Some(link), Some(placement)) = (self.upstream.take(), &mut self.placement) {
             self.worker.pool.put(placement.replica.discovered.http, link);
             placement.set_outcome(Outcome::Answered);
-            let (status, prompt_bytes, choices) = (self.status, self.prompt_bytes, self.choices.max(1));
+            let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices.max(1));
             let fleet = Arc::clone(&self.fleet);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        fleet.observe_prompt(prompt_bytes, usage.prompt);
+                        if !usage.has_images() {
+                            fleet.observe_prompt(text_bytes, usage.prompt);
+                        }
                         if let Some(tokens) = usage.completion {
                             fleet.observe_output(tokens / choices);
                             token_events.inspect(|&events| fleet.observe_events(events, tokens));

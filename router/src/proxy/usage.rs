@@ -20,9 +20,22 @@ pub(super) struct Usage {
     /// The number of generated tokens, or `None` if nothing is generated, as with embeddings.
     #[serde(alias = "output_tokens", rename = "completion_tokens")]
     pub(super) completion: Option<u32>,
+    /// The parts of the prompt, as far as the answer reports them.
+    #[serde(default, alias = "input_tokens_details", rename = "prompt_tokens_details")]
+    details: Option<PromptDetails>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+struct PromptDetails {
+    image_tokens: Option<u32>,
 }
 
 impl Usage {
+    /// Whether the prompt had images.
+    pub(super) fn has_images(self) -> bool {
+        self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
+    }
+
     /// The total number of tokens.
     pub(super) fn total(self) -> u32 {
         self.prompt.saturating_add(self.completion.unwrap_or(0))
@@ -72,14 +85,24 @@ mod tests {
     #[test]
     fn the_usage_of_both_apis_is_parsed_and_nothing_else_is() {
         let chat = br#"{"choices":[],"usage":{"prompt_tokens": 12,"completion_tokens":3,"total_tokens":15}}"#;
-        assert_eq!(usage(chat), Some(Usage { prompt: 12, completion: Some(3) }));
+        let of_text = |prompt, completion| Some(Usage { prompt, completion, details: None });
+        assert_eq!(usage(chat), of_text(12, Some(3)));
         let responses = br#"{"usage":{"input_tokens":1,"output_tokens":2}}"#;
-        assert_eq!(usage(responses), Some(Usage { prompt: 1, completion: Some(2) }));
+        assert_eq!(usage(responses), of_text(1, Some(2)));
         let event =
             br#"{"type":"response.completed","response":{"usage":{"input_tokens":1,"output_tokens":2}}}"#;
-        assert_eq!(usage(event), Some(Usage { prompt: 1, completion: Some(2) }));
+        assert_eq!(usage(event), of_text(1, Some(2)));
         let embeddings = br#"{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}"#;
-        assert_eq!(usage(embeddings), Some(Usage { prompt: 8, completion: None }));
+        assert_eq!(usage(embeddings), of_text(8, None));
+        for (details, has_images) in [
+            ("null", false),
+            (r#"{"cached_tokens":9}"#, false),
+            (r#"{"cached_tokens":9,"image_tokens":0}"#, false),
+            (r#"{"cached_tokens":9,"image_tokens":256}"#, true),
+        ] {
+            let answer = format!(r#"{{"usage":{{"prompt_tokens":300,"prompt_tokens_details":{details}}}}}"#);
+            assert_eq!(usage(answer.as_bytes()).map(Usage::has_images), Some(has_images), "{answer}");
+        }
         for none in ["", "\"usage\"", "{\"usage\":null}", "{\"usage\":{\"prompt_tokens\":x}}"] {
             assert_eq!(usage(none.as_bytes()), None, "{none}");
         }
@@ -90,7 +113,7 @@ mod tests {
         let echoed = r#"{"usage":{"input_tokens":900,"output_tokens":2},
             "tools":[{"parameters":{"usage":{"input_tokens":0,"output_tokens":0}}}],"metadata":{"usage":"0"},
             "text":"\"usage\":{\"input_tokens\":0,\"output_tokens\":0}"}"#;
-        assert_eq!(usage(echoed.as_bytes()), Some(Usage { prompt: 900, completion: Some(2) }));
+        assert_eq!(usage(echoed.as_bytes()).map(Usage::total), Some(902));
         let nested = r#"{"response":{"tools":[{"usage":{"input_tokens":0,"output_tokens":0}}]}}"#;
         assert_eq!(usage(nested.as_bytes()), None);
     }

@@ -96,6 +96,38 @@ fn without_a_quota_no_body_is_touched() {
 }
 
 #[test]
+fn reading_a_stored_response_costs_no_tokens() {
+    const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let upstream = Upstream::with_store(listener, "m", 1, |_, stream| send(stream, &whole(USAGE)));
+    let (_folder, router) = start(&upstream, 600);
+    let path = format!("/v3/responses/resp_{:016x}{:032x}", 1, 0x100);
+    for _ in 0..5 {
+        assert_eq!(router.request("GET", &path, KEY, "").status, 200);
+    }
+    let body = r#"{"model":"m","input":"x","max_output_tokens":200}"#;
+    assert_eq!(router.request("POST", "/v3/responses", KEY, body).status, 200);
+    await_condition("the tokens of the response to be charged", || {
+        (router.request("POST", "/v3/responses", KEY, body).status == 429).then_some(())
+    });
+    assert_eq!(router.request("GET", &path, KEY, "").status, 200);
+}
+
+#[test]
+fn a_content_encoding_does_not_hide_a_request_from_its_quota() {
+    let upstream = streaming(1);
+    let (_folder, router) = start(&upstream, 10_000);
+    let headers = |encoding| format!("{KEY}content-encoding: {encoding}\r\n");
+    let body = r#"{"model":"m","messages":[],"stream":true}"#;
+    let answer = router.request("POST", CHAT, &headers("gzip"), body);
+    assert_eq!(answer.status, 415, "{answer:?}");
+    assert!(answer.body.contains("unsupported_content_encoding"), "{answer:?}");
+    assert_eq!(router.request("POST", CHAT, &headers("identity"), body).status, 200);
+    let [forwarded] = &upstream.seen()[..] else { panic!("one request is forwarded") };
+    assert!(String::from_utf8_lossy(&forwarded.body).contains("include_usage"));
+}
+
+#[test]
 fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
     const EVENTS: usize = 1000;
     let upstream = Upstream::start("m", |request, stream| {
