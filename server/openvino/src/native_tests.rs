@@ -8,6 +8,7 @@ mod ir;
 mod operations;
 mod projections;
 mod symbols;
+mod weights;
 
 use std::ffi::{c_int, c_void};
 use std::io::Write as _;

@@ -1,6 +1,6 @@
 //! The drafters of a sequence: the source of its drafts, and how often they are accepted.
 
-use server_scheduler::TokenId;
+use server_scheduler::{DRAFT_TOKENS_MAX, TokenId};
 
 use super::text::Text;
 use crate::lookup::{LookupOutput, MATCH_MAX, PromptIndex, PromptLookup};
@@ -124,7 +124,8 @@ impl SequenceDrafter {
         let ngram =
             request.index.as_ref().zip(request.lookup.as_ref()).map(|(index, lookup)| NgramProposer {
                 output: LookupOutput::new(index),
-                num_draft_tokens: lookup.num_draft_tokens as usize,
+                // A model's folder can contain any number. The scheduler never schedules more.
+                num_draft_tokens: lookup.num_draft_tokens.min(DRAFT_TOKENS_MAX) as usize,
                 acceptance: None,
                 limit: INITIAL_LIMIT,
                 drafts: Vec::new(),
@@ -265,4 +266,21 @@ fn record(own: &mut Option<&mut f32>, global: &mut f32, is_accepted: bool) {
         **own += SEQUENCE_WEIGHT * (accepted - **own);
     }
     *global += GLOBAL_WEIGHT * (accepted - *global);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_drafts_is_limited() {
+        let config = PromptLookup { max_ngram_size: 3, num_draft_tokens: 1 << 20, prediction: Vec::new() };
+        let mut request = RequestDrafter::new(Some(config), None, &[1, 2, 3, 1, 2]).unwrap();
+        request.push(0, 1, 3);
+        let index = request.index.as_mut().unwrap();
+        index.extend(usize::MAX);
+        let ngram = request.sequences[0].ngram.as_mut().unwrap();
+        ngram.propose(index, &AcceptanceRates::default().lookup, 0.0);
+        assert_eq!(ngram.drafts.len(), DRAFT_TOKENS_MAX as usize);
+    }
 }

@@ -79,7 +79,9 @@ bool is_rowwise(const ov::Node& node) {
     if (!target) return false;
     if (type == "Unsqueeze") return true;
     const auto sizes = target->cast_vector<int64_t>();
-    const auto last = *node.get_input_partial_shape(0).rbegin();
+    const auto& shape = node.get_input_partial_shape(0);
+    if (shape.rank().is_dynamic() || shape.size() == 0) return false;
+    const auto last = *shape.rbegin();
     return !sizes.empty() && last.is_static() && (sizes.back() == -1 || sizes.back() == last.get_length());
 }
 
@@ -142,7 +144,9 @@ void ovfleet::select_logits(ov::Model& model) {
                 break;
             }
     }
-    const auto vocabulary = *result->get_input_partial_shape(0).rbegin();
+    const auto& shape = result->get_input_partial_shape(0);
+    OPENVINO_ASSERT(shape.rank().is_static() && shape.size() > 0, "the logits have no dimension of the vocabulary");
+    const auto vocabulary = *shape.rbegin();
     OPENVINO_ASSERT(vocabulary.is_static(), "the size of the vocabulary is not static");
     auto projection = vocabulary_projection(result);
 

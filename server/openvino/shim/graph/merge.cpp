@@ -1,5 +1,6 @@
 // Merges projections that read the same input and have weights of the same form, which results in fewer, larger
 // multiplications.
+#include <cstring>
 #include <map>
 #include <vector>
 
@@ -15,18 +16,46 @@ namespace {
 namespace op = ov::op;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// Whether two weights are the same operations on constants that differ only in their content and their number of rows.
+size_t num_elements(const NodePtr& node) { return ov::shape_size(node->get_output_shape(0)); }
+
+bool are_equal(const NodePtr& a, const NodePtr& b) {
+    const auto left = ov::as_type_ptr<op::v0::Constant>(a), right = ov::as_type_ptr<op::v0::Constant>(b);
+    // The content of deferred constants is not in memory.
+    if (ovfleet::deferred_parts(*left) || ovfleet::deferred_parts(*right)) return false;
+    return left->get_byte_size() == right->get_byte_size() &&
+           std::memcmp(left->get_data_ptr(), right->get_data_ptr(), left->get_byte_size()) == 0;
+}
+
+// Whether the inputs of an operation have a row for each of its rows, except for inputs with one element.
+bool has_rows(const NodePtr& node) {
+    const auto& shape = node->get_output_shape(0);
+    for (const auto& input : node->input_values()) {
+        const auto& of_input = input.get_shape();
+        if (ov::shape_size(of_input) > 1 && (of_input.size() != shape.size() || of_input[0] != shape[0])) return false;
+    }
+    return true;
+}
+
+// Whether two weights are the same operations on constants that differ only in their content and their number of rows, so that
+// their constants can be concatenated by rows.
 bool same_form(const NodePtr& a, const NodePtr& b) {
     if (a->get_type_info() != b->get_type_info() || a->get_input_size() != b->get_input_size()) return false;
-    if (a->get_output_element_type(0) != b->get_output_element_type(0)) return false;
-    // Constants are concatenated byte by byte, so their elements must fill whole bytes.
-    if (ov::is_type<op::v0::Constant>(a) && a->get_output_element_type(0).bitwidth() < 8 &&
-        ov::shape_size(a->get_output_shape(0)) * a->get_output_element_type(0).bitwidth() % 8 != 0)
-        return false;
-    auto left = a->get_output_partial_shape(0), right = b->get_output_partial_shape(0);
+    const auto type = a->get_output_element_type(0);
+    if (type != b->get_output_element_type(0)) return false;
+    const auto left = a->get_output_partial_shape(0), right = b->get_output_partial_shape(0);
     if (left.is_dynamic() || right.is_dynamic() || left.size() != right.size()) return false;
     for (size_t axis = 1; axis < left.size(); ++axis)
-        if (left[axis] != right[axis] && !ov::is_type<op::v0::Constant>(a)) return false;
+        if (left[axis] != right[axis]) return false;
+    if (ov::is_type<op::v0::Constant>(a)) {
+        // A constant with one element applies to all rows.
+        if (num_elements(a) == 1 || num_elements(b) == 1)
+            return num_elements(a) == num_elements(b) && are_equal(a, b);
+        // Constants are concatenated byte by byte, so their elements must fill whole bytes.
+        return type.bitwidth() >= 8 || num_elements(a) * type.bitwidth() % 8 == 0;
+    }
+    // The new shape of a merged weight follows from its rows.
+    if (ov::is_type<op::v1::Reshape>(a)) return same_form(a->get_input_node_shared_ptr(0), b->get_input_node_shared_ptr(0));
+    if (!has_rows(a) || !has_rows(b)) return false;
     for (size_t i = 0; i < a->get_input_size(); ++i)
         if (!same_form(a->get_input_node_shared_ptr(i), b->get_input_node_shared_ptr(i))) return false;
     return true;
@@ -101,10 +130,10 @@ extern "C" int ovfleet_merge_projections(ov_model_t* model, size_t* merged) {
         for (auto& [input, matmuls] : readers) {
             // Merge the projections with the same form as the first one. The others are merged in further iterations.
             while (matmuls.size() > 1) {
-                std::vector<std::shared_ptr<op::v0::MatMul>> alike, rest;
-                for (const auto& one : matmuls)
-                    (same_form(matmuls[0]->get_input_node_shared_ptr(1), one->get_input_node_shared_ptr(1)) ? alike : rest)
-                        .push_back(one);
+                std::vector<std::shared_ptr<op::v0::MatMul>> alike = {matmuls[0]}, rest;
+                const auto first = matmuls[0]->get_input_node_shared_ptr(1);
+                for (size_t i = 1; i < matmuls.size(); ++i)
+                    (same_form(first, matmuls[i]->get_input_node_shared_ptr(1)) ? alike : rest).push_back(matmuls[i]);
                 if (alike.size() > 1) {
                     merge(alike);
                     *merged += alike.size();

@@ -76,7 +76,9 @@ bool match(const NodePtr& node, PairRotation& found) {
     if (!pairwise_table(straight->input_value(1), found.cos) || !pairwise_table(rotated->input_value(1), found.sin) ||
         !rotated_pairs(rotated->input_value(0), x) || x != straight->input_value(0))
         return false;
-    const auto size = x.get_partial_shape().rbegin();
+    const auto& shape = x.get_partial_shape();
+    if (shape.rank().is_dynamic() || shape.size() == 0) return false;
+    const auto size = shape.rbegin();
     if (size->is_dynamic()) return false;
     found.add = add;
     found.x = x;

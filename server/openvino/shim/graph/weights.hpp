@@ -14,16 +14,27 @@ inline std::shared_ptr<ov::op::v0::Constant> constant_of(std::shared_ptr<ov::Nod
     return ov::as_type_ptr<ov::op::v0::Constant>(node);
 }
 
-// Whether a node consists only of constants and of operations that plugins fold into a compressed weight.
-inline bool is_weight(const std::shared_ptr<ov::Node>& node) {
+// The largest number of nodes of a weight, in which a node counts as often as it is read. A compressed weight has about ten.
+// Without the limit, a chain of operations that read their input twice would take exponential time.
+constexpr size_t WEIGHT_NODES_MAX = 64;
+
+inline bool is_weight(const std::shared_ptr<ov::Node>& node, size_t& nodes_left) {
     namespace op = ov::op;
+    if (nodes_left == 0) return false;
+    --nodes_left;
     if (ov::is_type<op::v0::Constant>(node)) return true;
     if (!ov::is_type<op::v0::Convert>(node) && !ov::is_type<op::v1::Subtract>(node) && !ov::is_type<op::v1::Multiply>(node) &&
         !ov::is_type<op::v1::Reshape>(node))
         return false;
     for (size_t i = 0; i < node->get_input_size(); ++i)
-        if (!is_weight(node->get_input_node_shared_ptr(i))) return false;
+        if (!is_weight(node->get_input_node_shared_ptr(i), nodes_left)) return false;
     return true;
+}
+
+// Whether a node consists only of constants and of operations that plugins fold into a compressed weight.
+inline bool is_weight(const std::shared_ptr<ov::Node>& node) {
+    size_t nodes_left = WEIGHT_NODES_MAX;
+    return is_weight(node, nodes_left);
 }
 
 // Whether a MatMul multiplies its input by the rows of a weight matrix.

@@ -100,6 +100,8 @@ void Projection::check_adapters(const uint8_t* memory) const {
         check(is_within(0, matmul.adapter_count, sizeof(LoraAdapter), 1), "their memory is too small");
         for (size_t i = 0; i < matmul.adapter_count; ++i) {
             const auto& adapter = reinterpret_cast<const LoraAdapter*>(begin)[i];
+            check(i == 0 || adapter.number > reinterpret_cast<const LoraAdapter*>(begin)[i - 1].number,
+                  "their numbers do not ascend");
             check(adapter.ranks > 0 && adapter.ranks % RANK_BLOCK == 0 && adapter.ranks <= bytes, "a rank is wrong");
             check(is_within(adapter.down, adapter.ranks, matmul.K * sizeof(float), sizeof(float)),
                   "a matrix is outside of their memory");

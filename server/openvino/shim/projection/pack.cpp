@@ -176,11 +176,13 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
     weight.N = ov::shape_size(whole) / std::max<size_t>(weight.K, 1);
     weight.group = parts.back();
     if (weight.group == 0 || size_of(*weight.quants) != weight.N * weight.K) return {};
-    const size_t groups = weight.K / weight.group;
+    // Scales and zero points belong to groups of a row, and not to columns.
+    auto of_groups = parts;
+    of_groups.back() = 1;
     for (const auto& each : {weight.scales, weight.zeros}) {
         if (!each) continue;
         const bool is_real = each->get_element_type().is_real();
-        if (size_of(*each) != 1 && size_of(*each) != weight.N * groups) return {};
+        if (size_of(*each) != 1 && each->get_shape() != of_groups) return {};
         if (!is_real && (each == weight.scales || !is_integers(*each))) return {};
     }
     if (is_e2m1(*weight.quants) && (weight.zeros || weight.group % SRC_GROUP != 0)) return {};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Random;
-use super::ir::{Ir, Operation};
+use super::ir::{Ir, operation};
 use crate::compiled_graph::CompiledGraph;
 use crate::cpu::{CpuFeatures, Isa};
 use crate::kernels::{NativeProjections, PROJECTION_ISAS, Precision, ProductPrecision};
@@ -16,10 +16,6 @@ const SIZES: [usize; 3] = [64, 96, 32];
 
 /// The largest difference relative to the largest number. Activations are rounded to 15 bits.
 const TOLERANCE: f32 = 1e-4;
-
-fn operation<'a>(name: &'a str, attributes: &'a str) -> Operation<'a> {
-    Operation { name, opset: "opset1", attributes }
-}
 
 fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
     values.flat_map(f32::to_le_bytes).collect()

@@ -22,6 +22,11 @@ pub(super) struct Operation<'a> {
     pub(super) attributes: &'a str,
 }
 
+/// An operation of OpenVINO's first operation set.
+pub(super) const fn operation<'a>(name: &'a str, attributes: &'a str) -> Operation<'a> {
+    Operation { name, opset: "opset1", attributes }
+}
+
 impl Ir {
     /// Adds an input of the model and returns the number of its layer. Dynamic dimensions are written as `?`.
     pub(super) fn input(&mut self, name: &str, element_type: &str, shape: &str) -> usize {
