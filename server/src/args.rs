@@ -171,8 +171,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
-    /// Directory in which compiled models are stored, or rewritten graphs if compiled models cannot be cached, so that
-    /// the next start is faster.
+    /// Directory in which compiled models are stored, so that the next start is faster.
+    ///
+    /// For a GGUF file with adapters or on a device other than CPU, the rewritten graph is stored instead.
+    /// Vision-language models are not cached, nor are IRs with adapters or on other devices.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 

@@ -247,7 +247,8 @@ its body. The ranges of request parameters are in [api.md](api.md), and the flag
 [flags-server.md](flags-server.md), [flags-router.md](flags-router.md) and [flags-operator.md](flags-operator.md). A
 *form* is the constraint on a [structured output](structured-output.md), such as a JSON schema, a grammar or a choice.
 
-The defaults are those of the programs, and also those of an LLMDeployment.
+The defaults are those of the programs. An LLMDeployment has the same defaults, except for `drain.timeout`,
+which is 2 minutes.
 
 This page is generated from the code: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
 ";

@@ -80,7 +80,10 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("cache_salt", Kind::Text(NAME_BYTES_MAX), "", VLLM)
         .note("Only requests with the same salt share cached prefixes."),
     row("request_id", Kind::Text(NAME_BYTES_MAX), "", VLLM)
-        .accepted("The server generates the ID of an answer, which is also in the header `x-request-id`."),
+        .accepted(
+            "The server generates the ID of an answer and sends it in the header `x-request-id`. A router replaces this header \
+             with the ID of the request.",
+        ),
     row("priority", Kind::Integer(0, 0), "0", VLLM)
         .accepted("Only 0, as in vLLM without priority scheduling. The router's priority classes are set with the header `x-ovfleet-priority`."),
 ];
