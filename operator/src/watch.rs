@@ -78,10 +78,23 @@ impl Watches {
     }
 
     /// Waits until all watches of objects and pods have listed all existing ones.
+    ///
+    /// Until then, it discards the changes, so that a watch with more objects than the channel holds can list them all.
+    /// No change is lost if the caller lists the resources afterwards: that reconciles each of them, and the caches
+    /// already contain the discarded changes.
     pub async fn ready(&mut self) {
-        let count = self.count;
-        // An error means that the watches have ended, which their tasks report.
-        let _ = self.ready.wait_for(|ready| *ready >= count).await;
+        let Self { changes, ready, count, .. } = self;
+        let listed = async {
+            // An error means that the watches have ended, which their tasks report.
+            let _ = ready.wait_for(|ready| *ready >= *count).await;
+        };
+        tokio::pin!(listed);
+        loop {
+            tokio::select! {
+                () = &mut listed => return,
+                Some(_) = changes.recv() => {}
+            }
+        }
     }
 }
 
@@ -193,3 +206,6 @@ impl Follower {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
