@@ -8,9 +8,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kube::runtime::reflector::Store;
-use operator_api::{LlmDeployment, LlmDeploymentStatus};
+use operator_api::{Phase, ReleaseStatus};
 
 use crate::metrics::Metrics;
+use crate::watch::StoredDeployment;
 
 /// The state of the HTTP server for probes and metrics. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +22,7 @@ struct Inner {
     metrics: Metrics,
     /// The condition that the operator waits for before it is ready.
     waits_for: Mutex<Option<&'static str>>,
-    stores: Mutex<Vec<Store<LlmDeployment>>>,
+    stores: Mutex<Vec<Store<StoredDeployment>>>,
 }
 
 impl Admin {
@@ -37,7 +38,7 @@ impl Admin {
     }
 
     /// Adds a store whose resources the metrics count.
-    pub fn add_store(&self, store: Store<LlmDeployment>) {
+    pub fn add_store(&self, store: Store<StoredDeployment>) {
         self.0.stores.lock().unwrap_or_else(PoisonError::into_inner).push(store);
     }
 
@@ -50,10 +51,22 @@ impl Admin {
             .with_state(self)
     }
 
-    fn count(&self, matches: impl Fn(Option<&LlmDeploymentStatus>) -> bool) -> usize {
+    fn count(&self, matches: impl Fn(&StoredDeployment) -> bool) -> usize {
         let stores = self.0.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        stores.iter().flat_map(Store::state).filter(|object| matches(object.status.as_ref())).count()
+        stores.iter().flat_map(Store::state).filter(|object| matches(object)).count()
     }
+}
+
+/// The phase of a resource. A resource that cannot be decoded is refused.
+fn phase(object: &StoredDeployment) -> Phase {
+    match &object.0 {
+        Ok(object) => object.status.as_ref().map(|status| status.phase).unwrap_or_default(),
+        Err(_) => Phase::Refused,
+    }
+}
+
+fn release(object: &StoredDeployment) -> Option<&ReleaseStatus> {
+    object.0.as_ref().ok()?.status.as_ref()?.release.as_ref()
 }
 
 /// A standby operator is ready too: the probe says that it can take over.
@@ -67,12 +80,9 @@ async fn ready(State(admin): State<Admin>) -> Response {
 async fn metrics(State(admin): State<Admin>) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let metrics = &admin.0.metrics;
-    metrics.set_deployments(|phase| {
-        admin.count(|status| status.map(|status| status.phase).unwrap_or_default() == phase)
-    });
+    metrics.set_deployments(|counted| admin.count(|object| phase(object) == counted));
     metrics.set_releases(|state| {
-        let release = |status: Option<&LlmDeploymentStatus>| status?.release.clone();
-        admin.count(|status| release(status).is_some_and(|release| release.state == state))
+        admin.count(|object| release(object).is_some_and(|release| release.state == state))
     });
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], metrics.scrape()).into_response()
 }

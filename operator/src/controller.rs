@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::ApiResource;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, reflector, watcher};
-use kube::{Client, Resource as _, ResourceExt as _};
+use kube::{Client, Resource, ResourceExt as _};
 use operator_api::{LlmDeployment, LlmDeploymentStatus, UpgradePolicy, UpgradeState};
 use rand::RngExt as _;
 use serde_json::json;
@@ -27,12 +29,12 @@ use crate::fleet::{CacheSampling, Fleet, PodClient, PodReports};
 use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
-use crate::status::{invalid_status, is_same_except_times, status};
+use crate::status::{invalid_status, is_same_except_times, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::valid_deployment::ValidDeployment;
-use crate::validate::{Defaults, validate};
-use crate::watch::{Stores, Watches};
+use crate::validate::{Defaults, ValidationError, validate};
+use crate::watch::{StoredDeployment, Stores, Watches};
 use process::trace::Tracer;
 
 /// Changes of a resource within this time trigger one reconcile.
@@ -88,16 +90,19 @@ pub enum Error {
     /// Some objects could not be applied.
     #[error("failed to apply {0} objects")]
     Apply(usize),
+    /// The status could not be read.
+    #[error("failed to read the status")]
+    ReadStatus(#[source] kube::Error),
     /// The status could not be written.
     #[error("failed to write the status")]
-    Status(#[source] kube::Error),
+    WriteStatus(#[source] kube::Error),
 }
 
 impl Error {
     fn label(&self) -> &'static str {
         match self {
             Self::Apply(_) => "apply_failed",
-            Self::Status(_) => "status_failed",
+            Self::ReadStatus(_) | Self::WriteStatus(_) => "status_failed",
         }
     }
 }
@@ -130,7 +135,7 @@ pub async fn run(
     scope: Scope,
     config: Config,
     stop: CancellationToken,
-    ready: tokio::sync::oneshot::Sender<Store<LlmDeployment>>,
+    ready: tokio::sync::oneshot::Sender<Store<StoredDeployment>>,
 ) -> anyhow::Result<()> {
     let Scope { client, namespace, has_service_monitors, pods, upgrades, metrics } = scope;
     let stores = Arc::new(Stores::new(has_service_monitors));
@@ -140,7 +145,7 @@ pub async fn run(
         () = watches.ready() => {}
         () = stop.cancelled() => return Ok(()),
     }
-    let api: Api<LlmDeployment> = match &namespace {
+    let api: Api<StoredDeployment> = match &namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
@@ -154,7 +159,8 @@ pub async fn run(
         .applied_objects()
         // The operator itself writes the status, so a changed status triggers no reconcile.
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
-    let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context));
+    let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context))
+        .map(|owner| owner.into_kind_unchecked(()));
     let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
     let recorder = Recorder::new(client.clone(), FIELD_MANAGER.into());
     let applier = Applier {
@@ -192,10 +198,13 @@ pub async fn run(
     }
 }
 
-async fn reconcile_measured(object: Arc<LlmDeployment>, context: Arc<Context>) -> Result<Action, Error> {
+async fn reconcile_measured(object: Arc<StoredDeployment>, context: Arc<Context>) -> Result<Action, Error> {
     let started = Instant::now();
-    let span = ReconcileSpan::start(context.config.tracer.as_ref(), &object);
-    let result = reconcile(&object, &context, &span).await;
+    let span = ReconcileSpan::start(context.config.tracer.as_ref(), object.as_ref());
+    let result = match &object.0 {
+        Ok(object) => reconcile(object, &context, &span).await,
+        Err(invalid) => refuse(&object, invalid, &context).await,
+    };
     let outcome = result.as_ref().map_or_else(Error::label, |_| "done");
     span.end(outcome, result.as_ref().err().map(|error| process::error::chain(error)));
     context.metrics.record_reconcile(outcome, started.elapsed());
@@ -248,10 +257,36 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
     context.next_action(object, &applied)
 }
 
+/// Reports in the status that a resource cannot be decoded. Its objects are not changed.
+async fn refuse(
+    object: &StoredDeployment,
+    invalid: &InvalidObject,
+    context: &Context,
+) -> Result<Action, Error> {
+    if object.meta().deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let (name, namespace) = (object.name_any(), object.namespace());
+    tracing::warn!(
+        name,
+        namespace,
+        error = invalid.error,
+        "an LLMDeployment cannot be decoded: its objects are not changed"
+    );
+    let previous = match context.with_memory(object, |memory| memory.status.clone()) {
+        Some(status) => Some(status),
+        None => context.stored_status(object).await?,
+    };
+    let error = ValidationError::Undecodable(invalid.error.clone());
+    let status = refused_status(object.meta(), previous.as_ref(), &error, Timestamp::now());
+    context.write_status(object, previous, status).await?;
+    Ok(Action::await_change())
+}
+
 /// Retries a failed reconcile with exponential backoff and jitter.
 #[expect(clippy::needless_pass_by_value, reason = "the controller requires this signature")]
-fn retry_later(object: Arc<LlmDeployment>, error: &Error, context: Arc<Context>) -> Action {
-    let failures = context.with_memory(&object, |memory| {
+fn retry_later(object: Arc<StoredDeployment>, error: &Error, context: Arc<Context>) -> Action {
+    let failures = context.with_memory(object.as_ref(), |memory| {
         memory.failures = memory.failures.saturating_add(1);
         memory.failures
     });
@@ -274,12 +309,12 @@ impl Context {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with_memory<T>(&self, object: &LlmDeployment, access: impl FnOnce(&mut ResourceMemory) -> T) -> T {
+    fn with_memory<T>(&self, object: &impl Resource, access: impl FnOnce(&mut ResourceMemory) -> T) -> T {
         access(self.memory().entry(object.uid().unwrap_or_default()).or_default())
     }
 
     /// Forgets the resources that no longer exist.
-    fn retain(&self, present: &Store<LlmDeployment>) {
+    fn retain(&self, present: &Store<StoredDeployment>) {
         let present: HashSet<String> = present.state().iter().filter_map(|object| object.uid()).collect();
         self.memory().retain(|uid, _| present.contains(uid));
         self.fleet.retain(&present);
@@ -314,6 +349,16 @@ impl Context {
         self.with_memory(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
     }
 
+    /// Requests the status of a resource that cannot be decoded. Returns `None` if the status cannot be decoded either.
+    async fn stored_status(&self, object: &StoredDeployment) -> Result<Option<LlmDeploymentStatus>, Error> {
+        let kind = ApiResource::erase::<LlmDeployment>(&());
+        let namespace = object.namespace().unwrap_or_default();
+        let api: Api<DynamicObject> = Api::namespaced_with(self.applier.client.clone(), &namespace, &kind);
+        self.metrics.record_api_call("get", "LLMDeployment");
+        let stored = api.get_opt(&object.name_any()).await.map_err(Error::ReadStatus)?;
+        Ok(stored.and_then(|stored| serde_json::from_value(stored.data.get("status")?.clone()).ok()))
+    }
+
     /// Returns whether this reconcile requests the usage of KV caches from routers.
     fn cache_sampling(&self, object: &LlmDeployment) -> CacheSampling {
         let Some(interval) = self.config.load_interval else { return CacheSampling::Skip };
@@ -329,7 +374,7 @@ impl Context {
     /// Writes the status if it has changed, and publishes events about the changes.
     async fn write_status(
         &self,
-        object: &LlmDeployment,
+        object: &impl Resource<DynamicType = ()>,
         previous: Option<LlmDeploymentStatus>,
         status: LlmDeploymentStatus,
     ) -> Result<(), Error> {
@@ -337,7 +382,7 @@ impl Context {
             return Ok(());
         }
         let name = object.name_any();
-        let api: Api<LlmDeployment> =
+        let api: Api<StoredDeployment> =
             Api::namespaced(self.applier.client.clone(), &object.namespace().unwrap_or_default());
         let patch = json!({
             "apiVersion": LlmDeployment::api_version(&()),
@@ -350,7 +395,7 @@ impl Context {
         match api.patch_status(&name, &parameters, &Patch::Apply(&patch)).await {
             // The resource was deleted, and perhaps recreated with the same name.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => return Ok(()),
-            result => drop(result.map_err(Error::Status)?),
+            result => drop(result.map_err(Error::WriteStatus)?),
         }
         if previous.as_ref().map(|previous| previous.phase) != Some(status.phase) {
             tracing::info!(

@@ -2,7 +2,7 @@
 //! parameter.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::{Resource as _, ResourceExt as _};
 use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase, conditions as types};
 
@@ -62,7 +62,7 @@ pub fn status(
         model_revision: applied.desired.model_revision.clone(),
         kv_cache_percent: kv_cache_percent(applied, previous, &summary),
         release: Some(release::release_status(applied, &summary, previous)),
-        conditions: with_transition_times(states, object, previous, now),
+        conditions: with_transition_times(states, object.meta().generation, previous, now),
         model_digest: summary.model_digest,
         cache: summary.cache,
     }
@@ -73,6 +73,22 @@ pub fn status(
 #[must_use]
 pub fn invalid_status(
     object: &LlmDeployment,
+    previous: Option<&LlmDeploymentStatus>,
+    error: &ValidationError,
+    now: Timestamp,
+) -> LlmDeploymentStatus {
+    LlmDeploymentStatus {
+        model: object.spec.model.name.clone().unwrap_or_else(|| object.name_any()),
+        ready: previous
+            .map_or_else(|| format!("0/{}", object.spec.replicas), |previous| previous.ready.clone()),
+        ..refused_status(object.meta(), previous, error, now)
+    }
+}
+
+/// Returns the status of an invalid resource whose `spec` is unknown. All other fields keep their previous values.
+#[must_use]
+pub fn refused_status(
+    metadata: &ObjectMeta,
     previous: Option<&LlmDeploymentStatus>,
     error: &ValidationError,
     now: Timestamp,
@@ -97,12 +113,9 @@ pub fn invalid_status(
     }
     states.sort_by_key(|(name, _)| types::ALL.iter().position(|known| known == name));
     LlmDeploymentStatus {
-        observed_generation: object.meta().generation.unwrap_or(0),
+        observed_generation: metadata.generation.unwrap_or(0),
         phase: Phase::Refused,
-        model: object.spec.model.name.clone().unwrap_or_else(|| object.name_any()),
-        ready: previous
-            .map_or_else(|| format!("0/{}", object.spec.replicas), |previous| previous.ready.clone()),
-        conditions: with_transition_times(states, object, previous, now),
+        conditions: with_transition_times(states, metadata.generation, previous, now),
         ..previous.cloned().unwrap_or_default()
     }
 }
@@ -110,7 +123,7 @@ pub fn invalid_status(
 /// Adds the times at which the conditions last changed.
 fn with_transition_times(
     states: impl IntoIterator<Item = (&'static str, ConditionState)>,
-    object: &LlmDeployment,
+    generation: Option<i64>,
     previous: Option<&LlmDeploymentStatus>,
     now: Timestamp,
 ) -> Vec<Condition> {
@@ -129,7 +142,7 @@ fn with_transition_times(
             status: status.to_owned(),
             reason: state.reason,
             message: state.message.chars().take(MESSAGE_MAX).collect(),
-            observed_generation: object.meta().generation,
+            observed_generation: generation,
             last_transition_time: same.map_or(Time(now), |condition| condition.last_transition_time.clone()),
         }
     });

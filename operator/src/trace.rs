@@ -1,11 +1,10 @@
 //! OpenTelemetry spans of reconciles, with a child span for each step. Spans are created only if an endpoint is
 //! configured. They contain names of resources, never the content of a resource.
 
-use kube::ResourceExt as _;
+use kube::{Resource, ResourceExt as _};
 use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
-use operator_api::LlmDeployment;
 use process::trace::Tracer;
 
 /// The span of a reconcile; `None` if spans are not exported.
@@ -18,13 +17,13 @@ pub(crate) struct StepSpan(#[expect(dead_code, reason = "the span ends when it i
 
 impl ReconcileSpan {
     /// Starts the span of a reconcile of `object`.
-    pub(crate) fn start(tracer: Option<&Tracer>, object: &LlmDeployment) -> Self {
+    pub(crate) fn start(tracer: Option<&Tracer>, object: &impl Resource) -> Self {
         Self(tracer.map(|tracer| {
             let tracer = tracer.sdk();
             let builder = tracer.span_builder("reconcile").with_kind(SpanKind::Internal).with_attributes([
                 KeyValue::new("k8s.namespace.name", object.namespace().unwrap_or_default()),
                 KeyValue::new("ovfleet.llmdeployment.name", object.name_any()),
-                KeyValue::new("ovfleet.llmdeployment.generation", object.metadata.generation.unwrap_or(0)),
+                KeyValue::new("ovfleet.llmdeployment.generation", object.meta().generation.unwrap_or(0)),
             ]);
             let context = Context::new();
             let span = tracer.build_with_context(builder, &context);

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::ResourceExt as _;
 use kube::runtime::reflector::Store;
-use operator_api::{LlmDeployment, UpgradeState};
+use operator_api::UpgradeState;
+
+use crate::watch::StoredDeployment;
 
 /// The upgrade slots of all resources that this operator manages. Clones share them.
 #[derive(Clone)]
@@ -18,7 +20,7 @@ struct Slots {
     limit: usize,
     /// The number of stores that will be registered: one for each namespace, or one for all.
     scopes: usize,
-    stores: Vec<Store<LlmDeployment>>,
+    stores: Vec<Store<StoredDeployment>>,
     /// The UIDs of the resources that have a slot, even if their status does not say so yet.
     holders: HashSet<String>,
 }
@@ -36,7 +38,7 @@ impl UpgradeLimiter {
     }
 
     /// Registers the store with the resources of a scope.
-    pub fn register(&self, store: Store<LlmDeployment>) {
+    pub fn register(&self, store: Store<StoredDeployment>) {
         self.slots().stores.push(store);
     }
 
@@ -68,20 +70,21 @@ impl UpgradeLimiter {
     }
 }
 
-fn is_rolling(object: &LlmDeployment) -> bool {
-    let release = object.status.as_ref().and_then(|status| status.release.as_ref());
+fn is_rolling(object: &StoredDeployment) -> bool {
+    let status = object.0.as_ref().ok().and_then(|object| object.status.as_ref());
+    let release = status.and_then(|status| status.release.as_ref());
     release.is_some_and(|release| release.state == UpgradeState::Rolling)
 }
 
 #[cfg(test)]
 mod tests {
     use kube::runtime::{reflector, watcher};
-    use operator_api::{LlmDeploymentStatus, ReleaseStatus};
+    use operator_api::{LlmDeployment, LlmDeploymentStatus, ReleaseStatus};
     use serde_json::json;
 
     use super::*;
 
-    fn object(uid: &str, state: UpgradeState) -> LlmDeployment {
+    fn object(uid: &str, state: UpgradeState) -> StoredDeployment {
         let mut object: LlmDeployment = serde_json::from_value(json!({
             "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment",
             "metadata": {"name": uid, "namespace": "models", "uid": uid},
@@ -90,7 +93,7 @@ mod tests {
         .unwrap();
         let release = Some(ReleaseStatus { state, ..ReleaseStatus::default() });
         object.status = Some(LlmDeploymentStatus { release, ..LlmDeploymentStatus::default() });
-        object
+        kube::core::DeserializeGuard(Ok(object))
     }
 
     #[test]

@@ -42,6 +42,9 @@ pub enum ValidationError {
     /// The resource does not have exactly one source of the model.
     #[error("model.source needs exactly one of hf, http, s3, oci and pvc")]
     Source,
+    /// The resource was stored under another schema.
+    #[error("the LLMDeployment cannot be decoded: {0}")]
+    Undecodable(String),
     /// The API server rejects an object that is rendered from the resource.
     #[error("the API server rejects the {kind} that the operator creates for this resource: {message}")]
     Rejected {
@@ -59,6 +62,7 @@ impl ValidationError {
         match self {
             Self::Field { .. } => "InvalidField",
             Self::Source => "InvalidSource",
+            Self::Undecodable(_) => "Undecodable",
             Self::Rejected { .. } => "RefusedByCluster",
         }
     }

@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
 use kube::api::{Api, DynamicObject};
+use kube::core::DeserializeGuard;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -31,6 +32,10 @@ use stores::owner;
 ///
 /// Beyond it: the watches wait.
 const CHANGES_MAX: usize = 1024;
+
+/// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the resource
+/// then contains the error instead, so that it does not end the watch of the other resources.
+pub type StoredDeployment = DeserializeGuard<LlmDeployment>;
 
 /// The running watches of a controller.
 #[derive(Debug)]

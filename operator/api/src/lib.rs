@@ -60,25 +60,32 @@ pub fn crd() -> CustomResourceDefinition {
         let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
         if let Some(properties) = schema.and_then(|schema| schema.properties.as_mut()) {
             properties.insert("metadata".to_owned(), metadata.clone());
-            properties.values_mut().for_each(complete_list_types);
+            properties.values_mut().for_each(normalize);
         }
     }
     definition
 }
 
-/// Declares every list without a list type as atomic, so that server-side apply replaces it as a whole.
-fn complete_list_types(schema: &mut JSONSchemaProps) {
+/// Declares every list without a list type as atomic, so that server-side apply replaces it as a whole. Limits integers of
+/// 32 bits, because the API server does not enforce the format. Removes `nullable: false`, which is the default and which
+/// the API server does not store.
+fn normalize(schema: &mut JSONSchemaProps) {
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
         JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
     };
     if schema.type_.as_deref() == Some("array") {
         schema.x_kubernetes_list_type.get_or_insert_with(|| "atomic".to_owned());
     }
-    schema.properties.iter_mut().flatten().for_each(|(_, property)| complete_list_types(property));
+    if schema.format.as_deref() == Some("int32") {
+        schema.minimum.get_or_insert(f64::from(i32::MIN));
+        schema.maximum.get_or_insert(f64::from(i32::MAX));
+    }
+    schema.nullable = schema.nullable.filter(|is_nullable| *is_nullable);
+    schema.properties.iter_mut().flatten().for_each(|(_, property)| normalize(property));
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        complete_list_types(items);
+        normalize(items);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        complete_list_types(values);
+        normalize(values);
     }
 }

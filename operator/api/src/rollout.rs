@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Period;
-use crate::schema::rules;
+use crate::schema::{amount_of_replicas, rules};
 
 /// The settings of a rollout, which replaces replicas when their pod template changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -13,8 +13,10 @@ use crate::schema::rules;
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0: no replica could be replaced")])))]
 pub struct Rollout {
     /// Number or percentage of additional replicas during a rollout.
+    #[schemars(schema_with = "amount_of_replicas")]
     pub max_surge: IntOrString,
     /// Number or percentage of replicas that may be unavailable during a rollout.
+    #[schemars(schema_with = "amount_of_replicas")]
     pub max_unavailable: IntOrString,
     /// Number of seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
@@ -61,8 +63,10 @@ impl Default for Drain {
 pub struct Disruption {
     /// Number or percentage of replicas that must remain available.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "amount_of_replicas")]
     pub min_available: Option<IntOrString>,
     /// Number or percentage of replicas that may be unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "amount_of_replicas")]
     pub max_unavailable: Option<IntOrString>,
 }

@@ -28,6 +28,20 @@ pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema 
     schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
+/// Returns the schema of a number or percentage of replicas. `IntOrString` has 32 bits, but its schema has no limits, and
+/// kube would make the field nullable: the API server would then store a null instead of the default.
+pub(crate) fn amount_of_replicas(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "x-kubernetes-int-or-string": true,
+        "nullable": false,
+        "maxLength": 16,
+        "x-kubernetes-validations": rules(&[(
+            "string(self).matches('^[0-9]{1,9}%?$')",
+            "must be a number of replicas, such as 1, or a percentage, such as 25%",
+        )]),
+    })
+}
+
 /// Returns validation rules: pairs of an expression that must be true and the message if it is false.
 pub(crate) fn rules(rules: &[(&str, &str)]) -> serde_json::Value {
     rules.iter().map(|(rule, message)| serde_json::json!({"rule": rule, "message": message})).collect()

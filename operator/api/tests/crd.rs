@@ -65,6 +65,28 @@ fn every_list_has_a_list_type() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// The API server stores a null in a nullable field instead of its default, and the type of the field may not have one.
+#[test]
+fn no_field_with_a_default_is_nullable() {
+    fn fields(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+        if schema["nullable"] == true && !schema["default"].is_null() {
+            found.push(path.to_owned());
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            fields(property, &format!("{path}.{name}"), found);
+        }
+        for part in ["items", "additionalProperties"] {
+            if schema[part].is_object() {
+                fields(&schema[part], &format!("{path}[]"), found);
+            }
+        }
+    }
+    let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
+    let mut found = Vec::new();
+    fields(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", &mut found);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
 /// No pod could start if the operator set a flag that the program has renamed.
 #[test]
 fn the_flags_that_the_operator_sets_exist() {

@@ -208,6 +208,18 @@ fn an_invalid_resource_keeps_its_other_conditions() {
 }
 
 #[test]
+fn a_resource_that_cannot_be_decoded_keeps_its_former_status() {
+    let object = object(1);
+    let before = status_of(&object, observed(&[replica("a")]), 1);
+    let error = ValidationError::Undecodable("a number is too large".to_owned());
+    let status = refused_status(&object.metadata, Some(&before), &error, Timestamp::UNIX_EPOCH);
+    assert_eq!((status.phase, status.ready.as_str(), status.model.as_str()), (Phase::Refused, "1/1", "chat"));
+    assert_eq!((status.observed_generation, &status.selector), (4, &before.selector));
+    assert_eq!(reason(&status, "Accepted"), "False Undecodable");
+    assert_eq!(reason(&status, "ReplicasReady"), "True AllReady");
+}
+
+#[test]
 fn a_resource_without_desired_and_present_replicas_is_suspended() {
     let mut object = object(2);
     object.spec.suspend = true;

@@ -10,4 +10,5 @@ mod replica_token;
 mod rules;
 mod spans;
 mod support;
+mod undecodable;
 mod upgrades;

@@ -1,8 +1,9 @@
 //! Tests every rule of the schema against a real API server, with valid and invalid values and the message.
 
+use futures_util::{StreamExt as _, stream};
 use kube::api::{Api, PostParams};
 use operator_api::LlmDeployment;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::support::{cluster, smallest};
 
@@ -64,6 +65,101 @@ async fn valid_values_are_accepted_and_invalid_ones_rejected_with_a_message() {
     let stored: LlmDeployment = serde_json::from_value(serde_json::to_value(stored).unwrap()).unwrap();
     assert_eq!(stored.spec, object.spec);
     drop(api);
+}
+
+/// The operator cannot manage a resource that it cannot decode, so the schema must reject it.
+#[tokio::test]
+async fn every_value_that_the_schema_accepts_can_be_decoded() {
+    let client = cluster().await.client().await.unwrap();
+    let namespace = tests::cluster::namespace(&client, "decode").await.unwrap();
+    let resource = kube::core::ApiResource::erase::<LlmDeployment>(&());
+    let raw: Api<kube::api::DynamicObject> = Api::namespaced_with(client, &namespace, &resource);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let definition = serde_json::to_value(operator_api::crd()).unwrap();
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let specs = extremes(schema).into_iter().map(|change| {
+        let mut spec = smallest();
+        overlay(&mut spec, change);
+        spec
+    });
+    let outcomes = specs.map(async |spec| {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": spec,
+        });
+        let stored = raw.create(&dry, &serde_json::from_value(object).unwrap()).await.ok()?;
+        let decoded = serde_json::from_value::<LlmDeployment>(serde_json::to_value(stored).unwrap());
+        Some(decoded.map(drop).map_err(|error| format!("{error}: {spec}")))
+    });
+    let outcomes: Vec<_> = stream::iter(outcomes).buffer_unordered(16).collect().await;
+    let accepted: Vec<_> = outcomes.iter().flatten().collect();
+    assert!(accepted.len() > 100 && accepted.len() < outcomes.len(), "{}/{}", accepted.len(), outcomes.len());
+    let failed: Vec<_> = accepted.into_iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// Returns objects of a schema that have null or an extreme number in one field each, and otherwise only the required
+/// fields.
+fn extremes(schema: &Value) -> Vec<Value> {
+    let numbers = [i64::MIN, -3_000_000_000, -1, 3_000_000_000, i64::MAX].map(Value::from);
+    let mut values = vec![Value::Null];
+    if schema["x-kubernetes-int-or-string"] == true {
+        values.extend([json!("many"), json!("3000000000"), json!("3000000000%")]);
+    }
+    if schema["x-kubernetes-int-or-string"] == true || schema["type"] == "integer" {
+        values.extend(numbers);
+    }
+    if schema["items"].is_object() {
+        values.extend(extremes(&schema["items"]).into_iter().map(|item| json!([item])));
+    }
+    if schema["additionalProperties"].is_object() {
+        values
+            .extend(extremes(&schema["additionalProperties"]).into_iter().map(|value| json!({"cpu": value})));
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        values.extend(extremes(property).into_iter().map(|value| {
+            let mut object = minimal(schema, name);
+            object[name] = value;
+            object
+        }));
+    }
+    values
+}
+
+/// Returns the smallest valid value of the field `name` with this schema.
+fn minimal(schema: &Value, name: &str) -> Value {
+    if let Some(first) = schema["enum"].as_array().and_then(|values| values.first()) {
+        return first.clone();
+    }
+    match (schema["type"].as_str(), name) {
+        (Some("string"), "repo") => json!("owner/name"),
+        (Some("string"), "url" | "endpoint") => json!("https://host/model"),
+        (Some("string"), "operator") => json!("Exists"),
+        (Some("string"), _) => json!("abc"),
+        (Some("boolean"), _) => json!(false),
+        (Some("array"), _) => json!([]),
+        (Some("object"), _) => {
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let field = |name: &str| (name.to_owned(), minimal(&schema["properties"][name], name));
+            Value::Object(required.map(field).collect::<Map<_, _>>())
+        }
+        _ => json!(1),
+    }
+}
+
+/// Sets the fields of `change` in `object`. The source of the model is replaced, because there must be only one.
+fn overlay(object: &mut Value, change: Value) {
+    let Value::Object(change) = change else {
+        *object = change;
+        return;
+    };
+    for (name, value) in change {
+        let is_replaced = object[&name].is_null() || name == "source" && value != json!({});
+        if is_replaced {
+            object[&name] = value;
+        } else {
+            overlay(&mut object[&name], value);
+        }
+    }
 }
 
 /// Invalid changes, each with a part of the expected message.
@@ -140,6 +236,10 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("replicas", json!(-1))], "should be greater than or equal to 0"),
         (vec![("rollout", json!({"maxSurge": 0}))], "must not both be 0"),
         (vec![("rollout", json!({"maxSurge": "0%", "maxUnavailable": "0%"}))], "must not both be 0"),
+        (vec![("rollout", json!({"maxSurge": 3_000_000_000_u32}))], "must be a number of replicas"),
+        (vec![("rollout", json!({"maxUnavailable": -1}))], "must be a number of replicas"),
+        (vec![("disruption", json!({"minAvailable": "half"}))], "must be a number of replicas"),
+        (vec![("disruption", json!({"maxUnavailable": 3_000_000_000_u32}))], "must be a number of replicas"),
         (vec![("drain", json!({"timeout": "10 minutes"}))], "must be a whole number and a unit"),
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, a numbered device"),
         (vec![("engine.device", json!("AUTO:CPU,NPU"))], "NPU is not supported"),
@@ -212,6 +312,9 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
             ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}, "requests": {"cpu": "2000m"}})),
         ],
         vec![("rollout", json!({"maxSurge": 0, "maxUnavailable": 1}))],
+        vec![("rollout", json!({"maxSurge": "25%", "maxUnavailable": "100%"}))],
+        // The default applies.
+        vec![("rollout", json!({"maxSurge": null, "maxUnavailable": null}))],
         vec![("disruption", json!({"minAvailable": "50%"}))],
         vec![("router", json!({"service": {"type": "NodePort", "nodePort": 30000}}))],
         vec![("access", json!({"apiKeysSecretRef": {"name": "a"}, "tokensPerMinute": 1}))],

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions::is_crd_established};
 use kube::{Client, CustomResourceExt as _, ResourceExt as _};
@@ -34,16 +35,18 @@ static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
 
 /// Returns the cluster, in which the custom resource definition is established.
 pub(crate) async fn cluster() -> &'static ControlPlane {
-    let start = async || {
-        let cluster = ControlPlane::start_with_controllers().await?;
-        let client = cluster.client().await?;
-        let definitions = Api::all(client.clone());
-        definitions.create(&PostParams::default(), &operator_api::crd()).await?;
-        await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
-        grant(&client).await?;
-        anyhow::Ok(cluster)
-    };
-    CLUSTER.get_or_try_init(start).await.unwrap()
+    CLUSTER.get_or_try_init(|| start(operator_api::crd())).await.unwrap()
+}
+
+/// Starts a cluster with this definition of LLMDeployment.
+pub(crate) async fn start(definition: CustomResourceDefinition) -> anyhow::Result<ControlPlane> {
+    let cluster = ControlPlane::start_with_controllers().await?;
+    let client = cluster.client().await?;
+    let definitions = Api::all(client.clone());
+    definitions.create(&PostParams::default(), &definition).await?;
+    await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
+    grant(&client).await?;
+    Ok(cluster)
 }
 
 /// Grants the operator the rights that the chart grants.
@@ -187,7 +190,18 @@ pub(crate) async fn operator_with(
     routers: Routers,
     settings: Settings,
 ) -> impl Future<Output = anyhow::Result<()>> + use<> {
-    let client = cluster().await.client_for(OPERATOR, None).await.unwrap();
+    operator_on(cluster().await, namespace, metrics, routers, settings).await
+}
+
+/// Returns an [`operator`] for a namespace of `cluster`.
+pub(crate) async fn operator_on(
+    cluster: &ControlPlane,
+    namespace: &str,
+    metrics: &Metrics,
+    routers: Routers,
+    settings: Settings,
+) -> impl Future<Output = anyhow::Result<()>> + use<> {
+    let client = cluster.client_for(OPERATOR, None).await.unwrap();
     let config = Config {
         namespaces: vec![namespace.to_owned()],
         controller: controller::Config {
