@@ -3,7 +3,7 @@
 use operator_api::{CacheState, Phase};
 use serde_json::Value;
 
-use super::summary::{Summary, deployment, router_problem, status_count};
+use super::summary::{Summary, deployment, present_pods, router_problem, status_count};
 use crate::apply::ApplyResult;
 use crate::desired::fetch::revision::requested_revision;
 use crate::names::Component;
@@ -128,7 +128,7 @@ fn router(applied: &ApplyResult) -> ConditionState {
     match router_problem(applied) {
         Some(problem) => ConditionState::new(false, &problem.reason, problem.message),
         None => {
-            let mut pods = applied.observed.pods_of(Component::Router).filter(|pod| !pod.is_terminating);
+            let mut pods = present_pods(&applied.observed, Component::Router);
             let awaits = pods.find_map(|pod| pod.awaits.clone());
             let message = awaits.unwrap_or_else(|| "no router is ready yet".to_owned());
             ConditionState::new(false, "Starting", message)
@@ -228,8 +228,7 @@ fn pods_with_other_revision<'a>(
     pinned: &'a str,
 ) -> impl Iterator<Item = &'a PodState> {
     let key = requested_revision(&applied.valid).map(|revision| revision.key.as_str());
-    let pods = applied.observed.pods_of(Component::Server);
-    pods.filter(|pod| !pod.is_terminating && !pod.is_finished)
+    present_pods(&applied.observed, Component::Server)
         .filter(move |pod| key.is_some() && pod.revision_key.as_deref() == key)
         .filter(move |pod| {
             let revision = pod.fetched.as_ref().and_then(|report| report.revision.as_deref());

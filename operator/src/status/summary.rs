@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::apply::ApplyResult;
 use crate::manifest::Kind;
 use crate::names::Component;
+use crate::observe::ObservedState;
 use crate::pod::{FetchReport, PodState, Problem, creation_error};
 
 /// The state of a resource's replicas and of its fetch.
@@ -45,8 +46,7 @@ impl Summary {
     pub(super) fn new(applied: &ApplyResult) -> Self {
         let observed = &applied.observed;
         let deployment = deployment(applied, Component::Server);
-        let is_present = |pod: &&PodState| !pod.is_terminating && !pod.is_finished;
-        let pods: Vec<&PodState> = observed.pods_of(Component::Server).filter(is_present).collect();
+        let pods: Vec<&PodState> = present_pods(observed, Component::Server).collect();
         let count = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
         let is_updated = |pod: &PodState| pod.template_hash == applied.desired.template_hash;
         let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.containers_ready;
@@ -81,6 +81,15 @@ impl Summary {
     }
 }
 
+/// The pods of a component that have neither finished nor are being deleted. A finished pod, such as an evicted one, remains
+/// for a long time after its Deployment has replaced it.
+pub(super) fn present_pods(
+    observed: &ObservedState,
+    component: Component,
+) -> impl Iterator<Item = &PodState> {
+    observed.pods_of(component).filter(|pod| !pod.is_terminating && !pod.is_finished)
+}
+
 /// The Deployment of a component after the apply.
 pub(super) fn deployment(applied: &ApplyResult, component: Component) -> Option<&Arc<DynamicObject>> {
     let name = applied.valid.owner.component_name(component);
@@ -95,8 +104,7 @@ pub(super) fn status_count(deployment: &DynamicObject, field: &str) -> i32 {
 
 /// The problem of the routers, if their pods cannot be created or do not work.
 pub(super) fn router_problem(applied: &ApplyResult) -> Option<Problem> {
-    let pods = applied.observed.pods_of(Component::Router).filter(|pod| !pod.is_terminating);
-    let pods: Vec<&PodState> = pods.collect();
+    let pods: Vec<&PodState> = present_pods(&applied.observed, Component::Router).collect();
     replica_failure(deployment(applied, Component::Router)).or_else(|| most_frequent_problem(&pods))
 }
 
@@ -176,7 +184,7 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ => pending,
         };
     }
-    let pods = || observed.pods_of(Component::Server).filter(|pod| !pod.is_terminating && !pod.is_finished);
+    let pods = || present_pods(observed, Component::Server);
     if let Some(report) = pods().filter_map(|pod| pod.fetched.clone()).find(FetchReport::is_complete) {
         FetchState::complete(report)
     } else if pods().any(has_failed_fetch) {

@@ -153,6 +153,28 @@ fn the_most_frequent_problem_is_reported() {
 }
 
 #[test]
+fn an_evicted_router_is_no_problem_once_it_is_replaced() {
+    let evicted = PodState {
+        component: "router".to_owned(),
+        is_finished: true,
+        awaits: Some("the containers need a Secret".to_owned()),
+        problem: Some(Problem {
+            reason: "Evicted".to_owned(),
+            message: "the node was low on memory".to_owned(),
+        }),
+        ..PodState::default()
+    };
+    let pods = [replica("a"), evicted];
+    let status = status_of(&object(1), observed(&pods), 1);
+    assert_eq!((status.phase, reason(&status, "Degraded")), (Phase::Ready, "False AsExpected".to_owned()));
+    // Until its replacement is ready, the router is starting.
+    let status = status_of(&object(1), observed(&pods), 0);
+    assert_eq!(reason(&status, "RouterReady"), "False Starting");
+    let router = status.conditions.iter().find(|condition| condition.type_ == "RouterReady").unwrap();
+    assert_eq!(router.message, "no router is ready yet");
+}
+
+#[test]
 fn the_progress_and_the_result_of_a_fetch_are_reported() {
     let object = fetching(1);
     let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
