@@ -41,6 +41,9 @@ use process::trace::Tracer;
 const DEBOUNCE: Duration = Duration::from_millis(30);
 /// The pause before a resource that waits for an upgrade slot is reconciled again.
 const UPGRADE_RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// The pause before a resource is reconciled again whose objects were rejected. The cause may be outside of the resource,
+/// such as an object of another owner or an admission policy, and the watches do not report that it is removed.
+const REJECTION_RETRY_PAUSE: Duration = Duration::from_secs(180);
 /// The shortest pause after a failed reconcile.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest pause after a failed reconcile.
@@ -428,19 +431,63 @@ impl Context {
             failures => return Err(Error::Apply(failures)),
         }
         self.with_memory(object, |memory| memory.failures = 0);
-        let pods = &applied.observed.pods;
-        if applied.desired.upgrade == UpgradeStep::Wait(UpgradePermission::AwaitsSlot) {
-            let pause = UPGRADE_RETRY_PAUSE.mul_f64(rand::rng().random_range(0.75..1.25));
-            return Ok(Action::requeue(pause));
-        }
-        match self.config.load_interval {
-            Some(interval)
-                if applied.valid.server.replicas > 0
-                    && pods.iter().any(|pod| pod.is_routable == Some(true)) =>
-            {
-                Ok(Action::requeue(interval.mul_f64(rand::rng().random_range(1.0..1.2))))
-            }
-            _ => Ok(Action::await_change()),
-        }
+        let pause = next_pause(applied, self.config.load_interval);
+        Ok(pause.map_or_else(Action::await_change, Action::requeue))
+    }
+}
+
+/// The pause after which a resource without transient failures is reconciled again if nothing changes until then; `None`
+/// to wait for a change.
+fn next_pause(applied: &ApplyResult, load_interval: Option<Duration>) -> Option<Duration> {
+    let jittered = |pause: Duration, range| pause.mul_f64(rand::rng().random_range(range));
+    let awaits_slot = applied.desired.upgrade == UpgradeStep::Wait(UpgradePermission::AwaitsSlot);
+    let is_serving = applied.valid.server.replicas > 0
+        && applied.observed.pods.iter().any(|pod| pod.is_routable == Some(true));
+    let pauses = [
+        awaits_slot.then(|| jittered(UPGRADE_RETRY_PAUSE, 0.75..1.25)),
+        (!applied.failures.is_empty()).then(|| jittered(REJECTION_RETRY_PAUSE, 0.75..1.25)),
+        load_interval.filter(|_| is_serving).map(|interval| jittered(interval, 1.0..1.2)),
+    ];
+    pauses.into_iter().flatten().min()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::apply::{ApplyFailure, FailureCause};
+    use crate::pod::PodState;
+
+    /// The result of an apply with these failures.
+    fn applied(failures: Vec<ApplyFailure>, pods: Vec<PodState>) -> ApplyResult {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat", "namespace": "models", "uid": "1"},
+            "spec": {"model": {"source": {"pvc": {"claim": "models"}}}},
+        });
+        let object: LlmDeployment = serde_json::from_value(object).unwrap();
+        let observed = ObservedState { pods, ..ObservedState::default() };
+        let valid = validate(&object, &observed, &Defaults::with_images("s", "r")).unwrap();
+        let desired = desired(&valid, &observed, UpgradePermission::Granted);
+        ApplyResult { valid, desired, objects: BTreeMap::new(), observed, failures }
+    }
+
+    #[test]
+    fn a_rejected_object_is_applied_again_after_some_minutes() {
+        let rejected = || {
+            let name = "chat-server".to_owned();
+            vec![ApplyFailure { verb: "apply", kind: "Deployment", name, source: FailureCause::NameTaken }]
+        };
+        let minutes = Duration::from_secs(60)..Duration::from_secs(300);
+        let pause = next_pause(&applied(rejected(), vec![]), None).unwrap();
+        assert!(minutes.contains(&pause), "{pause:?}");
+        assert_eq!(next_pause(&applied(vec![], vec![]), None), None);
+        // A resource that is reconciled more often for another reason still is.
+        let replica = PodState { is_routable: Some(true), ..PodState::default() };
+        let interval = Some(Duration::from_secs(30));
+        let pause = next_pause(&applied(rejected(), vec![replica]), interval).unwrap();
+        assert!(pause < Duration::from_secs(60), "{pause:?}");
     }
 }
