@@ -254,21 +254,43 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
 #[test]
 fn the_operator_reaches_the_api_server_of_common_clusters() -> anyhow::Result<()> {
     for version in HELMS {
-        let objects = objects(&render(version, &[])?)?;
-        let policy =
-            objects.iter().find(|object| object["kind"] == "NetworkPolicy").context("no NetworkPolicy")?;
-        // A rule without `to` applies to any address.
-        let rules = policy["spec"]["egress"].as_array().into_iter().flatten();
-        let ports = rules.filter(|rule| rule["to"].is_null()).flat_map(|rule| rule["ports"].as_array());
-        let ports: Vec<&Value> = ports.flatten().collect();
+        let ports = ports_to_any_address(version, &[])?;
         for port in [443, 6443, 8443, 16443] {
-            assert!(
-                ports.contains(&&json!({"port": port, "protocol": "TCP"})),
-                "{version} {port}: {ports:?}"
-            );
+            assert!(ports.contains(&port), "{version} {port}: {ports:?}");
         }
     }
     Ok(())
+}
+
+#[test]
+fn the_operator_reaches_the_port_of_its_trace_collector() -> anyhow::Result<()> {
+    for version in HELMS {
+        let others = ports_to_any_address(version, &[])?;
+        for (endpoint, port) in [
+            ("http://collector:4317", 4317),
+            ("http://[2001:db8::1]:4317", 4317),
+            ("http://collector.tracing/a:9/b", 80),
+            ("http://[2001:db8::1]", 80),
+            ("http://name:123@collector", 80),
+        ] {
+            let ports =
+                ports_to_any_address(version, &["--set-string", &format!("tracing.endpoint={endpoint}")])?;
+            let added: Vec<&u64> = ports.difference(&others).collect();
+            assert_eq!(added, [&port], "{version} {endpoint}");
+        }
+    }
+    Ok(())
+}
+
+/// The TCP ports that the NetworkPolicy of the operator opens at any address.
+fn ports_to_any_address(version: &str, arguments: &[&str]) -> anyhow::Result<BTreeSet<u64>> {
+    let objects = objects(&render(version, arguments)?)?;
+    let policy =
+        objects.iter().find(|object| object["kind"] == "NetworkPolicy").context("no NetworkPolicy")?;
+    // A rule without `to` applies to any address.
+    let rules = policy["spec"]["egress"].as_array().into_iter().flatten();
+    let ports = rules.filter(|rule| rule["to"].is_null()).flat_map(|rule| rule["ports"].as_array()).flatten();
+    Ok(ports.filter(|port| port["protocol"] == "TCP").filter_map(|port| port["port"].as_u64()).collect())
 }
 
 #[test]
