@@ -19,7 +19,7 @@ impl Tracer {
     /// must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// `endpoint` is not a URL.
+    /// `endpoint` is not a URL, or it is one of HTTPS, because the exporter is built without TLS.
     pub fn new(service: &'static str, endpoint: &str, trace_share: f32) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
@@ -47,5 +47,18 @@ impl Tracer {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "failed to send the remaining spans");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chart and the schema of LLMDeployment reject such URLs for this reason.
+    #[tokio::test]
+    async fn an_endpoint_with_tls_is_an_error() {
+        assert!(Tracer::new("test", "http://collector:4317", 1.0).is_ok());
+        let error = format!("{:#}", Tracer::new("test", "https://collector:4317", 1.0).unwrap_err());
+        assert!(error.contains("HTTPS"), "{error}");
     }
 }

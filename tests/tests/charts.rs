@@ -241,6 +241,8 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
             ("replicas=-1", "replicas"),
             ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
             ("upgrades.maxConcurrent=0", "maxConcurrent"),
+            // The exporter of spans has no TLS: the operator would not start.
+            ("tracing.endpoint=https://collector:4317", "endpoint"),
         ] {
             let error = render(version, &["--set", wrong]).expect_err(wrong).to_string();
             assert!(error.contains(named), "{version} {wrong}: {error}");

@@ -46,6 +46,11 @@ pub(crate) fn url() -> Value {
     matches(r"^https?://[^\s]+$", "must be a URL that begins with http:// or https://")
 }
 
+/// The rule for a URL of HTTP, for connections without TLS.
+pub(crate) fn plain_url() -> Value {
+    matches(r"^http://[^\s]+$", "must be a URL that begins with http://, because TLS is not supported")
+}
+
 /// The rule for a list of hosts, each with a port if it is not the usual one.
 pub(crate) fn hosts() -> Value {
     all_match(

@@ -262,7 +262,7 @@ impl Default for Metrics {
 #[serde(rename_all = "camelCase")]
 pub struct Tracing {
     /// URL to which spans are sent with OTLP over gRPC, such as `http://collector:4317`.
-    #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
+    #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::plain_url()))]
     pub endpoint: String,
 }
 

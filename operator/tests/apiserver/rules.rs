@@ -281,6 +281,11 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "needs the type NodePort or LoadBalancer",
         ),
         (vec![("access", json!({"requestsPerMinute": 1}))], "they need access.apiKeysSecretRef"),
+        // The routers would not start.
+        (
+            vec![("observability", json!({"tracing": {"endpoint": "https://collector:4317"}}))],
+            "must be a URL that begins with http://, because",
+        ),
     ]
 }
 
