@@ -60,6 +60,8 @@ pub struct Config {
     pub concurrency: u16,
     /// The maximum number of resources that are upgraded to another release at the same time.
     pub max_concurrent_upgrades: u16,
+    /// The interval at which a cluster without the kind ServiceMonitor is checked for it.
+    pub discovery_interval: Duration,
     /// The exporter of spans; `None` if spans are not exported.
     pub tracer: Option<Tracer>,
 }
@@ -116,7 +118,7 @@ pub struct Scope {
     pub client: Client,
     /// The namespace that the controller manages; `None` for all namespaces.
     pub namespace: Option<String>,
-    /// Whether the cluster has the kind ServiceMonitor.
+    /// Whether the cluster has the kind ServiceMonitor at the start.
     pub has_service_monitors: bool,
     /// The client that connects to pods.
     pub pods: Arc<dyn PodClient>,
@@ -143,7 +145,8 @@ pub async fn run(
     let Scope { client, namespace, has_service_monitors, pods, upgrades, metrics } = scope;
     let stores = Arc::new(Stores::new(has_service_monitors));
     let mut tasks = JoinSet::new();
-    let mut watches = Watches::start(&client, namespace.as_deref(), &stores, &mut tasks);
+    let mut watches =
+        Watches::start(&client, namespace.as_deref(), &stores, config.discovery_interval, &mut tasks);
     tokio::select! {
         () = watches.ready() => {}
         () = stop.cancelled() => return Ok(()),

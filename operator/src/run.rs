@@ -23,14 +23,16 @@ use crate::controller::{self, Scope};
 use crate::fleet::{NetworkClient, PodClient};
 use crate::leader::{self, Election};
 use crate::local;
-use crate::manifest::Kind;
 use crate::metrics::Metrics;
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
+use crate::watch::has_service_monitors;
 use process::trace::Tracer;
 
 /// The interval at which the operator checks for the custom resource definition if it may not watch definitions.
 const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval at which a cluster without the kind ServiceMonitor is checked for it.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(300);
 /// Time within which the operator must finish its work after SIGTERM or SIGINT.
 ///
 /// Beyond it: the work is canceled, and the process exits with an error.
@@ -165,6 +167,7 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
             concurrency,
             max_concurrent_upgrades,
+            discovery_interval: DISCOVERY_INTERVAL,
             tracer: otlp_endpoint
                 .as_deref()
                 .map(|endpoint| Tracer::new("ovfleet-operator", endpoint, 1.0))
@@ -231,7 +234,8 @@ async fn run_controllers(
     services: &Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let has_service_monitors = has_service_monitors(client).await?;
+    let has_service_monitors =
+        has_service_monitors(client).await.context("failed to list the kinds of the Prometheus operator")?;
     let mut config = config.clone();
     config.controller.defaults.pod_user = pod_user(client).await?;
     let scopes: Vec<Option<String>> = if config.namespaces.is_empty() {
@@ -297,14 +301,4 @@ async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
     let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
     let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");
     Ok(if is_openshift { PodUser::Platform } else { PodUser::Fixed })
-}
-
-/// Whether the cluster has the kind ServiceMonitor, which belongs to the Prometheus operator.
-async fn has_service_monitors(client: &Client) -> anyhow::Result<bool> {
-    let kind = Kind::ServiceMonitor;
-    match client.list_api_group_resources(&kind.api_version()).await {
-        Ok(list) => Ok(list.resources.iter().any(|resource| resource.kind == kind.name())),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error).context("failed to list the kinds of the Prometheus operator"),
-    }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
@@ -50,11 +51,13 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Starts the watches on `tasks`. Dropping those ends them.
+    /// Starts the watches on `tasks`. Dropping those ends them. If the cluster does not have the kind ServiceMonitor, it is
+    /// checked for it at `discovery_interval`.
     pub fn start(
         client: &Client,
         namespace: Option<&str>,
         stores: &Arc<Stores>,
+        discovery_interval: Duration,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> Self {
         let (sender, changes) = mpsc::channel(CHANGES_MAX);
@@ -68,12 +71,10 @@ impl Watches {
         let monitor = stores.has_service_monitors().then_some(Kind::ServiceMonitor);
         let kinds: Vec<Kind> = Kind::BUILT_IN.into_iter().chain(monitor).collect();
         for kind in &kinds {
-            let resource = kind.api_resource();
-            let api: Api<DynamicObject> = match namespace {
-                Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-                None => Api::all_with(client.clone(), &resource),
-            };
-            tasks.spawn(follower.clone().objects(*kind, api));
+            tasks.spawn(follower.clone().objects(*kind, objects_api(client, namespace, *kind)));
+        }
+        if monitor.is_none() {
+            tasks.spawn(follower.clone().service_monitors(client.clone(), discovery_interval));
         }
         tasks.spawn(follower.clone().pods(api(client, namespace)));
         for kind in FailureKind::ALL {
@@ -114,6 +115,28 @@ where
     }
 }
 
+/// The API for the objects of a kind in a namespace, or in all namespaces.
+fn objects_api(client: &Client, namespace: Option<&str>, kind: Kind) -> Api<DynamicObject> {
+    let resource = kind.api_resource();
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    }
+}
+
+/// Returns whether the cluster has the kind ServiceMonitor, which belongs to the Prometheus operator.
+///
+/// # Errors
+/// The API server has rejected the request, or did not respond.
+pub async fn has_service_monitors(client: &Client) -> kube::Result<bool> {
+    let kind = Kind::ServiceMonitor;
+    match client.list_api_group_resources(&kind.api_version()).await {
+        Ok(list) => Ok(list.resources.iter().any(|resource| resource.kind == kind.name())),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 fn config() -> watcher::Config {
     watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"))
 }
@@ -151,6 +174,27 @@ impl Follower {
             }
         }
         anyhow::bail!("the watch of {} has ended", kind.name())
+    }
+
+    /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later, and
+    /// follows it then. The resources are reconciled, so that they get their ServiceMonitors.
+    async fn service_monitors(self, client: Client, interval: Duration) -> anyhow::Result<()> {
+        loop {
+            tokio::time::sleep(interval).await;
+            match has_service_monitors(&client).await {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => tracing::warn!(%error, "failed to list the kinds of the Prometheus operator"),
+            }
+        }
+        tracing::info!("the cluster has the kind ServiceMonitor now");
+        for owner in self.stores.add_service_monitors() {
+            self.send(Some(owner)).await;
+        }
+        let api = objects_api(&client, self.namespace.as_deref(), Kind::ServiceMonitor);
+        // The operator is ready without this watch.
+        let ready = Arc::new(watch::channel(0).0);
+        Self { ready, ..self }.objects(Kind::ServiceMonitor, api).await
     }
 
     async fn pods(self, api: Api<Pod>) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 //! and the failures that Kubernetes reports in events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
@@ -19,7 +20,7 @@ use crate::pod::{PodState, Problem, pod_state};
 #[derive(Debug, Default)]
 pub struct Stores {
     caches: Mutex<Caches>,
-    has_service_monitors: bool,
+    has_service_monitors: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +56,7 @@ impl Stores {
     /// Creates empty caches. `has_service_monitors` says whether the cluster has the kind ServiceMonitor.
     #[must_use]
     pub fn new(has_service_monitors: bool) -> Self {
-        Self { caches: Mutex::default(), has_service_monitors }
+        Self { caches: Mutex::default(), has_service_monitors: AtomicBool::new(has_service_monitors) }
     }
 
     fn caches(&self) -> MutexGuard<'_, Caches> {
@@ -96,7 +97,14 @@ impl Stores {
     /// Whether the cluster has the kind ServiceMonitor.
     #[must_use]
     pub fn has_service_monitors(&self) -> bool {
-        self.has_service_monitors
+        self.has_service_monitors.load(Ordering::Relaxed)
+    }
+
+    /// Records that the cluster has the kind ServiceMonitor, and returns the resources that own objects.
+    pub(super) fn add_service_monitors(&self) -> HashSet<ObjectRef<LlmDeployment>> {
+        self.has_service_monitors.store(true, Ordering::Relaxed);
+        let caches = self.caches();
+        caches.owned.values().flat_map(BTreeMap::values).map(|compact| compact.owner.clone()).collect()
     }
 
     /// Stores an object, and returns its owner.

@@ -82,7 +82,7 @@ async fn more_objects_than_the_channel_holds_are_listed_and_later_changes_are_se
     let changes = Arc::new(Notify::new());
     let client = api_server(2 * CHANGES_MAX, &changes, &mut tasks).await;
     let stores = Arc::new(Stores::new(false));
-    let mut watches = Watches::start(&client, None, &stores, &mut tasks);
+    let mut watches = Watches::start(&client, None, &stores, LIMIT, &mut tasks);
     timeout(LIMIT, watches.ready()).await.expect("all watches list the existing objects");
     assert_eq!(stores.owned("7").len(), 2 * CHANGES_MAX);
 

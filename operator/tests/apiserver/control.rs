@@ -1,6 +1,7 @@
 //! Tests of the lifecycle of resources, and of the repair of objects that others change.
 
 use k8s_openapi::api::core::v1::{Event, Service};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use operator::manifest::Kind;
@@ -297,6 +298,44 @@ async fn a_quota_that_prevents_a_fetch_is_reported() {
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     let degraded = status.conditions.iter().find(|known| known.type_ == "Degraded").unwrap();
     assert_eq!(degraded.status, "False", "{degraded:?}");
+}
+
+#[tokio::test]
+async fn a_service_monitor_is_created_once_the_cluster_has_the_kind() {
+    let stage = Stage::new("monitors").await;
+    let spec = json!({"observability": {"metrics": {"serviceMonitor": true}}});
+    stage.apply("chat", merge(smallest(), spec)).await.unwrap();
+    let status = stage.until("chat", "Ready=True").await.status.unwrap();
+    assert!(status.conditions[0].message.contains("does not have the kind"), "{:?}", status.conditions[0]);
+    // The Prometheus operator is installed.
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
+            "scope": "Namespaced",
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+            }],
+        },
+    });
+    let definitions: Api<CustomResourceDefinition> = Api::all(stage.client.clone());
+    definitions.create(&PostParams::default(), &serde_json::from_value(definition).unwrap()).await.unwrap();
+    let monitors = stage.objects(Kind::ServiceMonitor);
+    let uid = async || monitors.get_opt("chat").await.ok()??.uid();
+    let created = eventually(uid).await.expect("the ServiceMonitor is created");
+    let accepted = async || {
+        let status = stage.resources().get("chat").await.unwrap().status?;
+        (status.conditions[0].message == "the resource is valid").then_some(())
+    };
+    eventually(accepted).await.expect("the warning disappears");
+    // The operator watches the ServiceMonitor like its other objects.
+    monitors.delete("chat", &DeleteParams::default()).await.unwrap();
+    let again = async || uid().await.filter(|uid| *uid != created);
+    eventually(again).await.expect("the ServiceMonitor is created again");
 }
 
 #[tokio::test]

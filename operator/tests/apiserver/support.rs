@@ -209,6 +209,7 @@ pub(crate) async fn operator_on(
             load_interval: None,
             concurrency: 8,
             max_concurrent_upgrades: 1,
+            discovery_interval: Duration::from_millis(250),
             tracer: settings.tracer,
         },
         lease: settings.lease,
