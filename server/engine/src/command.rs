@@ -7,6 +7,7 @@ use std::time::Duration;
 use server_scheduler::{Rejection, StopCriteria, TokenId};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
+use crate::aborts::Aborts;
 use crate::guide::Guide;
 use crate::images::RequestImages;
 use crate::lookup::PromptLookup;
@@ -14,7 +15,6 @@ use crate::request::{DraftModelParams, Event, Sampling};
 use crate::sampler::History;
 use crate::search::BeamSearch;
 use crate::sleep::{SleepError, SleepLevel};
-use crate::stream::Aborts;
 
 /// Maximum number of commands in the channel besides submissions: one each to drain, to stop, to change the sleep level
 /// and to wake the thread.

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use server_scheduler::{Rejection, RequestLimits, TokenId};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use crate::aborts::Aborts;
 use crate::clock::Clock;
 use crate::command::{Command, SleepCommand, Submission, WaitingPermit};
 use crate::images::RequestImages;
@@ -16,7 +17,7 @@ use crate::request::{DraftModelParams, Request};
 use crate::sampler::History;
 use crate::sleep::{SleepError, SleepLevel};
 use crate::spill::SpillStats;
-use crate::stream::{Aborts, TokenStream};
+use crate::stream::TokenStream;
 
 /// Submits requests to an engine. Clones use the same engine.
 #[derive(Clone, Debug)]

@@ -8,6 +8,7 @@
 //!
 //! The engine processes tokens. It does not process text, JSON, HTTP requests or Kubernetes objects.
 
+mod aborts;
 mod clock;
 mod command;
 mod core;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use server_scheduler::{BlockHash, FinishReason, NewRequest, Scheduler, SequenceId, StopCriteria, TokenId};
 use tokio::sync::mpsc;
 
+use crate::aborts::Aborts;
 use crate::command::{Submission, WaitingPermit};
 use crate::guide::CommitLock;
 use crate::guides::slot::{GuideSlot, GuideTime};
@@ -15,7 +16,6 @@ use crate::logprobs::{ScoredToken, TokenLogprobs};
 use crate::request::{DraftCounts, Event, Failure, Sampling};
 use crate::sampler::History;
 use crate::search::Search;
-use crate::stream::Aborts;
 
 #[derive(Default)]
 pub(crate) struct Requests {

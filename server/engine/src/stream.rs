@@ -1,11 +1,11 @@
 //! The stream of a request's events.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::sync::mpsc;
 
+use crate::aborts::Aborts;
 use crate::request::{Event, Failure};
 
 /// The events of one request, in order. The stream has room for all events that the request can produce, so the engine never
@@ -26,38 +26,10 @@ pub struct TokenStream {
     open: usize,
 }
 
-/// The sequences of a request that the client has aborted. The engine checks them before each step.
-#[derive(Debug)]
-pub(crate) struct Aborts {
-    sequences: Box<[AtomicBool]>,
-    /// Whether the engine has not yet received some of the aborts.
-    has_new: AtomicBool,
-}
-
-impl Aborts {
-    pub(crate) fn new(sequences: u32) -> Arc<Self> {
-        let sequences = (0..sequences).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { sequences, has_new: AtomicBool::new(false) })
-    }
-
-    fn add(&self, index: usize) {
-        self.sequences[index].store(true, Ordering::Relaxed);
-        // Release: a thread that sees this flag also sees the store above.
-        self.has_new.store(true, Ordering::Release);
-    }
-
-    /// Returns all aborted sequences if there are new ones among them.
-    pub(crate) fn drain(&self) -> Option<impl Iterator<Item = u32>> {
-        let has_new = self.has_new.load(Ordering::Relaxed) && self.has_new.swap(false, Ordering::Acquire);
-        let aborted = || (0..).zip(&self.sequences).filter(|(_, aborted)| aborted.load(Ordering::Relaxed));
-        has_new.then(|| aborted().map(|(index, _)| index))
-    }
-}
-
 impl TokenStream {
     /// `events` must have room for all events of a request with as many sequences as `aborts`.
     pub(crate) fn new(events: mpsc::Receiver<Event>, aborts: Arc<Aborts>) -> Self {
-        let open = aborts.sequences.len();
+        let open = aborts.num_sequences();
         Self { events, aborts, ended: vec![false; open], open }
     }
 
