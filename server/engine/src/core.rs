@@ -160,6 +160,8 @@ impl Core {
                 }
             } else {
                 self.poll_spill(shared);
+                // The encoder may still encode an image whose request has ended.
+                self.collect_images();
                 self.publish(shared);
                 match self.commands.recv() {
                     Ok(command) => command,

@@ -258,6 +258,21 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     settled(&handle).await;
 }
 
+#[tokio::test]
+async fn an_idle_engine_reports_when_an_image_that_no_request_needs_is_encoded() {
+    let (engine, gate) = Gate::start(&SimEncoder::default());
+    let handle = engine.handle();
+    let dropped = handle.submit(with_image(1)).unwrap();
+    gate.expect(&[1]);
+    drop(dropped);
+    tokens(handle.submit(request(&prompt(5, 40), 20)).unwrap()).await;
+    settled(&handle).await;
+    let mut load = handle.load();
+    assert_eq!(load.borrow().load.unencoded_image_tokens, u64::from(ROWS));
+    gate.go.send(()).unwrap();
+    load.wait_for(|now| now.load.unencoded_image_tokens == 0).await.unwrap();
+}
+
 /// The request with one image.
 fn with_image(image: u8) -> Request {
     with_images(u32::from(image), &[image], 9)
