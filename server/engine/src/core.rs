@@ -440,8 +440,9 @@ impl Core {
         spill.start_restores(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when results are
-    /// available or a restore is overdue. If a command arrives before that, returns the command.
+    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when another thread
+    /// wakes the engine, because it has results or a client has disconnected, or when a restore is overdue. If a command
+    /// arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
         let restores = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.num_restores());
         let restores_before = restores(self);
@@ -464,7 +465,10 @@ impl Core {
                 None => break,
             };
             match (command, deadline) {
-                (Some(Command::Wake), _) => self.waker.acknowledge(),
+                (Some(Command::Wake), _) => {
+                    self.waker.acknowledge();
+                    break;
+                }
                 (Some(command), _) => {
                     self.is_stalled = false;
                     return Some(command);

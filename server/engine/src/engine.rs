@@ -165,6 +165,7 @@ impl Engine {
         let encoder = encoder.map(start).transpose().map_err(StartError::Thread)?;
         let shared = Arc::new(SharedState {
             commands,
+            waker: waker.clone(),
             load: watch::Sender::new(EngineLoad::default()),
             limits,
             clock,
@@ -179,7 +180,7 @@ impl Engine {
         let handle = EngineHandle { shared: Arc::clone(&shared) };
         let links = Links {
             commands: receiver,
-            waker: waker.clone(),
+            waker,
             clock: shared.clock.clone(),
             spill: started,
             encoder,

@@ -18,6 +18,7 @@ use crate::sampler::History;
 use crate::sleep::{SleepError, SleepLevel};
 use crate::spill::SpillStats;
 use crate::stream::TokenStream;
+use crate::waker::Waker;
 
 /// Submits requests to an engine. Clones use the same engine.
 #[derive(Clone, Debug)]
@@ -29,6 +30,7 @@ pub struct EngineHandle {
 #[derive(Debug)]
 pub(crate) struct SharedState {
     pub(crate) commands: SyncSender<Command>,
+    pub(crate) waker: Waker,
     pub(crate) load: watch::Sender<EngineLoad>,
     pub(crate) limits: EngineLimits,
     pub(crate) clock: Clock,
@@ -129,7 +131,7 @@ impl EngineHandle {
         let events_max = 3 + num_results as usize * (stop.max_tokens.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let aborts = Aborts::new(num_results);
-        let stream = TokenStream::new(receiver, Arc::clone(&aborts));
+        let stream = TokenStream::new(receiver, Arc::clone(&aborts), self.shared.waker.clone());
         let has_draft_model = self.shared.has_draft_model;
         let submission = Submission {
             histories: vec![History::new(&prompt, &sampling); num_sequences as usize],

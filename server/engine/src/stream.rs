@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::aborts::Aborts;
 use crate::request::{Event, Failure};
+use crate::waker::Waker;
 
 /// The events of one request, in order. The stream has room for all events that the request can produce, so the engine never
 /// waits for a client.
@@ -24,13 +25,14 @@ pub struct TokenStream {
     ended: Vec<bool>,
     /// Number of sequences that have not ended.
     open: usize,
+    waker: Waker,
 }
 
 impl TokenStream {
     /// `events` must have room for all events of a request with as many sequences as `aborts`.
-    pub(crate) fn new(events: mpsc::Receiver<Event>, aborts: Arc<Aborts>) -> Self {
+    pub(crate) fn new(events: mpsc::Receiver<Event>, aborts: Arc<Aborts>, waker: Waker) -> Self {
         let open = aborts.num_sequences();
-        Self { events, aborts, ended: vec![false; open], open }
+        Self { events, aborts, ended: vec![false; open], open, waker }
     }
 
     /// Waits for the next event. `None` after the last event.
@@ -95,5 +97,15 @@ impl TokenStream {
             Event::Started { .. } | Event::Scored { .. } | Event::Token { .. } => {}
         }
         Some(event)
+    }
+}
+
+impl Drop for TokenStream {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            // An engine that waits for images, blocks or guides must release the request before they are available.
+            self.events.close();
+            self.waker.wake();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Wakes the engine's thread when another thread has a result for it.
+//! Wakes the engine's thread when another thread has a result for it or a client has disconnected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,8 @@ impl Waker {
     /// Records that the engine's thread has received the command. The thread must check the results of other threads
     /// after this call, so that it misses none.
     pub(crate) fn acknowledge(&self) {
-        self.is_pending.store(false, Ordering::Release);
+        // A swap, because a store could take effect after the thread has checked the results. A thread that adds a result
+        // in between would then not wake the engine.
+        self.is_pending.swap(false, Ordering::AcqRel);
     }
 }

@@ -273,6 +273,25 @@ async fn an_idle_engine_reports_when_an_image_that_no_request_needs_is_encoded()
     load.wait_for(|now| now.load.unencoded_image_tokens == 0).await.unwrap();
 }
 
+#[tokio::test]
+async fn clients_that_disconnect_while_the_engine_waits_for_images_are_noticed() {
+    let encoder = SimEncoder::default();
+    let (engine, gate) = Gate::start(&encoder);
+    let handle = engine.handle();
+    let mut load = handle.load();
+    let first = handle.submit(with_image(1)).unwrap();
+    gate.expect(&[1]);
+    let dropped = handle.submit(with_image(2)).unwrap();
+    load.wait_for(|now| now.load.waiting == 2).await.unwrap();
+    drop(dropped);
+    load.wait_for(|now| now.load.waiting == 1).await.unwrap();
+    assert_eq!(handle.waiting_sequences(), 1);
+    gate.go.send(()).unwrap();
+    assert_eq!(tokens(first).await, expected(&with_image(1)));
+    settled(&handle).await;
+    assert_eq!(encoder.encoded(), [digest(1)], "no request needs the second image");
+}
+
 /// The request with one image.
 fn with_image(image: u8) -> Request {
     with_images(u32::from(image), &[image], 9)
