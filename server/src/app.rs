@@ -193,34 +193,46 @@ impl App {
         Error::Overloaded { resource, limit, retry_after }
     }
 
-    /// Fetches media for a request. They count towards the buffer for request bodies until they are dropped.
+    /// Fetches media for a request, and adds them to those that it already has. They count towards the buffer for request
+    /// bodies until they are dropped.
     ///
     /// # Errors
     /// A medium is not allowed, cannot be fetched, or does not fit into the buffer.
-    pub(crate) async fn fetch_media(&self, references: Vec<MediaReference>) -> Result<Media, Error> {
+    pub(crate) async fn fetch_media(
+        &self,
+        references: Vec<MediaReference>,
+        media: &mut Media,
+    ) -> Result<(), Error> {
         let fetches = references.into_iter().map(|reference| self.fetch_medium(reference));
         let mut fetched = stream::iter(fetches).buffer_unordered(REQUEST_FETCHES_MAX);
-        let mut media = Media::default();
         while let Some(medium) = fetched.next().await {
-            let (url, bytes) = medium?;
-            media.insert(url, bytes);
+            let (MediaReference { url, param }, bytes) = medium?;
+            let bytes_max = self.body_bytes().large_bytes_max();
+            if media.bytes() + bytes.len() > bytes_max {
+                let problem = format!(
+                    "the fetched images of the request have more than {bytes_max} bytes (--max-buffered-body-bytes)"
+                );
+                return Err(Error::coded("array_above_max_length", param, problem));
+            }
+            let mut claim = self.body_bytes().claim();
+            claim.grow_to(bytes.len()).map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
+            media.insert(url, Bytes::from_owner(ClaimedBytes { bytes, _claim: claim }));
         }
-        Ok(media)
+        Ok(())
     }
 
-    /// Returns the URL and the content of a medium.
-    async fn fetch_medium(&self, reference: MediaReference) -> Result<(String, Bytes), Error> {
-        let MediaReference { url, param } = reference;
-        let bytes = self.0.media.fetch(&url).await.map_err(|error| {
-            tracing::debug!(error = &error as &dyn std::error::Error, "failed to fetch an image");
-            match error {
-                MediaError::Busy => self.overloaded(Resource::ImageFetches),
-                error => Error::coded("invalid_image_url", param, error),
+    /// Returns a medium with its reference.
+    async fn fetch_medium(&self, reference: MediaReference) -> Result<(MediaReference, Bytes), Error> {
+        match self.0.media.fetch(&reference.url).await {
+            Ok(bytes) => Ok((reference, bytes)),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "failed to fetch an image");
+                Err(match error {
+                    MediaError::Busy => self.overloaded(Resource::ImageFetches),
+                    error => Error::coded("invalid_image_url", reference.param, error),
+                })
             }
-        })?;
-        let mut claim = self.body_bytes().claim();
-        claim.grow_to(bytes.len()).map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
-        Ok((url, Bytes::from_owner(ClaimedBytes { bytes, _claim: claim })))
+        }
     }
 
     /// Returns the admission of requests about stored objects.

@@ -25,7 +25,7 @@ mod tools;
 pub(crate) use chat::chat;
 pub(crate) use completion::completion;
 pub(crate) use guide::may_compile;
-pub(crate) use images::may_decode_images;
+pub(crate) use images::{IMAGES_MAX, may_decode_images};
 pub(crate) use media::Media;
 pub(crate) use parameters::{Endpoint, Kind, Parameter, Peer, Support, checked};
 pub(crate) use parser_settings::ParserSettings;

@@ -40,11 +40,12 @@ pub struct LimitArgs {
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the
-    /// requests are prepared. The parts of a request that its response repeats, and the items to be stored with the
+    /// requests are prepared. Fetched images count as well. The parts of a request that its response repeats, and the items to be stored with the
     /// response, count until the response is complete. An eighth of the total is reserved for bodies of up to 64
     /// KiB.
     ///
-    /// Beyond it: further requests get 429, `body_buffer_full`, with `Retry-After`.
+    /// Beyond it: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose fetched images alone
+    /// need more gets 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 

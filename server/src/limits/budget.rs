@@ -39,6 +39,11 @@ impl ByteBudget {
         self.bytes_max
     }
 
+    /// The bytes that claims of more than [`SMALL_CLAIM_BYTES`] may use.
+    pub(crate) fn large_bytes_max(&self) -> usize {
+        self.large_bytes_max
+    }
+
     /// Returns a claim of no bytes, which can grow.
     pub(crate) fn claim(self: &Arc<Self>) -> ByteClaim {
         ByteClaim { budget: Arc::clone(self), bytes: 0 }

@@ -27,7 +27,7 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 /// Number of images of a request.
 ///
 /// Beyond it: 400, `array_above_max_length`.
-const IMAGES_MAX: usize = 32;
+pub(crate) const IMAGES_MAX: usize = 32;
 
 /// An image of a conversation, which has not been decoded.
 pub(super) struct ConversationImage {

@@ -1,7 +1,7 @@
 //! The media of a request that are not in its body.
 //!
 //! Preparing a request must not wait for the network. So the preparation reports which media it needs
-//! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again.
+//! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no others.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use crate::error::{Error, MediaReference};
 
 /// The media that were fetched for a request.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Media(HashMap<String, Bytes>);
 
 impl Media {
@@ -22,6 +22,11 @@ impl Media {
     /// Returns the medium at a URL or path, unless the URL contains it.
     pub(crate) fn get(&self, url: &str) -> Option<&Bytes> {
         self.0.get(url)
+    }
+
+    /// The total size of the media.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.values().map(Bytes::len).sum()
     }
 
     /// Checks that all media have been fetched. The pairs are URLs and the parameters that contain them.

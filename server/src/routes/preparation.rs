@@ -17,7 +17,8 @@ pub(super) fn is_light(body: &[u8]) -> bool {
     body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body) && !prepare::may_decode_images(body)
 }
 
-/// Prepares a request, and once more with the media that it needs. `is_light` is the result of [`is_light`].
+/// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of
+/// [`is_light`].
 pub(super) async fn with_media<T: Send + 'static>(
     app: &App,
     tenant: Tenant,
@@ -25,17 +26,25 @@ pub(super) async fn with_media<T: Send + 'static>(
     work: impl Fn(&App, &Media) -> Result<T, Error> + Send + Sync + 'static,
 ) -> Result<T, Error> {
     let work = Arc::new(work);
-    let run = async |media: Media| {
+    let run = async |media: Arc<Media>| {
         if is_light {
             return work(app, &media);
         }
         let work = Arc::clone(&work);
         on_thread(app, tenant, move |app| work(app, &media)).await
     };
-    match run(Media::default()).await {
-        Err(Error::MediaNeeded(references)) => run(app.fetch_media(references).await?).await,
-        result => result,
+    let mut media = Arc::new(Media::default());
+    // Each time, at least one image is fetched. If a conversation is truncated, each attempt to shorten it can need further
+    // images, but all attempts together need no more than a request may have.
+    for _ in 0..prepare::IMAGES_MAX {
+        match run(Arc::clone(&media)).await {
+            Err(Error::MediaNeeded(references)) => {
+                app.fetch_media(references, Arc::make_mut(&mut media)).await?;
+            }
+            result => return result,
+        }
     }
+    run(media).await
 }
 
 /// Prepares a request on a separate thread once a slot is free.

@@ -9,8 +9,8 @@ use axum::{Router, response::Response};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::{
-    App, HttpLimits, Metrics, Model, ServedModel, StoreConfig, built_in_model_with_images, built_in_text,
-    built_in_text_with, router,
+    App, HttpLimits, MediaPolicy, Metrics, Model, ServedModel, StoreConfig, built_in_model_with_images,
+    built_in_text, built_in_text_with, router,
 };
 use server_engine::{
     CacheLayout, Clock, DraftRunner, EncoderConfig, Engine, EngineConfig, EngineOptions, Logits, ModelRunner,
@@ -44,6 +44,7 @@ pub(crate) struct Setup {
     pub(crate) model: Option<Model>,
     pub(crate) encoder: Option<EncoderConfig>,
     pub(crate) store: StoreConfig,
+    pub(crate) media: MediaPolicy,
 }
 
 impl Setup {
@@ -63,6 +64,7 @@ impl Setup {
             model: None,
             encoder: None,
             store: StoreConfig::default(),
+            media: MediaPolicy::default(),
         }
     }
 
@@ -111,7 +113,7 @@ impl Setup {
         let draft = self.draft.map(|runner| DraftRunner { runner, max_model_len: 400 });
         let extras = EngineOptions { draft, encoder: self.encoder, ..EngineOptions::default() };
         let engine = Engine::start_with_options(config, self.runner, extras, metrics.observer()).unwrap();
-        let app = App::with_store(self.limits, metrics, &self.store).unwrap();
+        let app = App::with_media(self.limits, metrics, &self.store, self.media).unwrap();
         let built_in = || Model::new(names(), built_in_text().unwrap(), "test");
         app.serve(ServedModel {
             model: self.model.unwrap_or_else(built_in),

@@ -12,6 +12,7 @@ mod effects;
 mod functions;
 mod harness;
 mod health;
+mod images;
 mod limits;
 mod load;
 mod lookup;

@@ -1,0 +1,79 @@
+//! Tests requests with images: which are fetched, which are refused, and who shares the encoded ones.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Setup, chat};
+use crate::responses::request;
+
+const CHAT: &str = "/v3/chat/completions";
+
+/// A BMP file with one pixel, which is followed by `padding` bytes.
+fn bitmap(padding: usize) -> Vec<u8> {
+    let mut file = b"BM".to_vec();
+    for field in [58u32, 0, 54, 40, 1, 1, 1 | 24 << 16, 0, 4, 0, 0, 0, 0] {
+        file.extend(field.to_le_bytes());
+    }
+    file.extend([0; 4]);
+    file.resize(file.len() + padding, 0);
+    file
+}
+
+/// Returns a setup of a server that may read images in `folder`.
+fn reading_files(folder: &Path) -> Setup {
+    let mut setup = Setup::reading_images();
+    setup.media.allowed_local_media_path = Some(folder.to_owned());
+    setup
+}
+
+/// Writes the image to `folder` and returns its path.
+fn image_file(folder: &Path, number: usize, padding: usize) -> String {
+    let path = folder.join(format!("{number}.bmp"));
+    std::fs::write(&path, bitmap(padding)).unwrap();
+    path.display().to_string()
+}
+
+fn image(url: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+#[tokio::test]
+async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = reading_files(folder.path()).start();
+    let turn = |number| {
+        let image = json!({"type": "input_image", "image_url": image_file(folder.path(), number, 0)});
+        json!({"role": "user", "content": [image, {"type": "input_text", "text": "x".repeat(20)}]})
+    };
+    let body = |turns: &[Value]| request(json!({"input": turns, "truncation": "auto"}));
+    let turns: Vec<Value> = (0..40).map(turn).collect();
+    let count = async |turns: &[Value]| {
+        let answer = server.post("/v3/responses/input_tokens", body(turns)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["input_tokens"].as_u64().unwrap()
+    };
+    let tokens_of_turn = count(&turns[..2]).await - count(&turns[..1]).await;
+    // The answer has 8 tokens of the context length of 1,024.
+    let tokens = count(&turns).await;
+    assert!(tokens <= 1016 && tokens + tokens_of_turn > 1016, "{tokens} tokens, {tokens_of_turn} for a turn");
+}
+
+#[tokio::test]
+async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut setup = reading_files(folder.path());
+    // An eighth is reserved for small bodies.
+    setup.limits.max_buffered_body_bytes = 256 << 10;
+    let server = setup.start();
+    let files: Vec<String> = (0..2).map(|number| image_file(folder.path(), number, 120_000)).collect();
+    let body = |files: &[String]| {
+        let parts: Vec<Value> = files.iter().map(|file| image(file)).collect();
+        chat(json!({"messages": [{"role": "user", "content": parts}]}))
+    };
+    assert_eq!(server.post(CHAT, body(&files[..1])).await.status, 200);
+    let refused = server.post(CHAT, body(&files)).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["code"]), (400, &json!("array_above_max_length")), "{error}");
+    assert!(error["param"].as_str().unwrap().starts_with("messages[0].content["), "{error}");
+}
