@@ -1,10 +1,11 @@
 //! Determines the tenant of a request. The router derives the tenant from the client's API key and sends it in a
-//! header; stored objects and cached prompts of one tenant are invisible to every other.
+//! header; stored objects, cached prompts and cached images of one tenant are invisible to every other.
 
 use std::fmt;
+use std::sync::Arc;
 
 use axum::http::HeaderMap;
-use server_engine::Request;
+use server_engine::{ImageDigest, Request, RequestImages};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
@@ -14,7 +15,8 @@ const HEADER: &str = "x-ovfleet-tenant";
 /// Hexadecimal digits of a tenant.
 const DIGITS: usize = 32;
 
-/// The owner of stored objects and cached prompts. All requests without the header belong to the default tenant.
+/// The owner of stored objects, cached prompts and cached images. All requests without the header belong to the default
+/// tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant(u128);
 
@@ -43,12 +45,15 @@ impl Tenant {
         Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
-    /// Assigns these prompts to this tenant. As a result, the prefix cache separates them from the prompts of other
-    /// tenants, and tenants take turns in the queue.
+    /// Assigns these prompts to this tenant. As a result, the prefix cache and the cache of encoded images separate them
+    /// from the prompts of other tenants, and tenants take turns in the queue.
     pub(crate) fn claim(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.cache_salt = self.salt(prompt.cache_salt);
             prompt.tenant = self.0;
+            if let Some(images) = prompt.images.as_mut().filter(|_| prompt.cache_salt != 0) {
+                salt_digests(Arc::make_mut(images), prompt.cache_salt);
+            }
         }
     }
 
@@ -68,6 +73,25 @@ impl Tenant {
     }
 }
 
+/// Replaces the digests of images by hashes of the digests and the salt of their prompt. Otherwise, the time to the first
+/// token would reveal whether a prompt with another salt has the same image.
+fn salt_digests(images: &mut RequestImages, salt: u64) {
+    let salted = |ImageDigest(digest)| {
+        let mut hash = Sha256::new();
+        hash.update(b"ovfleet image digest");
+        hash.update(salt.to_be_bytes());
+        hash.update(digest);
+        ImageDigest(hash.finalize().into())
+    };
+    for image in &mut images.inputs {
+        let image = Arc::make_mut(image);
+        image.digest = salted(image.digest);
+    }
+    for span in &mut images.prompt.spans {
+        span.digest = salted(span.digest);
+    }
+}
+
 impl fmt::Display for Tenant {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:032x}", self.0)
@@ -77,6 +101,7 @@ impl fmt::Display for Tenant {
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+    use server_engine::{ImageInput, ImageSpan, PromptImages, SpanAttention};
 
     use super::*;
 
@@ -117,5 +142,23 @@ mod tests {
         assert_eq!(salts.len(), 9);
         assert_eq!(Tenant::default().salt(7), 7, "without tenants, salts are those of the requests");
         assert_eq!(Tenant(1).salt(7), Tenant(1).salt(7));
+    }
+
+    #[test]
+    fn the_digests_of_images_differ_by_salt_and_those_of_spans_match() {
+        let content: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
+        let digest = ImageDigest([7; 32]);
+        let input = Arc::new(ImageInput { digest, rows: 4, content });
+        let span = ImageSpan { digest, start: 0, num_tokens: 4, first_row: 0 };
+        let prompt = PromptImages { spans: vec![span], attention: SpanAttention::Causal };
+        let original = RequestImages { inputs: vec![input], prompt, positions: None };
+        let salted = [1, 2].map(|salt| {
+            let mut images = original.clone();
+            salt_digests(&mut images, salt);
+            assert_eq!(images.inputs[0].digest, images.prompt.spans[0].digest);
+            images.inputs[0].digest
+        });
+        assert_eq!(original.inputs[0].digest, digest, "images that another request has do not change");
+        assert!(salted[0] != salted[1] && !salted.contains(&digest));
     }
 }

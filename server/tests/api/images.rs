@@ -2,12 +2,18 @@
 
 use std::path::Path;
 
+use axum::body::Body;
+use axum::http::Request;
 use serde_json::{Value, json};
 
-use crate::harness::{Setup, chat};
+use crate::harness::{Answer, Setup, chat};
 use crate::responses::request;
 
 const CHAT: &str = "/v3/chat/completions";
+
+/// An image of one pixel.
+const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5\
+                     ErkJggg==";
 
 /// A BMP file with one pixel, which is followed by `padding` bytes.
 fn bitmap(padding: usize) -> Vec<u8> {
@@ -76,4 +82,39 @@ async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let error = &refused.json()["error"];
     assert_eq!((refused.status.as_u16(), &error["code"]), (400, &json!("array_above_max_length")), "{error}");
     assert!(error["param"].as_str().unwrap().starts_with("messages[0].content["), "{error}");
+}
+
+#[tokio::test]
+async fn tenants_and_salts_do_not_share_encoded_images() {
+    let server = Setup::reading_images().start();
+    let encoded = async || {
+        let metrics = server.get("/metrics").await.body;
+        let line = metrics.lines().find(|line| line.starts_with("ovfleet_server_encoded_images_total "));
+        line.unwrap().rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let alice = "0000000000000000000000000000a11c";
+    let bob = "00000000000000000000000000000b0b";
+    let cases = [
+        (Some(alice), None, 1.0),
+        (Some(alice), None, 1.0),
+        (Some(bob), None, 2.0),
+        (Some(alice), Some("s"), 3.0),
+        (None, None, 4.0),
+        (None, Some("s"), 5.0),
+        (None, Some("s"), 5.0),
+        (Some(bob), None, 5.0),
+    ];
+    for (number, (tenant, salt, expected)) in cases.into_iter().enumerate() {
+        // The prompts begin with different texts, so the prefix cache does not have the image.
+        let text = json!({"type": "text", "text": format!("{number}{}", "x".repeat(20))});
+        let messages = json!([{"role": "user", "content": [text, image(IMAGE)]}]);
+        let mut sent = Request::post(CHAT).header("content-type", "application/json");
+        if let Some(tenant) = tenant {
+            sent = sent.header("x-ovfleet-tenant", tenant);
+        }
+        let body = chat(json!({"messages": messages, "cache_salt": salt}));
+        let answer = Answer::read(server.send(sent.body(Body::from(body)).unwrap()).await).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(encoded().await, expected, "request {number}");
+    }
 }
