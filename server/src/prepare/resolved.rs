@@ -108,7 +108,7 @@ impl ResolvedParameters {
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
     ) -> Result<PreparedRequest, Error> {
-        let PromptSource { prompts, param, mut echoes, images } = source;
+        let PromptSource { prompts, param, mut echoes, mut images } = source;
         if !images.is_empty() && self.sampling.prompt_logprobs.is_some() {
             return Err(Error::invalid("prompt_logprobs", "cannot be combined with images"));
         }
@@ -127,11 +127,14 @@ impl ResolvedParameters {
             requests.push(self.request(prompt, &images, param, tokens_max, target)?);
         }
         let mut image_memory = None;
-        if let (Some(reader), [request]) = (&target.model.images, &mut requests[..])
-            && let Some(assigned) = images::assign(images, &request.prompt, param, reader)?
-        {
-            let AssignedImages { images, memory } = assigned;
-            (request.images, image_memory) = (Some(images), Some(memory));
+        if let Some(reader) = &target.model.images {
+            // If there are several prompts, none has images, and texts must not stand for them.
+            for request in &mut requests {
+                let assigned = images::assign(std::mem::take(&mut images), &request.prompt, param, reader)?;
+                if let Some(AssignedImages { images, memory }) = assigned {
+                    (request.images, image_memory) = (Some(images), Some(memory));
+                }
+            }
         }
         echoes.resize(count, String::new());
         let discards = tokens_max.is_some_and(|most| most.tokens == 0);

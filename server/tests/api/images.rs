@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Setup, chat};
+use crate::harness::{Answer, Setup, chat, completion};
 use crate::responses::request;
 
 const CHAT: &str = "/v3/chat/completions";
@@ -82,6 +82,21 @@ async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let error = &refused.json()["error"];
     assert_eq!((refused.status.as_u16(), &error["code"]), (400, &json!("array_above_max_length")), "{error}");
     assert!(error["param"].as_str().unwrap().starts_with("messages[0].content["), "{error}");
+}
+
+#[tokio::test]
+async fn texts_do_not_stand_for_images_however_many_prompts_there_are() {
+    let server = Setup::reading_images().start();
+    for prompt in [json!("a <image>"), json!(["a <image>", "b"]), json!(["a", "b <image>"])] {
+        let refused = server.post("/v3/completions", completion(json!({"prompt": prompt}))).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.json()["error"]["param"]),
+            (400, &json!("prompt")),
+            "{prompt}"
+        );
+    }
+    let answer = server.post("/v3/completions", completion(json!({"prompt": ["a", "b"]}))).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
 #[tokio::test]
