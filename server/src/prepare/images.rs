@@ -127,17 +127,7 @@ fn read_image(
     reader: &ImageReader,
     media: &Media,
 ) -> Result<ConversationImage, Error> {
-    let detail = match image.detail.as_deref() {
-        None | Some("auto") => Detail::Auto,
-        Some("low") => Detail::Low,
-        Some("high") => Detail::High,
-        Some(other) => {
-            let problem = format!("{other:?} must be one of auto, low, high");
-            // At the responses endpoint, `detail` is beside `image_url`.
-            let object = image.param.as_ref().map_or(&*param, |param| param.trim_end_matches(".image_url"));
-            return Err(Error::invalid(format!("{object}.detail"), problem));
-        }
-    };
+    let detail = read_detail(image.detail.as_deref(), &param)?;
     let bytes = match media.get(&image.url) {
         Some(bytes) => bytes.clone(),
         None => read_data_url(&image.url, &param)?,
@@ -146,6 +136,22 @@ fn read_image(
     let header = DecodeLimits::default().check(&bytes).map_err(refused)?;
     let layout = reader.processor.layout(header.size(), detail).map_err(refused)?;
     Ok(ConversationImage { bytes, detail, layout, param })
+}
+
+/// Reads the level of detail of an image. `at` is the parameter with the object that contains it.
+///
+/// # Errors
+/// The level does not exist.
+pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Error> {
+    match detail {
+        None | Some("auto") => Ok(Detail::Auto),
+        Some("low") => Ok(Detail::Low),
+        Some("high") => Ok(Detail::High),
+        Some(other) => {
+            let problem = format!("{other:?} must be one of auto, low, high");
+            Err(Error::invalid(format!("{at}.detail"), problem))
+        }
+    }
 }
 
 /// Returns the content of a `data:` URL.

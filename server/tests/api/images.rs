@@ -7,7 +7,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Setup, chat, completion};
-use crate::responses::request;
+use crate::responses::{PATH, request};
 
 const CHAT: &str = "/v3/chat/completions";
 
@@ -97,6 +97,26 @@ async fn texts_do_not_stand_for_images_however_many_prompts_there_are() {
     }
     let answer = server.post("/v3/completions", completion(json!({"prompt": ["a", "b"]}))).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+#[tokio::test]
+async fn conversations_store_only_images_that_a_response_can_have() {
+    let server = Setup::reading_images().start();
+    let image = json!({"type": "input_image", "image_url": IMAGE});
+    let mut huge = image.clone();
+    huge["detail"] = json!("huge");
+    let item = |role: &str, image: &Value| json!({"items": [{"role": role, "content": [image]}]}).to_string();
+    for (body, param) in [
+        (item("user", &huge), "items[0].content[0].detail"),
+        (item("system", &image), "items[0].content[0].type"),
+        (item("assistant", &image), "items[0].content[0].type"),
+    ] {
+        let refused = server.post("/v3/conversations", body).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!(param)));
+    }
+    let stored = server.post("/v3/conversations", item("user", &image)).await.json();
+    let response = server.post(PATH, request(json!({"conversation": stored["id"]}))).await;
+    assert_eq!(response.status, 200, "{}", response.body);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use server_openai::responses::{
 };
 
 use crate::error::Error;
+use crate::prepare::images;
 use crate::store::ItemIds;
 
 /// Size of an item ID that a client chooses.
@@ -107,6 +108,9 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
         Some(TextOrList::List(parts)) if parts.is_empty() => return Err(Error::invalid(at, "is empty")),
         Some(TextOrList::List(parts)) => read_parts(parts, &at, part)?,
     };
+    if role != "user" {
+        refuse_images(&content, &at, &format!("messages of the role {role:?} cannot have images"))?;
+    }
     Ok(Item::Message(Message {
         id: item_id(item.id, "msg", ids),
         status: status(item.status.as_deref()),
@@ -146,7 +150,16 @@ fn read_image(part: InputPart, at: &str) -> Result<Part, Error> {
     let ImageUrl { url, detail, .. } =
         part.image_url.ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
     let detail = part.detail.or(detail).unwrap_or_else(|| "auto".to_owned());
+    images::read_detail(Some(&detail), at)?;
     Ok(Part::InputImage { detail, image_url: url })
+}
+
+/// Checks that none of the parts is an image.
+fn refuse_images(parts: &[Part], at: &str, problem: &str) -> Result<(), Error> {
+    match parts.iter().position(|part| matches!(part, Part::InputImage { .. })) {
+        Some(index) => Err(Error::invalid(format!("{at}[{index}].type"), problem)),
+        None => Ok(()),
+    }
 }
 
 fn reasoning(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
@@ -203,10 +216,8 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
         Some(TextOrList::Text(text)) => Output::Text(text),
         Some(TextOrList::List(parts)) => {
             let parts = read_parts(parts, &at, |text| Part::InputText { text })?;
-            if let Some(index) = parts.iter().position(|part| matches!(part, Part::InputImage { .. })) {
-                let problem = "results of calls cannot have images; send the image in a message of the user";
-                return Err(Error::invalid(format!("{at}[{index}].type"), problem));
-            }
+            let problem = "results of calls cannot have images; send the image in a message of the user";
+            refuse_images(&parts, &at, problem)?;
             Output::Parts(parts)
         }
     };

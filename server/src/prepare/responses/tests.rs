@@ -145,6 +145,14 @@ fn an_error_names_the_path_of_a_malformed_item() {
     );
     let image = json!({"type": "input_image", "image_url": "data:,"});
     refused(
+        &json!([{"role": "assistant", "content": [{"type": "output_text", "text": "x"}, image]}]),
+        &expect![[r#"input[0].content[1].type: messages of the role "assistant" cannot have images"#]],
+    );
+    refused(
+        &json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "huge"}]}]),
+        &expect![[r#"input[0].content[0].detail: "huge" must be one of auto, low, high"#]],
+    );
+    refused(
         &json!([{"type": "function_call_output", "call_id": "c", "output": [image]}]),
         &expect![
             "input[0].output[0].type: results of calls cannot have images; send the image in a message of the user"
