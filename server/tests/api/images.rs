@@ -12,7 +12,7 @@ use crate::responses::{PATH, request};
 const CHAT: &str = "/v3/chat/completions";
 
 /// An image of one pixel.
-const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5\
+pub(crate) const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5\
                      ErkJggg==";
 
 /// A BMP file with one pixel, which is followed by `padding` bytes.

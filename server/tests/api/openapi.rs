@@ -5,6 +5,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Server, Setup, chat, completion};
+use crate::images::IMAGE;
 use crate::tools::HERMES;
 
 #[tokio::test]
@@ -214,6 +215,27 @@ async fn described_elements_are_accepted() {
     }
     let answer = server.post("/v3/chat/completions", chat(json!({"messages": messages}))).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+#[tokio::test]
+async fn described_images_are_accepted() {
+    let server = Setup::reading_images().start();
+    let document = server.get("/openapi.json").await.json();
+    let schema = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let message = |part: Value| json!({"role": "user", "content": [part]});
+    for detail in [json!("auto"), json!("low"), json!("high"), Value::Null] {
+        let image = message(json!({"type": "image_url", "image_url": {"url": IMAGE, "detail": detail}}));
+        fits(&document, &schema("ChatMessage"), &image).unwrap();
+        let answer = server.post("/v3/chat/completions", chat(json!({"messages": [image]}))).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let image = message(json!({"type": "input_image", "image_url": IMAGE, "detail": detail}));
+        fits(&document, &schema("InputItem"), &image).unwrap();
+        let body = json!({"model": "parrot", "input": [image], "max_output_tokens": 2}).to_string();
+        let answer = server.post("/v3/responses", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    let huge = message(json!({"type": "image_url", "image_url": {"url": IMAGE, "detail": "huge"}}));
+    fits(&document, &schema("ChatMessage"), &huge).unwrap_err();
 }
 
 #[test]
