@@ -7,7 +7,7 @@ fn every_format_is_in_the_reference() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/parsers.md");
     let text = std::fs::read_to_string(path).expect("the reference is in the tree");
     let (tools, rest) = text.split_once("## Formats of reasoning").expect("the reference has two tables");
-    let (reasoning, rest) = rest.split_once("## What is given out").expect("a part follows the tables");
+    let (reasoning, rest) = rest.split_once("## What the parsers return").expect("a part follows the tables");
     let (_, detection) =
         rest.split_once("## How formats are detected").expect("the reference has a detection table");
     let columns = detection.lines().filter(|line| line.starts_with("| "));
