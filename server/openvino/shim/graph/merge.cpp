@@ -48,8 +48,7 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
         if (left[axis] != right[axis]) return false;
     if (ov::is_type<op::v0::Constant>(a)) {
         // A constant with one element applies to all rows.
-        if (num_elements(a) == 1 || num_elements(b) == 1)
-            return num_elements(a) == num_elements(b) && are_equal(a, b);
+        if (num_elements(a) == 1 || num_elements(b) == 1) return num_elements(a) == num_elements(b) && are_equal(a, b);
         // Constants are concatenated byte by byte, so their elements must fill whole bytes.
         return type.bitwidth() >= 8 || num_elements(a) * type.bitwidth() % 8 == 0;
     }
