@@ -124,7 +124,7 @@ class Bench:
                 self.runs[PEER] = lambda work: engines.run_peer(peer, work, self.folder)
             except engines.Failed as error:
                 print(f"  {PEER} cannot load {self.path.name}: {error}", flush=True)
-        self.rounds = [self.round() for _ in range(args.rounds)]
+        self.rounds: list[dict] = []
 
     def ours(self, work: dict, **changes) -> dict:
         return engines.run_engine(self.engine, self.setup.with_model(self.path, **changes), work, self.folder)
@@ -245,7 +245,11 @@ def main() -> None:
     engines.WORK = args.work
     engines.versions()
     with engines.scratch() as folder:
-        benches = [Bench(args, SHAPES[name], pathlib.Path(folder)) for name in args.models]
+        benches = []
+        for name in args.models:
+            bench = Bench(args, SHAPES[name], pathlib.Path(folder))
+            bench.rounds += [bench.round() for _ in range(args.rounds)]
+            benches.append(bench)
     record = {
         "date": str(datetime.date.today()),
         "versions": engines.versions(),

@@ -43,47 +43,43 @@ fn every_rule_about_a_string_has_a_message() {
     assert!(!definition().contains("pattern:"));
 }
 
-/// Server-side apply needs the type of a list to merge it.
-#[test]
-fn every_list_has_a_list_type() {
-    fn lists(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
-        if schema["type"] == "array" && schema["x-kubernetes-list-type"].is_null() {
+/// Returns the paths of the fields of LLMDeployment whose schema has a property.
+fn fields_with(has_property: fn(&serde_json::Value) -> bool) -> Vec<String> {
+    fn visit(
+        schema: &serde_json::Value,
+        path: &str,
+        has_property: fn(&serde_json::Value) -> bool,
+        found: &mut Vec<String>,
+    ) {
+        if has_property(schema) {
             found.push(path.to_owned());
         }
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            lists(property, &format!("{path}.{name}"), found);
+            visit(property, &format!("{path}.{name}"), has_property, found);
         }
         for part in ["items", "additionalProperties"] {
             if schema[part].is_object() {
-                lists(&schema[part], &format!("{path}[]"), found);
+                visit(&schema[part], &format!("{path}[]"), has_property, found);
             }
         }
     }
     let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
     let mut found = Vec::new();
-    lists(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", &mut found);
+    visit(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", has_property, &mut found);
+    found
+}
+
+/// Server-side apply needs the type of a list to merge it.
+#[test]
+fn every_list_has_a_list_type() {
+    let found = fields_with(|schema| schema["type"] == "array" && schema["x-kubernetes-list-type"].is_null());
     assert!(found.is_empty(), "{found:#?}");
 }
 
 /// The API server stores a null in a nullable field instead of its default, and the type of the field may not have one.
 #[test]
 fn no_field_with_a_default_is_nullable() {
-    fn fields(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
-        if schema["nullable"] == true && !schema["default"].is_null() {
-            found.push(path.to_owned());
-        }
-        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-            fields(property, &format!("{path}.{name}"), found);
-        }
-        for part in ["items", "additionalProperties"] {
-            if schema[part].is_object() {
-                fields(&schema[part], &format!("{path}[]"), found);
-            }
-        }
-    }
-    let definition = serde_json::to_value(operator_api::crd()).expect("a definition is JSON");
-    let mut found = Vec::new();
-    fields(&definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "", &mut found);
+    let found = fields_with(|schema| schema["nullable"] == true && !schema["default"].is_null());
     assert!(found.is_empty(), "{found:#?}");
 }
 

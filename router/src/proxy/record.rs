@@ -137,12 +137,7 @@ impl RequestRecord {
             let used = match usage(&body) {
                 _ if !uses_tokens => TokensUsed::None,
                 Some(usage) => {
-                    if !usage.has_images() {
-                        fleet.observe_prompt(text_bytes, usage.prompt);
-                    }
-                    if let Some(tokens) = usage.completion {
-                        fleet.observe_output(tokens / choices.max(1));
-                    }
+                    usage.observe(&fleet, text_bytes, choices);
                     TokensUsed::Reported(usage)
                 }
                 None => TokensUsed::Unknown,

@@ -165,22 +165,19 @@ impl Relay {
         if let (Some(link), Some(placement)) = (self.upstream.take(), &mut self.placement) {
             self.worker.pool.put(placement.replica.discovered.http, link);
             placement.set_outcome(Outcome::Answered);
-            let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices.max(1));
+            let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
             let fleet = Arc::clone(&self.fleet);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        if !usage.has_images() {
-                            fleet.observe_prompt(text_bytes, usage.prompt);
-                        }
-                        if let Some(tokens) = usage.completion {
-                            fleet.observe_output(tokens / choices);
-                            token_events.inspect(|&events| fleet.observe_events(events, tokens));
+                        usage.observe(&fleet, text_bytes, choices);
+                        if let Some((tokens, events)) = usage.completion.zip(token_events) {
+                            fleet.observe_events(events, tokens);
                         }
                     }
-                    TokensUsed::Estimated(tokens) => fleet.observe_output(tokens / choices),
+                    TokensUsed::Estimated(tokens) => fleet.observe_output(tokens / choices.max(1)),
                     TokensUsed::None | TokensUsed::Unknown => {}
                 }
                 record.completed(status, used);

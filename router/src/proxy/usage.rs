@@ -7,6 +7,7 @@ use memchr::memmem::Finder;
 use serde::Deserialize;
 
 use super::fields::members;
+use crate::fleet::Fleet;
 
 /// The name of the member with the usage.
 static NAME: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -32,8 +33,19 @@ struct PromptDetails {
 
 impl Usage {
     /// Whether the prompt had images.
-    pub(super) fn has_images(self) -> bool {
+    fn has_images(self) -> bool {
         self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
+    }
+
+    /// Improves the estimates for the next requests of the model with a prompt of `text_bytes` bytes and an answer of
+    /// `choices` sequences.
+    pub(super) fn observe(self, fleet: &Fleet, text_bytes: usize, choices: u32) {
+        if !self.has_images() {
+            fleet.observe_prompt(text_bytes, self.prompt);
+        }
+        if let Some(tokens) = self.completion {
+            fleet.observe_output(tokens / choices.max(1));
+        }
     }
 
     /// The total number of tokens.
