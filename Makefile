@@ -84,13 +84,12 @@ programs-dev: fetch
 	@$(CARGO) test --workspace --locked --no-run --quiet
 
 .PHONY: e2e
-e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes node. Needs root. ARGS are passed to the tests.
+e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes node. Needs root. ARGS selects tests by name.
 	@scripts/need cargo g++
 	@scripts/clients
 	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
 	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
-	@tests/cluster/run.sh $(CARGO) test --workspace --offline --locked --features tests/node --test TEST -- \
-	  --test-threads 1 $(ARGS)
+	@tests/cluster/run.sh $(CARGO) test --workspace --offline --locked --features tests/node --test FILE -- $(ARGS)
 
 # This is a separate target because the memory limits need root. It reuses the build of `make test`.
 .PHONY: hostile

@@ -1,31 +1,52 @@
 #!/usr/bin/env bash
-# run.sh COMMAND...: runs COMMAND for each file tests/tests/node_*.rs, with its name instead of the argument TEST. The tests
-# spend most of their time waiting, so two nodes share the files: each takes the next one that no node has taken.
+# run.sh COMMAND... -- ARGUMENT...: runs COMMAND for each test of the files tests/tests/node_*.rs that the arguments select,
+# with the name of the file instead of FILE. The arguments are those of a test program: parts of names, and options such as
+# --ignored. The tests spend most of their time waiting, so several nodes share them: each takes the next test that no node
+# has taken.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-nodes=2
+nodes=3
 
 if [[ "${1:-}" == --share ]]; then
-  taken=$2
+  shared=$2
   shift 2
-  for file in tests/tests/node_*.rs; do
-    name=$(basename "$file" .rs)
-    mkdir "$taken/$name" 2>/dev/null || continue
-    "${@/#TEST/$name}"
-  done
-  exit
+  status=0
+  while read -r file test; do
+    mkdir "$shared/$test" 2>/dev/null || continue
+    "${@/#FILE/$file}" --exact "$test" </dev/null || status=1
+  done <"$shared/tests"
+  exit $status
 fi
 
+command=()
+while [[ "$1" != -- ]]; do
+  command+=("$1")
+  shift
+done
+shift
+options=()
+for argument in "$@"; do [[ $argument != -* ]] || options+=("$argument"); done
+
 mkdir -p .deps/node
-taken=$(mktemp -d "$PWD/.deps/node/taken.XXXXXX")
+shared=$(mktemp -d "$PWD/.deps/node/shared.XXXXXX")
 runs=()
-trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; wait; rm -rf "$taken"' EXIT
+# Without the folder, no further test starts.
+trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; rm -rf "$shared"; wait' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+for file in tests/tests/node_*.rs; do
+  file=$(basename "$file" .rs)
+  "${command[@]/#FILE/$file}" --quiet -- --list "$@" | sed -n "s/^\(.*\): test$/$file \1/p"
+done >"$shared/tests"
+[[ -s $shared/tests ]] || {
+  echo "run.sh: the arguments select no test: $*" >&2
+  exit 1
+}
+
 for ((node = 1; node <= nodes; node++)); do
-  tests/cluster/node.sh tests/cluster/run.sh --share "$taken" "$@" > >(sed -u "s/^/node $node: /") 2>&1 &
+  tests/cluster/node.sh tests/cluster/run.sh --share "$shared" "${command[@]}" -- "${options[@]}" > >(sed -u "s/^/node $node: /") 2>&1 &
   runs+=($!)
 done
 status=0

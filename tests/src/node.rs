@@ -9,12 +9,28 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-pub use crate::process::await_state;
+use crate::process;
 
 /// The IP address of the node, which pods can reach.
 pub const ADDRESS: &str = "10.99.0.1";
 /// The namespace that the chart installs the operator into.
 pub const OPERATOR_NAMESPACE: &str = "ovfleet";
+
+/// The time between two evaluations of an awaited condition. Most evaluations start `kubectl`, which takes a tenth of a second
+/// of processor time.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Polls `state` like [`process::await_state`], but less often.
+///
+/// # Errors
+/// The same as those of [`process::await_state`].
+pub fn await_state<T>(
+    what: &str,
+    limit: Duration,
+    state: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    process::await_state_every(POLL_INTERVAL, what, limit, state)
+}
 
 /// The folder of the node, with its logs and process IDs.
 ///
@@ -185,6 +201,15 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         drop(kubectl(&["delete", "namespace", &self.name, "--wait=true", "--timeout=180s"]));
     }
+}
+
+/// The address of a Service, with its name in the cluster's DNS and its first port.
+///
+/// # Errors
+/// The same as those of [`run`].
+pub fn service_address(namespace: &str, name: &str) -> anyhow::Result<String> {
+    let service = get(&["service", "--namespace", namespace, name])?;
+    Ok(format!("{name}.{namespace}.svc.cluster.local:{}", service["spec"]["ports"][0]["port"]))
 }
 
 /// The names of the pods that `selector` selects, without those that are being deleted.

@@ -30,6 +30,19 @@ pub fn await_condition<T>(
 pub fn await_state<T>(
     what: &str,
     limit: Duration,
+    state: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    await_state_every(POLL_INTERVAL, what, limit, state)
+}
+
+/// Polls `state` like [`await_state`], with `interval` between two evaluations.
+///
+/// # Errors
+/// The same as those of [`await_state`].
+pub fn await_state_every<T>(
+    interval: Duration,
+    what: &str,
+    limit: Duration,
     mut state: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
     let end = Instant::now() + limit;
@@ -42,7 +55,7 @@ pub fn await_state<T>(
             let error = last.err().map_or_else(String::new, |error| format!(": {error:#}"));
             bail!("timed out after {limit:?} waiting for {what}{error}");
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(interval);
     }
 }
 

@@ -13,6 +13,8 @@ use crate::traffic::{Plan, Traffic, TrafficReport};
 pub const LIMIT: Duration = Duration::from_secs(300);
 /// The number of requests that must complete before and after each change, so that it happens under traffic.
 pub const REQUESTS_AROUND_CHANGE: usize = 12;
+/// The pause of a client between two requests. Several nodes share the processors, which are thus free for their other programs.
+const PAUSE: Duration = Duration::from_secs(2);
 /// The label selector of the replicas' pods.
 pub const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
 /// The label selector of the routers' pods.
@@ -91,9 +93,7 @@ pub fn patch(namespace: &str, patch: &Value) -> anyhow::Result<()> {
 /// # Errors
 /// The Service does not respond within [`LIMIT`].
 pub fn service_address(namespace: &str) -> anyhow::Result<String> {
-    let service = node::get(&["service", "chat", "--namespace", namespace])?;
-    let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
-    let address = format!("{address}:{}", service["spec"]["ports"][0]["port"]);
+    let address = node::service_address(namespace, "chat")?;
     node::await_state("the Service to respond", LIMIT, || {
         let status = crate::server::probe(&address, "/v3/models")?;
         // Only the traffic sends an API key, so 401 shows that the Service responds.
@@ -108,7 +108,7 @@ pub fn service_address(namespace: &str) -> anyhow::Result<String> {
 /// The same as those of [`service_address`].
 pub async fn traffic(namespace: &str, clients: usize, key: Option<&str>) -> anyhow::Result<Traffic> {
     let url = format!("http://{}", service_address(namespace)?);
-    let plan = Plan { url, model: "chat".to_owned(), clients, tokens: 48 };
+    let plan = Plan { url, model: "chat".to_owned(), clients, tokens: 48, pause: PAUSE };
     let mut traffic = Traffic::start_with_key(&plan, key);
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     Ok(traffic)

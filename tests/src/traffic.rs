@@ -22,7 +22,7 @@ const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 /// The configuration of the traffic.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The base URL of the API, such as `http://10.96.1.2`.
+    /// The base URL of the API, such as `http://chat.default.svc.cluster.local`.
     pub url: String,
     /// The name of the model.
     pub model: String,
@@ -30,6 +30,8 @@ pub struct Plan {
     pub clients: usize,
     /// The length of each response in tokens.
     pub tokens: u32,
+    /// The time between a response and the client's next request.
+    pub pause: Duration,
 }
 
 /// How a request ended.
@@ -155,9 +157,12 @@ impl Traffic {
                     let key = key.borrow().clone();
                     let (outcome, retries) = send(&http, &plan, &id, key.as_deref()).await;
                     let request = Request { id, sent, duration: started.elapsed() - sent, retries, outcome };
-                    let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-                    report.requests.push(request);
-                    count.send_replace(report.requests.len());
+                    {
+                        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+                        report.requests.push(request);
+                        count.send_replace(report.requests.len());
+                    }
+                    tokio::time::sleep(plan.pause).await;
                 }
             });
         }
@@ -301,7 +306,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         std::thread::spawn(move || unreliable(&listener));
-        let plan = Plan { url, model: "chat".to_owned(), clients: 1, tokens: 1 };
+        let plan = Plan { url, model: "chat".to_owned(), clients: 1, tokens: 1, pause: Duration::ZERO };
         let mut traffic = Traffic::start(&plan);
         traffic.await_requests(2).await;
         let report = traffic.stop().await;

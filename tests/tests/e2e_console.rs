@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 use tests::browser::{Browser, Key, Page};
@@ -69,7 +70,13 @@ impl Scene {
 
     fn traffic(&self) -> Traffic {
         let url = self.router.url("");
-        Traffic::start(&Plan { url, model: "sim".to_owned(), clients: CLIENTS, tokens: 60 })
+        Traffic::start(&Plan {
+            url,
+            model: "sim".to_owned(),
+            clients: CLIENTS,
+            tokens: 60,
+            pause: Duration::ZERO,
+        })
     }
 }
 

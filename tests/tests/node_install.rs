@@ -9,8 +9,6 @@ use serde_json::Value;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
 
-/// The time limit for the sample to be ready, with its images on the node.
-const READY_LIMIT: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The sample with the endpoint of the mock Hub, because the node has no access to the internet.
@@ -19,12 +17,6 @@ fn sample(hub: &Hub) -> anyhow::Result<String> {
     let inserted = text.replacen("      hf:\n", &format!("      hf:\n        endpoint: {}\n", hub.url()), 1);
     anyhow::ensure!(inserted != text, "the sample has no field hf");
     Ok(inserted)
-}
-
-fn service_url(namespace: &str, name: &str) -> anyhow::Result<String> {
-    let service = node::get(&["service", "--namespace", namespace, name])?;
-    let address = service["spec"]["clusterIP"].as_str().context("the Service has no address")?;
-    Ok(format!("http://{address}:{}", service["spec"]["ports"][0]["port"]))
 }
 
 fn await_ready(namespace: &str, name: &str, limit: Duration) -> anyhow::Result<()> {
@@ -105,10 +97,10 @@ async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
 
     let applied = Instant::now();
     node::apply(&namespace.name, &sample(&hub)?)?;
-    await_ready(&namespace.name, "smollm2", READY_LIMIT)?;
+    await_ready(&namespace.name, "smollm2", LIMIT)?;
     eprintln!("{helm}: Ready {:.1?} after kubectl apply", applied.elapsed());
 
-    let url = service_url(&namespace.name, "smollm2")?;
+    let url = format!("http://{}", node::service_address(&namespace.name, "smollm2")?);
     let url = url.as_str();
     // A Service is routed shortly after its endpoints exist.
     node::await_state("the Service to respond", LIMIT, || {
@@ -179,7 +171,7 @@ async fn a_namespaced_install_serves_its_namespace() -> anyhow::Result<()> {
     for namespace in [&own, &other] {
         node::apply(&namespace.name, &sample(&hub)?)?;
     }
-    await_ready(&own.name, "smollm2", READY_LIMIT)?;
+    await_ready(&own.name, "smollm2", LIMIT)?;
     let other = node::get(&["llmd", "smollm2", "--namespace", &other.name])?;
     assert!(other["status"].is_null(), "{other}");
     Ok(())

@@ -154,12 +154,17 @@ rules:
 - {level: Metadata, userGroups: ["system:serviceaccounts:ovfleet"], verbs: [create, update, patch, delete]}
 - {level: None}
 YAML
+  # The programs of the node resolve the names of Services like those of its pods.
+  echo "nameserver $dns" >"$NODE/resolv.conf"
+  mount --bind "$NODE/resolv.conf" /etc/resolv.conf
   cat >"$NODE/Corefile" <<COREFILE
 .:53 {
   bind $address
   errors
   ready 127.0.0.1:8181
-  kubernetes cluster.local { kubeconfig $NODE/coredns.kubeconfig node }
+  kubernetes cluster.local {
+    kubeconfig $NODE/coredns.kubeconfig node
+  }
 }
 COREFILE
 }
@@ -258,6 +263,7 @@ bring_up() {
   until_true cluster_dns
   until_true kube wait --for=condition=Ready node/node1 --timeout=1s
   until_true kube get serviceaccount default
+  until_true getent ahostsv4 kubernetes.default.svc.cluster.local
   touch "$NODE/ready"
 }
 
