@@ -17,12 +17,11 @@ pub const SCORED_TOKENS_MAX: u32 = 128;
 /// vocabulary. Without this limit, the logits of a step could need gigabytes.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
-/// Number of tokens of the images that the image encoder has: those that it encodes, and those that it encodes next. With
-/// one image in reserve, it has work while a step delays the next request. With more, the images of a request that goes
-/// first would wait for all of them.
+/// Number of image tokens that are with the image encoder at a time: those of the images that it encodes and of those that
+/// it encodes next. With an image in reserve, it does not wait for the engine between two images. With a longer queue, the
+/// images of a request with a higher priority would have to wait for all of it.
 ///
-/// Beyond it: further images wait in the order of the requests. If the encoder has no other image, an image may have
-/// more tokens.
+/// Beyond it: further images wait in the order of their requests. A single image may have more tokens.
 pub const MAX_NUM_ENCODER_INPUT_TOKENS: u32 = 1024;
 
 /// The smallest number of prompt tokens that a step computes in addition to decodes, regardless of how long the step

@@ -8,7 +8,7 @@ use server_openai::{ChatRequest, Generation};
 use super::conversation::Conversation;
 use super::parser_settings::ParserSettings;
 use super::prepared::{PreparedRequest, Target};
-use super::resolved::{PromptSource, TokensMax};
+use super::resolved::{PromptSource, TokensMax, UndecodedRequest};
 use super::{guide, parameters, prompt};
 use crate::error::Error;
 
@@ -30,7 +30,8 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     let answer = AnswerRequest { model, logprobs, tokens_max: TokensMax::requested(&generation) };
     let mut conversation = Conversation::of_chat(request)?;
     let calls_functions = std::mem::take(&mut conversation.calls_functions);
-    let mut prepared = prepare_conversation(&generation, &conversation, answer, target)?;
+    let undecoded = prepare_conversation(&generation, &conversation, answer, target)?;
+    let mut prepared = undecoded.decode_images(target.model)?;
     prepared.reply.calls_functions = calls_functions;
     Ok(prepared)
 }
@@ -45,7 +46,7 @@ pub(super) struct AnswerRequest {
     pub(super) tokens_max: Option<TokensMax>,
 }
 
-/// Prepares a conversation.
+/// Prepares a conversation up to the decoding of its images.
 ///
 /// # Errors
 /// The request is invalid.
@@ -54,7 +55,7 @@ pub(super) fn prepare_conversation(
     conversation: &Conversation,
     answer: AnswerRequest,
     target: Target<'_>,
-) -> Result<PreparedRequest, Error> {
+) -> Result<UndecodedRequest, Error> {
     let AnswerRequest { model, logprobs, tokens_max } = answer;
     let mut resolved = parameters::resolve(generation, target, "top_logprobs", logprobs)?;
     let defaults = &target.model.text.defaults;

@@ -52,7 +52,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
             PromptSource { prompts, param: "prompt", echoes: Vec::new(), images: Vec::new() }
         }
     };
-    resolved.prepare(model, source, tokens_max, target)
+    resolved.prepare(model, source, tokens_max, target)?.decode_images(target.model)
 }
 
 fn tokenize(

@@ -12,6 +12,7 @@ use super::images::{self, AssignedImages, ConversationImage};
 use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
 use crate::limits::CHOICES_MAX;
+use crate::model::Model;
 
 /// Tokenized prompts, with the name of their parameter, and with their texts if they are echoed.
 pub(super) struct PromptSource {
@@ -46,6 +47,33 @@ impl TokensMax {
         let limit = |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens });
         limit("max_completion_tokens", generation.max_completion_tokens)
             .or(limit("max_tokens", generation.max_tokens))
+    }
+}
+
+/// A request whose images have not been decoded. Attempts to truncate a conversation thus decode none.
+pub(super) struct UndecodedRequest {
+    request: PreparedRequest,
+    images: Vec<ConversationImage>,
+    /// The name of the parameter with the prompts, for errors.
+    param: &'static str,
+}
+
+impl UndecodedRequest {
+    /// Decodes the images and claims their memory.
+    ///
+    /// # Errors
+    /// An image cannot be decoded, a prompt does not have the tokens of its images, or the memory for images is exhausted.
+    pub(super) fn decode_images(self, model: &Model) -> Result<PreparedRequest, Error> {
+        let Self { mut request, mut images, param } = self;
+        let Some(reader) = &model.images else { return Ok(request) };
+        // If there are several prompts, none has images, and texts must not stand for them.
+        for prompt in &mut request.prompts {
+            let assigned = images::assign(std::mem::take(&mut images), &prompt.prompt, param, reader)?;
+            if let Some(AssignedImages { images, memory }) = assigned {
+                (prompt.images, request.image_memory) = (Some(images), Some(memory));
+            }
+        }
+        Ok(request)
     }
 }
 
@@ -107,8 +135,8 @@ impl ResolvedParameters {
         source: PromptSource,
         tokens_max: Option<TokensMax>,
         target: Target<'_>,
-    ) -> Result<PreparedRequest, Error> {
-        let PromptSource { prompts, param, mut echoes, mut images } = source;
+    ) -> Result<UndecodedRequest, Error> {
+        let PromptSource { prompts, param, mut echoes, images } = source;
         if !images.is_empty() && self.sampling.prompt_logprobs.is_some() {
             return Err(Error::invalid("prompt_logprobs", "cannot be combined with images"));
         }
@@ -125,16 +153,6 @@ impl ResolvedParameters {
                 *echo = tokenizer.decode(&prompt, false);
             }
             requests.push(self.request(prompt, &images, param, tokens_max, target)?);
-        }
-        let mut image_memory = None;
-        if let Some(reader) = &target.model.images {
-            // If there are several prompts, none has images, and texts must not stand for them.
-            for request in &mut requests {
-                let assigned = images::assign(std::mem::take(&mut images), &request.prompt, param, reader)?;
-                if let Some(AssignedImages { images, memory }) = assigned {
-                    (request.images, image_memory) = (Some(images), Some(memory));
-                }
-            }
         }
         echoes.resize(count, String::new());
         let discards = tokens_max.is_some_and(|most| most.tokens == 0);
@@ -155,7 +173,8 @@ impl ResolvedParameters {
             },
         };
         let text = TextRule { discards, ..self.text };
-        Ok(PreparedRequest { prompts: requests, image_memory, echoes, text, reply })
+        let request = PreparedRequest { prompts: requests, image_memory: None, echoes, text, reply };
+        Ok(UndecodedRequest { request, images, param })
     }
 
     fn request(

@@ -23,7 +23,7 @@ use super::conversation::{Conversation, Effort, Reasoning};
 use super::fitting::{first_fitting, guess_cut};
 use super::parameters;
 use super::prepared::{PreparedRequest, Target};
-use super::resolved::TokensMax;
+use super::resolved::{TokensMax, UndecodedRequest};
 use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
@@ -167,6 +167,7 @@ pub(crate) fn responses(
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
     let prepared = prepare_fitting(request, &generation, &model, &conversation, target)
+        .and_then(|undecoded| undecoded.decode_images(target.model))
         .map_err(|error| tools.renamed(renamed(error)))?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
@@ -274,7 +275,7 @@ fn prepare_fitting(
     model: &str,
     conversation: &Conversation,
     target: Target<'_>,
-) -> Result<PreparedRequest, Error> {
+) -> Result<UndecodedRequest, Error> {
     let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
     let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
         let conversation = Conversation { messages, ..conversation.clone() };

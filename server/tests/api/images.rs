@@ -15,13 +15,13 @@ const CHAT: &str = "/v3/chat/completions";
 pub(crate) const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5\
                      ErkJggg==";
 
-/// A BMP file with one pixel, which is followed by `padding` bytes.
-fn bitmap(padding: usize) -> Vec<u8> {
+/// A BMP file with one pixel in a shade of gray, which is followed by `padding` bytes.
+fn bitmap(shade: u8, padding: usize) -> Vec<u8> {
     let mut file = b"BM".to_vec();
     for field in [58u32, 0, 54, 40, 1, 1, 1 | 24 << 16, 0, 4, 0, 0, 0, 0] {
         file.extend(field.to_le_bytes());
     }
-    file.extend([0; 4]);
+    file.extend([shade, shade, shade, 0]);
     file.resize(file.len() + padding, 0);
     file
 }
@@ -33,10 +33,10 @@ fn reading_files(folder: &Path) -> Setup {
     setup
 }
 
-/// Writes the image to `folder` and returns its path.
-fn image_file(folder: &Path, number: usize, padding: usize) -> String {
+/// Writes an image to `folder` that differs from those with other numbers, and returns its path.
+fn image_file(folder: &Path, number: u8, padding: usize) -> String {
     let path = folder.join(format!("{number}.bmp"));
-    std::fs::write(&path, bitmap(padding)).unwrap();
+    std::fs::write(&path, bitmap(number, padding)).unwrap();
     path.display().to_string()
 }
 
@@ -47,6 +47,7 @@ fn image(url: &str) -> Value {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
     let folder = tempfile::tempdir().unwrap();
+    // The memory has room for 27 images, and a conversation that fits has 17. The attempts to truncate it must not add up.
     let server = reading_files(folder.path()).start();
     let turn = |number| {
         let image = json!({"type": "input_image", "image_url": image_file(folder.path(), number, 0)});

@@ -17,11 +17,10 @@ use crate::kernels::{KernelOptions, NativeProjections, encoder_projections};
 use crate::runtime::Core;
 use crate::{Error, memory};
 
-/// Number of pixels that a run of the image encoder has for each of its threads: 64 patches of 14 x 14 pixels. With fewer
-/// patches, a thread reads the weights for too little work. With more, a run is only longer.
+/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With fewer
+/// patches, a thread reads the weights for too little work. With more, a run only takes longer.
 ///
-/// Beyond it: the tiles are computed in several runs, and the images of other requests wait for the next run. A tile with
-/// more pixels is computed alone.
+/// Beyond it: further tiles are computed in the next runs. A tile with more pixels is computed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 
 /// The content of an [`ImageInput`] for this encoder.
