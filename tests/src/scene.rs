@@ -37,7 +37,8 @@ spec:
         repo: owner/model
         files: ['*.gguf']
   resources:
-    limits: {{memory: 1536Mi}}
+    requests: {{cpu: 50m}}
+    limits: {{cpu: 1, memory: 1536Mi}}
   replicas: {replicas}
 {more}
 ",

@@ -67,6 +67,11 @@ fn scale(replicas: u32) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn scaling_up_and_down_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(1).await?;
+    let log = kubectl(&["logs", "--namespace", NAMESPACE, &node::pods(NAMESPACE, SERVER)?[0]])?;
+    assert!(
+        log.contains("limited the threads of the model"),
+        "the model has more threads than processors\n{log}"
+    );
     scale(3)?;
     scene.await_requests().await;
     scale(1)?;

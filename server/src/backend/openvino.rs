@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use anyhow::Context as _;
 use server_engine::{ModelRunner, SpillIdentity};
@@ -116,6 +117,12 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("NUM_STREAMS", "1");
         set_default("ENABLE_CPU_PINNING", "NO");
     }
+    if config.device == "CPU"
+        && let Some(threads) = threads_of_quota(available_parallelism()?.get(), allowed_processors()?)
+    {
+        set_default("INFERENCE_NUM_THREADS", &threads.to_string());
+        tracing::info!(threads, "limited the threads of the model to the CPU limit of the control group");
+    }
     if let Some(folder) = &config.cache_dir {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
         // On CPUs, the runner caches the compiled models itself, because the plugin cannot import paged graphs.
@@ -124,6 +131,21 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         }
     }
     Ok(properties)
+}
+
+/// Returns the number of threads for a process with a CPU quota, or `None` if the quota does not limit them.
+/// `parallelism` takes the quota into account, and `processors` is the number of processors that the process may use. The
+/// plugin does not know the quota. With a thread for each processor, the kernel would stop all of them, in the middle of
+/// a step, for the rest of each period.
+fn threads_of_quota(parallelism: usize, processors: usize) -> Option<usize> {
+    (parallelism < processors).then_some(parallelism)
+}
+
+/// Returns the number of processors that this process may use.
+fn allowed_processors() -> anyhow::Result<usize> {
+    let allowed =
+        rustix::thread::sched_getaffinity(None).context("failed to read the processors of the process")?;
+    Ok(allowed.count() as usize)
 }
 
 fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> runtime::AdapterSource {
