@@ -2,7 +2,9 @@
 //! dependents.
 
 use std::env;
-use std::path::PathBuf;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SOURCES: &[&str] = &[
@@ -71,7 +73,8 @@ fn main() {
         .files(SOURCES.iter().map(|source| PathBuf::from("shim").join(source)))
         .flag_if_supported("-Wno-deprecated-declarations")
         .opt_level(1);
-    compile(std::iter::once(("ovfleet_shim".to_owned(), shim)).chain(kernels()).collect());
+    let libraries_of_shim = std::iter::once(("ovfleet_shim".to_owned(), shim)).chain(kernels()).collect();
+    compile(libraries_of_shim, &shared_folder(&libraries));
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
     // The plugin's thread library. The native kernels run on its threads.
@@ -97,12 +100,53 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Compiles libraries, as many at the same time as Cargo allows, and links them in their order.
-fn compile(mut libraries: Vec<(String, cc::Build)>) {
+/// Returns the folder for the compiled libraries. Clippy runs its own build script, so that a folder in `OUT_DIR` would have
+/// the libraries compiled twice, which takes minutes. The name of the folder depends on everything that they are compiled from.
+fn shared_folder(openvino: &Path) -> PathBuf {
+    let mut hash = DefaultHasher::new();
+    (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
+    // The version of the package.
+    fs::read(openvino.with_file_name(".stamp")).ok().hash(&mut hash);
+    let mut folders = vec![PathBuf::from("shim")];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("invariant: the folder exists") {
+            let path = entry.expect("failed to read a folder").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    for path in files {
+        (&path, fs::read(&path).expect("failed to read a source file")).hash(&mut hash);
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    // OUT_DIR is target/PROFILE/build/PACKAGE/out.
+    let target = out.ancestors().nth(3).expect("invariant: OUT_DIR is in the target folder");
+    target.join("shim").join(format!("{:016x}", hash.finish()))
+}
+
+/// Compiles libraries to `folder`, as many at the same time as Cargo allows, and links them in their order. If the folder
+/// exists, they are already compiled.
+fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
+    let partial = folder.with_extension("partial");
+    if !folder.exists() {
+        // Cargo builds one profile at a time, so nothing else uses the folders of other versions.
+        drop(fs::remove_dir_all(folder.parent().expect("invariant: the folder has a parent")));
+        compile_to(&mut libraries, &partial);
+        fs::rename(&partial, folder).expect("failed to rename the folder of the libraries");
+    }
+    println!("cargo:rustc-env=OVFLEET_SHIM={}", folder.display());
+    for (name, _) in &libraries {
+        println!("cargo:rustc-link-search=native={}", folder.join(name).display());
+        println!("cargo:rustc-link-lib=static={name}");
+    }
+    println!("cargo:rustc-link-lib=stdc++");
+}
+
+fn compile_to(libraries: &mut [(String, cc::Build)], folder: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
-    let folder = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
-    for (name, library) in &mut libraries {
+    for (name, library) in libraries.iter_mut() {
         // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
         library.out_dir(folder.join(name)).cargo_metadata(false);
         // Only line tables, as for the Rust code: all debug information takes half as long again to compile.
@@ -117,11 +161,6 @@ fn compile(mut libraries: Vec<(String, cc::Build)>) {
             });
         }
     });
-    for (name, _) in &libraries {
-        println!("cargo:rustc-link-search=native={}", folder.join(name).display());
-        println!("cargo:rustc-link-lib=static={name}");
-    }
-    println!("cargo:rustc-link-lib=stdc++");
 }
 
 /// Returns the libraries with the kernels for each instruction set. `shim/README.md` describes how to add an instruction

@@ -32,7 +32,7 @@ fn assert_only_a_table(object: &Path) {
 #[test]
 fn an_object_of_kernels_defines_only_its_table() {
     let mut archives = 0;
-    for entry in std::fs::read_dir(env!("OUT_DIR")).unwrap() {
+    for entry in std::fs::read_dir(env!("OVFLEET_SHIM")).unwrap() {
         let folder = entry.unwrap().path();
         let name = folder.file_name().unwrap().to_str().unwrap();
         if ["ovfleet_attention_", "ovfleet_projection_"].iter().any(|it| name.starts_with(it)) {
