@@ -83,6 +83,22 @@ struct Inner {
     workers: Arc<Semaphore>,
 }
 
+/// Whether a record must replace one with the same ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replacement {
+    Optional,
+    /// The record is a new version of a stored one. It is not stored if the stored one has been removed in the
+    /// meantime, because the removal would have no effect.
+    Required,
+}
+
+impl Replacement {
+    /// Whether the record can be stored. The index must remain locked until the record is stored.
+    fn is_possible(self, index: &Index, key: id::Key, tenant: Tenant) -> bool {
+        self == Self::Optional || index.contains(key, tenant)
+    }
+}
+
 impl Store {
     /// Opens the directory, if one is configured, with the records in it.
     ///
@@ -187,7 +203,9 @@ impl Store {
         let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
         let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
         let lines = Lines::of_response(record)?;
-        self.put(id, lines, Entry { tenant, previous, bytes: 0, data: None, tally: None })
+        let entry = Entry { tenant, previous, bytes: 0, data: None, tally: None };
+        self.put(id, lines, entry, Replacement::Optional)?;
+        Ok(())
     }
 
     /// Stores a new conversation.
@@ -198,7 +216,9 @@ impl Store {
         let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
         let lines = Lines::of_conversation(record)?;
         let tally = Some(Tally { items: record.items.len(), generated_ids: record.generated_ids });
-        self.put(id, lines, Entry { tenant, previous: None, bytes: 0, data: None, tally })
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None, tally };
+        self.put(id, lines, entry, Replacement::Optional)?;
+        Ok(())
     }
 
     /// Removes the record with this ID if it belongs to this tenant. Returns whether it existed.
@@ -295,30 +315,39 @@ impl Store {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
         let (lines, returned) = rewrite(&stored)?;
-        self.put(id, lines, Entry { tenant, previous: None, bytes: 0, data: None, tally: None })?;
-        Ok(Some(returned))
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None, tally: None };
+        let exists = self.put(id, lines, entry, Replacement::Required)?;
+        Ok(exists.then_some(returned))
     }
 
-    /// Stores a record. This function sets the size and the content of `entry`.
-    fn put(&self, id: Id, lines: Lines, entry: Entry) -> Result<(), Error> {
+    /// Stores a record. This function sets the size and the content of `entry`. Returns whether the record was stored:
+    /// it is not if it must replace a record that has been removed.
+    fn put(&self, id: Id, lines: Lines, entry: Entry, replacement: Replacement) -> Result<bool, Error> {
         let (key, lines) = (id.key(), lines.into_bytes());
         let bytes = lines.len() as u64;
         self.check_size(bytes, RECORD_BYTES_MAX)?;
         match &self.0.folder {
             None => {
                 let data = Some(Arc::new(vec![lines.into()]));
-                self.index().insert(key, Entry { bytes, data, ..entry });
+                let mut index = self.index();
+                if !replacement.is_possible(&index, key, entry.tenant) {
+                    return Ok(false);
+                }
+                index.insert(key, Entry { bytes, data, ..entry });
             }
             Some(folder) => {
                 let written = folder.write(entry.tenant, entry.previous, &lines)?;
                 // Rename the file under the lock of the index, so that the index and the directory agree.
                 let mut index = self.index();
+                if !replacement.is_possible(&index, key, entry.tenant) {
+                    return Ok(false);
+                }
                 written.place(key)?;
                 let evicted = index.insert(key, Entry { bytes, ..entry });
                 folder.remove(&evicted);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn read(&self, id: Id, entry: Entry) -> Result<Option<StoredRecord>, Error> {

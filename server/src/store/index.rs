@@ -155,7 +155,12 @@ impl Index {
 
     /// Removes the record of this tenant under `key`. Returns whether it existed.
     pub(super) fn remove(&mut self, key: Key, tenant: Tenant) -> bool {
-        self.find(key, tenant).is_some() && self.take(key)
+        self.contains(key, tenant) && self.take(key)
+    }
+
+    /// Whether this tenant has a record under `key`.
+    pub(super) fn contains(&self, key: Key, tenant: Tenant) -> bool {
+        self.find(key, tenant).is_some()
     }
 
     fn find(&self, key: Key, tenant: Tenant) -> Option<&Entry> {

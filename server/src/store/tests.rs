@@ -83,6 +83,30 @@ fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
 }
 
 #[test]
+fn a_conversation_that_is_deleted_during_a_change_remains_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    for folder in [None, Some(folder.path())] {
+        let store = Store::open(&config(folder)).unwrap();
+        let id = put(&store, "a");
+        let changed = store.set_head(id, tenant(), |_| {
+            assert!(store.remove(id, tenant()));
+            Ok::<_, Error>(conversation(id))
+        });
+        assert_eq!(changed.unwrap(), None);
+        assert!(texts(&store, id).is_none());
+        let id = put(&store, "b");
+        let changed = store.remove_item(id, tenant(), |_| {
+            assert!(store.remove(id, tenant()));
+            Ok::<_, Error>((0, "it"))
+        });
+        assert_eq!(changed.unwrap(), None);
+        assert!(texts(&store, id).is_none());
+    }
+    let files = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 1, "only the file with the store ID is left");
+}
+
+#[test]
 fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
     let folder = tempfile::tempdir().unwrap();
     let owner = Tenant::parse("0123456789abcdef0123456789abcdef").unwrap();
