@@ -1,5 +1,8 @@
 //! Tests responses that refer to others, and requests that retrieve, delete, cancel and list stored responses.
 
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -416,6 +419,50 @@ async fn the_events_of_a_background_response_can_be_replayed_from_any_number_on(
     assert_eq!(rest.len(), all.len() - 5);
     assert!(rest[0].contains("\"sequence_number\":5"), "{}", rest[0]);
     assert_eq!(server.get(&format!("{path}?stream=maybe")).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_background_response_is_in_its_conversation_before_it_is_final() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
+    let server = Setup { store, ..Setup::new(runner) }.start();
+    let begin = async || {
+        let conversation = id(&server.post(CONVERSATIONS, "{}").await.json());
+        let begun = json!({"background": true, "conversation": conversation});
+        let begun = server.post(PATH, request(begun)).await.json();
+        (conversation, format!("{PATH}/{}", id(&begun)))
+    };
+    let (conversation, path) = begin().await;
+    // Replace the record of the conversation with a pipe. The server waits for the other end when it opens the record to
+    // add the items.
+    let record = folder.path().join(format!("{conversation}.record"));
+    std::fs::remove_file(&record).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &record, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    drop(permits);
+    // Without blocking, the pipe can be opened for writing only once the server has opened it.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let opened = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            match File::options().write(true).custom_flags(flags).open(&record) {
+                Ok(pipe) => return pipe,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    });
+    let mut pipe = opened.await.unwrap();
+    let status = server.get(&path).await.json()["status"].clone();
+    pipe.write_all(b"\n").unwrap();
+    assert_eq!(status, "in_progress", "the conversation does not have its items yet");
+    // Items cannot be added to a pipe, but the response ends nevertheless.
+    assert_eq!(until_final(&server, &path).await["status"], "incomplete");
+
+    let (conversation, path) = begin().await;
+    let done = until_final(&server, &path).await;
+    let items = server.get(&format!("{CONVERSATIONS}/{conversation}/items?order=asc")).await.json();
+    assert_eq!(items["data"].as_array().unwrap().len(), 2);
+    assert_eq!(items["data"][1], done["output"][0]);
 }
 
 #[tokio::test]

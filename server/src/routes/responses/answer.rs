@@ -7,8 +7,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use server_openai::Usage;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, OutputTokensDetails, Response as WireResponse, ResponseUsage,
-    Status, kind,
+    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as WireResponse, ResponseUsage,
+    kind,
 };
 
 use crate::app::App;
@@ -146,6 +146,11 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             }
             next = answer.next() => next,
         };
+        if matches!(next, AnswerEvent::Finished(_)) {
+            // Join the conversation before publishing the final state, after which the client may continue the
+            // conversation.
+            join(&app, &live.response(), live.input(), live.tenant()).await;
+        }
         let is_first = !std::mem::replace(&mut is_started, true);
         live.change(|assembly, sink| {
             if is_first {
@@ -166,9 +171,7 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             break;
         }
     }
-    let record = live.record();
-    join(&app, &record, live.tenant()).await;
-    write(&app, record, live.tenant()).await;
+    write(&app, live.record(), live.tenant()).await;
 }
 
 /// Streams the events of a background response, starting with the number `from`.
@@ -209,7 +212,7 @@ async fn store(app: &App, assembly: &mut Assembly, retained: &RetainedRequest, t
     }
     let record =
         ResponseRecord { response: response.clone(), input: retained.items().to_vec(), events: None };
-    join(app, &record, tenant).await;
+    join(app, &record.response, &record.input, tenant).await;
     if record.response.store && !write(app, record, tenant).await {
         assembly.set_stored(false);
     }
@@ -224,14 +227,12 @@ async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
     written.is_ok()
 }
 
-/// Adds the input and the output of a response to its conversation.
-async fn join(app: &App, record: &ResponseRecord, tenant: Tenant) {
-    let WireResponse { conversation, output, status, .. } = &record.response;
+/// Adds the input and the output of a response to its conversation. All choices of the response have ended. A response
+/// that fails or is canceled does not become a part of the conversation.
+async fn join(app: &App, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
+    let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
-    if !matches!(status, Status::Completed | Status::Incomplete) {
-        return;
-    }
-    let items = record.input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
+    let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
     let joined = app.store().run(move |store| {
         store.append(id, tenant, |tally| {
             Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
