@@ -36,7 +36,8 @@ pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem
 
 /// Stored size of a response, or of the items that one request adds to a conversation.
 ///
-/// Beyond it: the response says `"store": false`; other requests get 400, `invalid_value`.
+/// Beyond it: the response says `"store": false`, or fails if it is in the background; other requests get 400,
+/// `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
 /// Number of threads that read or write stored objects at the same time.
 ///

@@ -487,7 +487,35 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let copied = StoreConfig { response_store_dir: Some(copy.path().to_owned()), ..StoreConfig::default() };
     let server = Setup { store: copied, ..scripted(&["One."]) }.start();
     let lost = server.get(&format!("{PATH}/{}", id(&begun))).await.json();
-    assert_eq!((&lost["status"], &lost["error"]["code"]), (&json!("failed"), &json!("server_error")));
+    let message = "the server stopped before the response was complete, or failed to store it";
+    let error = json!({"code": "server_error", "message": message});
+    assert_eq!((&lost["status"], &lost["error"]), (&json!("failed"), &error));
+}
+
+#[tokio::test]
+async fn a_background_response_that_cannot_be_stored_fails_with_the_reason() {
+    // The response has more bytes, but not its first record.
+    let small = StoreConfig { max_stored_bytes: 4096, ..StoreConfig::default() };
+    let server = Setup { store: small, ..scripted(&[&"x".repeat(6000)]) }.start();
+    let parameters = json!({"background": true, "max_output_tokens": 7000});
+    let begun = server.post(PATH, request(parameters)).await.json();
+    let path = format!("{PATH}/{}", id(&begun));
+    // The response is completed before the server tries to store it.
+    let failed = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let response = server.get(&path).await.json();
+            if !response["error"].is_null() {
+                return response;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let failed = failed.await.unwrap();
+    let error = json!({"code": "server_error", "message": "the response could not be stored"});
+    assert_eq!((&failed["status"], &failed["error"]), (&json!("failed"), &error), "{failed}");
+    assert_eq!((&failed["output"], &failed["completed_at"]), (&json!([]), &Value::Null));
+    let items = server.get(&format!("{path}/input_items")).await.json();
+    assert_eq!(items["data"][0]["content"][0]["text"], "Hi");
 }
 
 /// Polls a response until it has its final status.

@@ -7,8 +7,8 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use server_openai::Usage;
 use server_openai::responses::{
-    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as WireResponse, ResponseUsage,
-    kind,
+    Event, EventData, InputTokensDetails, Item, OutputTokensDetails, Response as WireResponse, ResponseError,
+    ResponseUsage, Status, kind,
 };
 
 use crate::app::App;
@@ -171,7 +171,29 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             break;
         }
     }
-    write(&app, live.record(), live.tenant()).await;
+    if !write(&app, live.record(), live.tenant()).await {
+        write(&app, not_stored(live.record()), live.tenant()).await;
+    }
+}
+
+/// Returns the record that replaces the record of a background response that cannot be stored. Without it, the first
+/// record of the response would remain, which says that the response is not complete. The new record contains little more
+/// than the first one, so it can be stored even if the response is too large.
+fn not_stored(record: ResponseRecord) -> ResponseRecord {
+    let ResponseRecord { response, input, events: _ } = record;
+    let error = ResponseError {
+        code: "server_error".to_owned(),
+        message: "the response could not be stored".to_owned(),
+    };
+    let response = WireResponse {
+        status: Status::Failed,
+        error: Some(error),
+        incomplete_details: None,
+        completed_at: None,
+        output: Vec::new(),
+        ..response
+    };
+    ResponseRecord { response, input, events: None }
 }
 
 /// Streams the events of a background response, starting with the number `from`.

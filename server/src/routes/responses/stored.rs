@@ -163,10 +163,11 @@ fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
     Ok(response)
 }
 
-/// Marks a response as failed if it was still being generated when the process ended.
+/// Marks a response as failed whose last record says that it is still being generated: either the process ended, or no
+/// later record could be stored.
 fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
-    let message = "the server stopped before the response was complete".to_owned();
+    let message = "the server stopped before the response was complete, or failed to store it".to_owned();
     response.error = Some(ResponseError { code: "server_error".to_owned(), message });
 }
 
