@@ -33,9 +33,15 @@ impl Events {
     }
 }
 
+/// Answers with events that are sent as they arrive.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     use futures_util::StreamExt as _;
-    let mut response = Response::new(Body::from_stream(events.fuse().map(Ok::<_, std::convert::Infallible>)));
+    of_body(Body::from_stream(events.fuse().map(Ok::<_, std::convert::Infallible>)))
+}
+
+/// Answers with the events in `body`.
+pub(crate) fn of_body(body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

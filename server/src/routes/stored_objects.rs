@@ -3,7 +3,7 @@
 //! full.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use axum::Json;
 use axum::body::{Body, Bytes, HttpBody};
@@ -22,6 +22,9 @@ use crate::tenant::Tenant;
 /// Size in bytes up to which an answer does not count toward the limit while it is sent, because it fits into the
 /// buffers of the connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
+/// Size in bytes of the pieces in which a large answer is passed to its connection. The connection takes a piece only
+/// when there is room in its buffers. It would take the whole answer at once, and the answer would no longer count.
+const PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// Answers a request without a body, or whose body was read. A large answer counts toward the limit until it has been
 /// sent.
@@ -52,11 +55,11 @@ pub(super) async fn json<T: Serialize>(
 }
 
 fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
-    // A stream of events has no known size. It does not count, because it sends the available events and then waits for
-    // more.
+    // The events of a response in progress have no known size. They do not count, because the stream sends the available
+    // events and then waits for more.
     let is_large = response.body().size_hint().exact().is_some_and(|bytes| bytes > UNCOUNTED_BYTES_MAX);
     if is_large {
-        response.map(|body| Body::new(AdmittedBody { body, _admitted: admitted }))
+        response.map(|body| Body::new(AdmittedBody { body, rest: Bytes::new(), _admitted: admitted }))
     } else {
         response
     }
@@ -65,6 +68,8 @@ fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
 /// The body of an answer that counts toward the limit until it has been sent.
 struct AdmittedBody {
     body: Body,
+    /// The bytes that were taken from `body` and have not been passed to the connection.
+    rest: Bytes,
     _admitted: AdmittedRequest,
 }
 
@@ -76,20 +81,39 @@ impl HttpBody for AdmittedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        if self.rest.is_empty() {
+            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => frame,
+                end => return Poll::Ready(end),
+            };
+            match frame.into_data() {
+                Ok(bytes) => self.rest = bytes,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        let bytes = self.rest.len().min(PIECE_BYTES_MAX);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(bytes)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut whole = SizeHint::new();
+        whole.set_lower(hint.lower() + rest);
+        if let Some(upper) = hint.upper() {
+            whole.set_upper(upper + rest);
+        }
+        whole
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
+
     use super::*;
     use crate::limits::Admission;
 
@@ -102,6 +126,26 @@ mod tests {
         assert_eq!(admission.requests(), 1);
         assert_eq!(large.body().size_hint().exact(), Some(UNCOUNTED_BYTES_MAX + 1));
         drop((large, small));
+        assert_eq!(admission.requests(), 0);
+    }
+
+    /// A connection drops a body when it has taken the last piece, even if the client does not read.
+    #[tokio::test]
+    async fn a_connection_cannot_take_a_large_answer_at_once() {
+        const BYTES: usize = 3 * PIECE_BYTES_MAX + 1;
+        let admission = Admission::new(1);
+        let answer = "x".repeat(BYTES).into_response();
+        let mut body = with_admission(answer, admission.admit().unwrap()).into_body();
+        let mut taken = 0;
+        while let Some(piece) = body.frame().await {
+            let piece = piece.unwrap().into_data().unwrap();
+            assert!(piece.len() <= PIECE_BYTES_MAX);
+            taken += piece.len();
+            assert_eq!(body.is_end_stream(), taken == BYTES);
+            assert_eq!(body.size_hint().exact(), Some((BYTES - taken) as u64));
+        }
+        assert_eq!((taken, admission.requests()), (BYTES, 1));
+        drop(body);
         assert_eq!(admission.requests(), 0);
     }
 }

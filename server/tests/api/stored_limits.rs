@@ -6,7 +6,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Server, Setup};
-use crate::responses::{PATH, QWEN, request};
+use crate::responses::{PATH, QWEN, events, request};
 
 const CONVERSATIONS: &str = "/v3/conversations";
 
@@ -113,6 +113,31 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
         }
     }
     assert_eq!(seen.len(), 9);
+}
+
+#[tokio::test]
+async fn replays_of_events_that_are_not_read_are_limited() {
+    let server = start();
+    // The response repeats its tools in several events. The model must not call them, so the prompt does not contain them.
+    let tool = json!({"type": "function", "name": "f", "description": "x".repeat(30 << 10), "parameters": {}});
+    let parameters = json!({"background": true, "stream": true, "tools": [tool], "tool_choice": "none"});
+    let created = events(&server.post(PATH, request(parameters)).await);
+    let path = format!("{PATH}/{}?stream=true", created[0]["response"]["id"].as_str().unwrap());
+    let get = || server.send(Request::get(&path).body(Body::empty()).unwrap());
+    let replay = Answer::read(get().await).await;
+    assert!(replay.body.len() > 64 << 10, "{} bytes", replay.body.len());
+    assert_eq!(replay.headers["content-type"], "text/event-stream; charset=utf-8");
+    assert_eq!(events(&replay), created);
+    let mut unread = Vec::new();
+    for _ in 0..64 {
+        let answer = get().await;
+        assert_eq!(answer.status(), 200);
+        unread.push(answer);
+    }
+    let over = Answer::read(get().await).await;
+    assert_eq!(over.status, 429, "{}", over.body);
+    unread.pop();
+    assert_eq!(get().await.status(), 200);
 }
 
 #[tokio::test]

@@ -187,7 +187,8 @@ async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Re
         stored.map(|stored| events_of(&stored, from)).transpose()
     });
     let events = found.await?.ok_or_else(|| unknown(name))?;
-    Ok(sse::response(futures_util::stream::once(std::future::ready(events))))
+    // The size of this body is known, so a large replay counts toward the limit until it has been sent.
+    Ok(sse::of_body(events.into()))
 }
 
 fn events_of(stored: &StoredRecord, from: usize) -> Result<axum::body::Bytes, Error> {
