@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 
 /// How long a connection may be idle while other connections wait to be accepted.
 pub const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
@@ -15,24 +16,57 @@ pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause after a failure: a process that has run out of file descriptors usually has free ones again soon.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts the next connection once `room` has a permit for it. Until then `pressure` wakes the open connections
-/// periodically, and connections that have had no request for [`IDLE_UNDER_PRESSURE`] are expected to close.
-///
-/// # Cancel safety
-/// No connection is lost if the future is dropped.
-pub async fn accept_within(
-    room: &Arc<Semaphore>,
-    pressure: &Notify,
-    listener: &TcpListener,
-) -> (TcpStream, OwnedSemaphorePermit) {
-    loop {
-        let permit = tokio::time::timeout(PRESSURE_INTERVAL, Arc::clone(room).acquire_owned()).await;
-        match permit {
-            Ok(permit) => {
-                let permit = permit.expect("invariant: the semaphore is never closed");
-                return (accept(listener).await, permit);
+/// The slots for the open connections of a listener. While all slots are taken, connections that have had no request for
+/// [`IDLE_UNDER_PRESSURE`] are notified to close.
+#[derive(Debug)]
+pub struct ConnectionSlots {
+    free: Arc<Semaphore>,
+    pressure: Arc<Notify>,
+    /// The last time at which all slots were taken.
+    last_full: Option<Instant>,
+    /// The time of the next notification, if all slots are still taken then or are taken again shortly before.
+    notifies_at: Instant,
+}
+
+impl ConnectionSlots {
+    /// Creates slots for `max_connections` connections. `pressure` wakes the open connections at every
+    /// [`PRESSURE_INTERVAL`] while all slots are taken.
+    #[must_use]
+    pub fn new(max_connections: usize, pressure: Arc<Notify>) -> Self {
+        let free = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
+        Self { free, pressure, last_full: None, notifies_at: Instant::now() }
+    }
+
+    /// Accepts the next connection once there is a free slot. The connection has the slot until the permit is dropped.
+    ///
+    /// # Cancel safety
+    /// No connection is lost if the future is dropped.
+    pub async fn accept(&mut self, listener: &TcpListener) -> (TcpStream, OwnedSemaphorePermit) {
+        let permit = self.acquire().await;
+        (accept(listener).await, permit)
+    }
+
+    async fn acquire(&mut self) -> OwnedSemaphorePermit {
+        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            return permit;
+        }
+        // A slot becomes free for a moment whenever a connection ends. This does not end the pressure, because the next
+        // connection takes the slot.
+        let now = Instant::now();
+        if self.last_full.is_none_or(|last| now.duration_since(last) > PRESSURE_INTERVAL) {
+            self.notifies_at = now + PRESSURE_INTERVAL;
+        }
+        loop {
+            let acquired = timeout_at(self.notifies_at, Arc::clone(&self.free).acquire_owned()).await;
+            let now = Instant::now();
+            self.last_full = Some(now);
+            match acquired {
+                Ok(permit) => return permit.expect("invariant: the semaphore is never closed"),
+                Err(_) => {
+                    self.pressure.notify_waiters();
+                    self.notifies_at = now + PRESSURE_INTERVAL;
+                }
             }
-            Err(_) => pressure.notify_waiters(),
         }
     }
 }
@@ -57,7 +91,51 @@ async fn accept(listener: &TcpListener) -> TcpStream {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
+
+    /// The time for which a connection is open.
+    const OPEN: Duration = Duration::from_millis(10);
+
+    /// Waits for the slot of a connection that ends after [`OPEN`].
+    async fn replace(slots: &mut ConnectionSlots, open: OwnedSemaphorePermit) -> OwnedSemaphorePermit {
+        let ends = async {
+            tokio::time::sleep(OPEN).await;
+            drop(open);
+        };
+        tokio::join!(slots.acquire(), ends).0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_connections_are_notified_while_other_connections_replace_each_other() {
+        let pressure = Arc::new(Notify::new());
+        let mut slots = ConnectionSlots::new(2, Arc::clone(&pressure));
+        let (_idle, mut open) = (slots.acquire().await, slots.acquire().await);
+        for _ in 0..2 {
+            let begin = Instant::now();
+            let mut notified = pin!(pressure.notified());
+            while !notified.as_mut().enable() {
+                open = replace(&mut slots, open).await;
+                assert!(begin.elapsed() <= PRESSURE_INTERVAL + 2 * OPEN);
+            }
+            assert!(begin.elapsed() + 2 * OPEN >= PRESSURE_INTERVAL, "{:?}", begin.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_connections_are_not_notified_if_all_slots_are_taken_only_at_times() {
+        let pressure = Arc::new(Notify::new());
+        let mut slots = ConnectionSlots::new(1, Arc::clone(&pressure));
+        let mut notified = pin!(pressure.notified());
+        for _ in 0..10 {
+            let open = slots.acquire().await;
+            let open = replace(&mut slots, open).await;
+            assert!(!notified.as_mut().enable());
+            drop(open);
+            tokio::time::sleep(2 * PRESSURE_INTERVAL).await;
+        }
+    }
 
     #[tokio::test]
     async fn data_for_a_client_does_not_wait_for_acknowledgements() {

@@ -16,10 +16,10 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use process::listen::accept_within;
+use process::listen::ConnectionSlots;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -186,10 +186,10 @@ impl Threads {
         max_connections: usize,
         stop: &CancellationToken,
     ) {
-        let room = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
+        let mut slots = ConnectionSlots::new(max_connections, Arc::clone(&self.pressure));
         loop {
             let (connection, permit) = tokio::select! {
-                accepted = accept_within(&room, &self.pressure, &listener) => accepted,
+                accepted = slots.accept(&listener) => accepted,
                 () = stop.cancelled() => return,
             };
             let Ok(stream) = connection.into_std() else { continue };

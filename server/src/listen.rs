@@ -21,9 +21,9 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use process::listen::{IDLE_UNDER_PRESSURE, accept_within};
+use process::listen::{ConnectionSlots, IDLE_UNDER_PRESSURE};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -64,19 +64,18 @@ pub(crate) async fn serve(
     stop: CancellationToken,
 ) {
     let graceful = GracefulShutdown::new();
-    let max_connections = limits.max_connections.min(Semaphore::MAX_PERMITS);
-    let room = Arc::new(Semaphore::new(max_connections));
     let pressure = Arc::new(Notify::new());
+    let mut slots = ConnectionSlots::new(limits.max_connections, Arc::clone(&pressure));
     let mut connections = JoinSet::new();
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout).half_close(true);
     loop {
         let (connection, permit) = tokio::select! {
-            accepted = accept_within(&room, &pressure, &listener) => accepted,
-            // Remove the tasks of closed connections.
-            Some(_) = connections.join_next() => continue,
+            accepted = slots.accept(&listener) => accepted,
             () = stop.cancelled() => break,
         };
+        // Remove the tasks of closed connections.
+        while connections.try_join_next().is_some() {}
         let connection = Connection::new(connection, limits.write_timeout);
         let (peer, router) = (connection.peer(), TowerToHyperService::new(router.clone()));
         let has_request = Arc::new(AtomicBool::new(false));

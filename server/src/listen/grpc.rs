@@ -12,10 +12,10 @@ use hyper::server::conn::http2;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use process::listen::{IDLE_UNDER_PRESSURE, accept_within};
+use process::listen::{ConnectionSlots, IDLE_UNDER_PRESSURE};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
@@ -56,16 +56,14 @@ const GRACE: Duration = Duration::from_secs(1);
 /// # Cancel safety
 /// Dropping the future closes all connections.
 pub(crate) async fn serve_grpc(listener: TcpListener, services: Routes) -> Infallible {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let pressure = Arc::new(Notify::new());
+    let mut slots = ConnectionSlots::new(CONNECTIONS_MAX, Arc::clone(&pressure));
     let services = TowerToHyperService::new(services.into_axum_router());
     let mut connections = JoinSet::new();
     loop {
-        let (connection, permit) = tokio::select! {
-            accepted = accept_within(&room, &pressure, &listener) => accepted,
-            // Remove the tasks of closed connections.
-            Some(_) = connections.join_next() => continue,
-        };
+        let (connection, permit) = slots.accept(&listener).await;
+        // Remove the tasks of closed connections.
+        while connections.try_join_next().is_some() {}
         let (services, pressure) = (services.clone(), Arc::clone(&pressure));
         connections.spawn(async move {
             serve_connection(connection, services, &pressure).await;

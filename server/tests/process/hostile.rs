@@ -1,7 +1,7 @@
 //! Tests hostile clients. Regardless of what they send or do not read, other clients get answers, and the memory
 //! usage remains bounded.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,24 @@ fn silent_connections_make_room_for_those_with_a_request() {
         assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     }
     drop(silent);
+}
+
+#[test]
+fn a_silent_connection_is_closed_while_other_connections_replace_each_other() {
+    let server = Server::start(&mut command(&["--max-connections", "2", "--read-timeout", "1h"]));
+    let mut silent = server.connect();
+    silent.set_nonblocking(true).unwrap();
+    let request = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let started = Instant::now();
+    loop {
+        let answer = answer(&server.address, request);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        match silent.read(&mut [0]) {
+            Ok(count) => break assert_eq!(count, 0),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        assert!(started.elapsed() < DEADLINE, "it is still open");
+    }
 }
 
 #[tokio::test]
