@@ -22,7 +22,6 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 
 FROM --platform=${PLATFORM} ${BASE_IMAGE} AS server
 COPY --from=build /out/ /
-ENV LD_LIBRARY_PATH=/opt/openvino/libs
 USER 65532:65532
 EXPOSE 8000 50051 8081
 ENTRYPOINT ["/usr/local/bin/ovfleet-server"]

