@@ -69,6 +69,10 @@ pub(crate) enum Error {
     /// The engine rejected a request that should have been rejected earlier, or a part of the server failed.
     #[error("{0}")]
     Internal(String),
+    /// The process that checks whether a form is too costly could not be started, or it failed. The replica can serve
+    /// other requests, and other replicas can serve this one.
+    #[error("{0}")]
+    FormCheck(String),
     /// The engine failed to compute the request. The next request may succeed.
     #[error("{0}")]
     Failed(Failure),
@@ -199,6 +203,8 @@ impl Error {
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
+            // The router retries 503 on another replica and does not count it against the health of this one.
+            Self::FormCheck(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("form_check_failed"), None),
             Self::Failed(Failure::Image(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("image_failed"), None)
             }
@@ -234,6 +240,7 @@ impl Error {
             Self::Stopping => "stopping",
             Self::Busy => "busy",
             Self::Internal(_) | Self::MediaNeeded(_) => "internal",
+            Self::FormCheck(_) => "form_check_failed",
             Self::Failed(Failure::NoToken(_)) => "no_token_left",
             Self::Failed(Failure::TooComplex(_)) => "form_too_complex",
             Self::Failed(Failure::Wake(_)) => "wake_failed",
@@ -267,6 +274,7 @@ impl Error {
             Self::ImageMemoryFull(_)
             | Self::Starting
             | Self::Stopping
+            | Self::FormCheck(_)
             | Self::Failed(Failure::Stopped | Failure::Wake(_)) => Some(RETRY_AFTER_MIN),
             _ => None,
         }

@@ -66,7 +66,7 @@ pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>
 pub(super) fn rejected(invalid: FormError, param: &str) -> Error {
     let FormError { at, problem, is_internal } = invalid;
     if is_internal {
-        return Error::Internal(problem);
+        return Error::FormCheck(problem);
     }
     Error::invalid(if at.is_empty() { param.to_owned() } else { at }, problem)
 }

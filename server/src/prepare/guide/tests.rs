@@ -44,6 +44,15 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
+/// The router retries 503 on another replica and does not count it against the health of this one.
+#[test]
+fn a_form_that_cannot_be_checked_is_a_503() {
+    let failure = FormError { is_internal: true, ..FormError::new("", "no process") };
+    let error = rejected(failure, "response_format");
+    assert_eq!((error.status().as_u16(), error.message().as_str()), (503, "no process"));
+    assert!(rejected(FormError::new("", "is invalid"), "response_format").status().is_client_error());
+}
+
 /// Samples a random text; `None` if the text is not complete within the maximum number of tokens. Tokens that close a
 /// part of the text are sampled more often.
 fn draw(guide: &Guide, seed: u64) -> Option<String> {
