@@ -137,7 +137,7 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. The memory limit must cover both this cache and the weights. Default: half of
+    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and 2 GiB. Default: half of
     /// the memory that is free after the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
