@@ -1,6 +1,7 @@
 //! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the folder is either complete or a
-//! `.part` file, from which the next attempt continues. The link `current` to the model is created last. This module
-//! knows the sources of files but not their content.
+//! `.part` file, from which the next attempt continues. The link `current` to the model is created last, and it is
+//! removed before a file of the model is replaced. This module knows the sources of files but not their
+//! content.
 //!
 //! ```text
 //! source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current
@@ -26,7 +27,7 @@ mod source;
 pub use args::{FetchArgs, Format};
 use download::Downloader;
 pub(crate) use error::Error;
-use finish::{FetchedModel, Origin, finish};
+use finish::{FetchedModel, FormerModel, Origin, finish};
 use progress::Progress;
 use source::{Source, SourceCredentials};
 
@@ -77,7 +78,8 @@ impl FetchArgs {
         if let Some(total) = files.iter().map(|file| file.bytes).sum::<Option<u64>>() {
             progress.expect(total);
         }
-        let mut downloader = Downloader { client, progress, attempts_max: self.attempts.max(1) };
+        let former = FormerModel::load(&self.into);
+        let mut downloader = Downloader { client, progress, attempts_max: self.attempts.max(1), former };
         let mut fetched = Vec::new();
         for file in files {
             fetched.push(downloader.fetch(&self.into.join(finish::FILES), &file).await?);

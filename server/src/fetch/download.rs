@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use reqwest::header::{CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use reqwest::{Client, Response, StatusCode};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::fs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::error::Error;
+use super::finish::{FetchedFile, FormerModel};
 use super::progress::Progress;
 use super::source::File;
 
@@ -22,17 +22,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Size of the chunks in which files are read from disk.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A file that has been downloaded and verified.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FetchedFile {
-    /// The path of the file among the model's files.
-    pub(crate) path: String,
-    /// The size of the file in bytes.
-    pub(crate) bytes: u64,
-    /// The SHA-256 of the file.
-    pub(crate) sha256: String,
-}
-
 /// Downloads files.
 #[derive(Debug)]
 pub(crate) struct Downloader<'a> {
@@ -40,6 +29,8 @@ pub(crate) struct Downloader<'a> {
     pub(crate) progress: &'a Arc<Progress>,
     /// Number of consecutive attempts that may transfer nothing.
     pub(crate) attempts_max: u32,
+    /// The model of an earlier fetch into the same folder.
+    pub(crate) former: FormerModel,
 }
 
 /// The part of a file that has been downloaded so far.
@@ -183,7 +174,7 @@ impl Downloader<'_> {
 
     /// Verifies the complete file and gives it its final name. If the verification fails, the file is truncated to zero
     /// bytes.
-    async fn place(&self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
+    async fn place(&mut self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;
         let error = match (&file.sha256, file.bytes) {
@@ -203,10 +194,12 @@ impl Downloader<'_> {
             return Err(error);
         }
         part.file.sync_all().await.map_err(|source| Error::disk("write", &part.path, source))?;
+        let fetched = FetchedFile { path: file.path.clone(), bytes, sha256: found };
+        self.former.withdraw_unless_it_contains(&fetched)?;
         fs::rename(&part.path, path).await.map_err(|source| Error::disk("rename", &part.path, source))?;
         // A leftover ETag file is harmless.
         let _ = fs::remove_file(&part.etag).await;
-        Ok(FetchedFile { path: file.path.clone(), bytes, sha256: found })
+        Ok(fetched)
     }
 }
 

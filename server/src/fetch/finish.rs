@@ -1,12 +1,14 @@
-//! Completes a fetch: writes the manifest and the link `current` to the model.
+//! Completes a fetch: writes the manifest and the link `current` to the model. Both exist only while the model is complete,
+//! so they are removed before one of its files is replaced.
 
+use std::collections::HashSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::args::Format;
-use super::download::FetchedFile;
 use super::error::Error;
 use super::parts;
 use super::source::File;
@@ -20,6 +22,17 @@ const MANIFEST: &str = "manifest.json";
 /// The graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
 const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
+/// A file that has been downloaded and verified.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct FetchedFile {
+    /// The path of the file among the model's files.
+    pub(crate) path: String,
+    /// The size of the file in bytes.
+    pub(crate) bytes: u64,
+    /// The SHA-256 of the file.
+    pub(crate) sha256: String,
+}
+
 /// A complete model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FetchedModel {
@@ -30,6 +43,14 @@ pub(crate) struct FetchedModel {
     /// The commit of the files, if the source has commits.
     pub(crate) revision: Option<String>,
     files: Vec<FetchedFile>,
+}
+
+/// The model that an earlier fetch, possibly from another source, has completed in the folder.
+#[derive(Debug)]
+pub(crate) struct FormerModel {
+    into: PathBuf,
+    /// The files of the model. Empty if it is unknown whether the folder contains a complete model.
+    files: HashSet<FetchedFile>,
 }
 
 /// The source of the files.
@@ -59,7 +80,7 @@ impl FetchedModel {
     /// Returns the model of an earlier fetch from the same source if it is complete. Only the sizes of files are
     /// checked, because files get their final name only after they have been verified.
     pub(crate) fn load(into: &Path, source: &str) -> Option<Self> {
-        let manifest: Manifest = serde_json::from_slice(&std::fs::read(into.join(MANIFEST)).ok()?).ok()?;
+        let manifest = Manifest::read(into)?;
         let current = into.join(CURRENT);
         let exists = |file: &FetchedFile| {
             std::fs::metadata(into.join(FILES).join(&file.path)).is_ok_and(|found| found.len() == file.bytes)
@@ -67,6 +88,37 @@ impl FetchedModel {
         let is_complete = manifest.source == source && current.exists() && manifest.files.iter().all(exists);
         let Manifest { digest, revision, files, .. } = manifest;
         is_complete.then_some(Self { digest, current, revision, files })
+    }
+}
+
+impl FormerModel {
+    /// Reads the manifest of the model.
+    pub(crate) fn load(into: &Path) -> Self {
+        let files = Manifest::read(into).map(|manifest| manifest.files.into_iter().collect());
+        Self { into: into.to_owned(), files: files.unwrap_or_default() }
+    }
+
+    /// Prepares the folder for `file`, which is about to get its final name: unless the model contains exactly this file,
+    /// the model will no longer be complete, and its manifest and its link are removed. Processes that have opened the
+    /// files of the model are not affected.
+    ///
+    /// # Errors
+    /// The manifest or the link cannot be removed.
+    pub(crate) fn withdraw_unless_it_contains(&mut self, file: &FetchedFile) -> Result<(), Error> {
+        if self.files.contains(file) {
+            return Ok(());
+        }
+        self.files.clear();
+        // The manifest is first: without it, the next fetch does not rely on the files.
+        remove(&self.into.join(MANIFEST))?;
+        remove(&self.into.join(CURRENT))
+    }
+}
+
+impl Manifest {
+    /// Reads the manifest, if there is a valid one.
+    fn read(into: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(into.join(MANIFEST)).ok()?).ok()
     }
 }
 
@@ -91,7 +143,9 @@ pub(crate) fn finish(
     };
     let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
     let current = into.join(CURRENT);
-    // Create the link before the manifest, because the presence of the manifest means that the link exists.
+    // The presence of the manifest means that the link points to its model. So the former manifest is removed before the
+    // link changes, and the new one is written afterward.
+    remove(&into.join(MANIFEST))?;
     let part = into.join("current.part");
     let _ = std::fs::remove_file(&part);
     std::os::unix::fs::symlink(&model, &part).map_err(|source| Error::disk("create", &part, source))?;
@@ -100,6 +154,14 @@ pub(crate) fn finish(
     std::fs::write(&part, text).map_err(|source| Error::disk("write", &part, source))?;
     std::fs::rename(&part, into.join(MANIFEST)).map_err(|source| Error::disk("rename", &part, source))?;
     Ok(FetchedModel { digest, current, revision, files })
+}
+
+/// Removes a file if it exists.
+fn remove(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(Error::disk("remove", path, source)),
+        _ => Ok(()),
+    }
 }
 
 /// Returns a digest of all files.

@@ -17,6 +17,8 @@ use super::*;
 /// The faults of a web server. Each fault occurs once, in order; later requests succeed.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
+    /// Answers without a fault.
+    Succeeds,
     /// Closes the connection after this number of bytes.
     BreaksOff(usize),
     /// Sends no more data after this number of bytes.
@@ -25,7 +27,7 @@ enum Trouble {
     Fails,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Web {
     files: BTreeMap<&'static str, Vec<u8>>,
     troubles: Mutex<Vec<Trouble>>,
@@ -40,12 +42,8 @@ impl Web {
     }
 
     fn with_files<const N: usize>(files: [(&'static str, Vec<u8>); N], troubles: &[Trouble]) -> Arc<Self> {
-        Arc::new(Self {
-            files: BTreeMap::from(files),
-            troubles: Mutex::new(troubles.to_vec()),
-            requested_ranges: Mutex::default(),
-            token: None,
-        })
+        let troubles = Mutex::new(troubles.to_vec());
+        Arc::new(Self { files: BTreeMap::from(files), troubles, ..Self::default() })
     }
 
     async fn start(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> String {
@@ -82,7 +80,7 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
         Some(Trouble::Fails) => return StatusCode::BAD_GATEWAY.into_response(),
         Some(Trouble::BreaksOff(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Error),
         Some(Trouble::FallsSilent(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Silence),
-        None => Body::from(rest),
+        Some(Trouble::Succeeds) | None => Body::from(rest),
     };
     let mut response = Response::builder().header(header::ETAG, etag).header(header::CONTENT_LENGTH, length);
     if let Some(from) = from {
@@ -129,6 +127,11 @@ fn arguments(into: &std::path::Path, more: &[&str]) -> FetchArgs {
 
 fn content() -> Vec<u8> {
     (0..300_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+/// Other content of the same size.
+fn other_content() -> Vec<u8> {
+    content().into_iter().rev().collect()
 }
 
 #[tokio::test]
@@ -178,10 +181,63 @@ async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     let url = format!("{}/model.gguf", old.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
     args.run().await.unwrap_err();
-    let new: Vec<u8> = content().into_iter().rev().collect();
+    let new = other_content();
     let url = format!("{}/model.gguf", Web::of(&new, &[]).start(&mut tasks).await);
     arguments(folder.path(), &["--url", &url]).run().await.unwrap();
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), new);
+}
+
+/// A model in two parts with the given contents.
+fn split_model(contents: [u8; 2], troubles: &[Trouble]) -> Arc<Web> {
+    let [first, second] = contents.map(|byte| vec![byte; 9]);
+    Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], troubles)
+}
+
+#[tokio::test]
+async fn a_former_model_is_withdrawn_before_one_of_its_files_is_replaced() {
+    let mut tasks = JoinSet::new();
+    let folder = tempfile::tempdir().unwrap();
+    let (current, files) = (folder.path().join("current"), folder.path().join("files"));
+    let former = split_model([1, 2], &[]);
+    let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
+    let fetch_former = || arguments(folder.path(), &["--url", &former_url]).run();
+    fetch_former().await.unwrap();
+    let next = split_model([3, 4], &[Trouble::Succeeds, Trouble::FallsSilent(4), Trouble::FallsSilent(0)]);
+    let next_url = format!("{}/m-00001-of-00002.gguf", next.start(&mut tasks).await);
+    let args = arguments(folder.path(), &["--url", &next_url, "--attempts", "1"]);
+    args.run().await.unwrap_err();
+    assert_eq!(std::fs::read(files.join("m-00001-of-00002.gguf")).unwrap(), [3; 9]);
+    assert!(std::fs::symlink_metadata(&current).is_err(), "the mixture of two models is not served");
+    assert!(!folder.path().join("manifest.json").exists());
+
+    fetch_former().await.unwrap();
+    assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
+    assert_eq!(std::fs::read(files.join("m-00002-of-00002.gguf")).unwrap(), [2; 9]);
+    // The model is complete again, so no request is sent.
+    let requests = former.requested_ranges().len();
+    fetch_former().await.unwrap();
+    assert_eq!(former.requested_ranges().len(), requests);
+}
+
+#[tokio::test]
+async fn a_former_model_is_available_while_the_same_files_are_fetched_from_another_source() {
+    let mut tasks = JoinSet::new();
+    let folder = tempfile::tempdir().unwrap();
+    let current = folder.path().join("current");
+    let former = split_model([1, 2], &[]);
+    let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &former_url]).run().await.unwrap();
+    let mirror = split_model([1, 2], &[Trouble::Succeeds, Trouble::FallsSilent(4), Trouble::FallsSilent(0)]);
+    let mirror_url = format!("{}/m-00001-of-00002.gguf", mirror.start(&mut tasks).await);
+    let args = arguments(folder.path(), &["--url", &mirror_url, "--attempts", "1"]);
+    args.clone().run().await.unwrap_err();
+    assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
+    // The former model is still complete, so no request is sent.
+    let requests = former.requested_ranges().len();
+    arguments(folder.path(), &["--url", &former_url]).run().await.unwrap();
+    assert_eq!(former.requested_ranges().len(), requests);
+    args.run().await.unwrap();
+    assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
 }
 
 #[tokio::test]
@@ -191,9 +247,8 @@ async fn each_error_has_its_own_reason_and_leaves_no_model() {
     let (file, gone, wrong) = (format!("{base}/model.gguf"), format!("{base}/gone.gguf"), "0".repeat(64));
     let private = Arc::new(Web {
         files: BTreeMap::from([("model.gguf", b"model".to_vec())]),
-        troubles: Mutex::default(),
-        requested_ranges: Mutex::default(),
         token: Some("secret"),
+        ..Web::default()
     });
     let private = format!("{}/model.gguf", private.start(&mut tasks).await);
     for (more, reason) in [
