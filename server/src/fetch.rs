@@ -1,10 +1,10 @@
 //! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the folder is either complete or a
 //! `.part` file, from which the next attempt continues. The link `current` to the model is created last, and it is
-//! removed before a file of the model is replaced. This module knows the sources of files but not their
-//! content.
+//! removed before a file of the model is replaced. Only one fetch at a time uses a folder. This module knows the sources
+//! of files but not their content.
 //!
 //! ```text
-//! source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current
+//! lock ─► source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current
 //! ```
 
 use std::sync::Arc;
@@ -19,6 +19,7 @@ mod error;
 mod finish;
 mod former;
 mod hub;
+mod lock;
 mod parts;
 mod progress;
 mod s3;
@@ -28,6 +29,7 @@ pub use args::{FetchArgs, Format};
 use download::Downloader;
 pub(crate) use error::Error;
 use finish::{FetchedModel, FormerModel, Origin, finish};
+use lock::FolderLock;
 use progress::Progress;
 use source::{Source, SourceCredentials};
 
@@ -60,17 +62,21 @@ impl FetchArgs {
                 .await
                 .map_err(|error| Error::Wrong(format!("failed to remove earlier fetches: {error}")))?;
         }
+        // The reporters start first, so that a fetch that waits for the lock reports its progress.
+        let mut reporters = JoinSet::new();
+        if let Some(port) = self.progress_port {
+            reporters.spawn(progress::serve(port, Arc::clone(progress)));
+        }
+        reporters.spawn(progress::log(Arc::clone(progress)));
+        let lock = FolderLock::acquire(&self.into).await;
         if let Some(finished) = FetchedModel::load(&self.into, &self.identity()) {
             tracing::info!("the model is already complete");
             progress.expect(finished.bytes());
             progress.add(finished.bytes());
             return Ok(finished);
         }
-        let mut reporters = JoinSet::new();
-        if let Some(port) = self.progress_port {
-            reporters.spawn(progress::serve(port, Arc::clone(progress)));
-        }
-        reporters.spawn(progress::log(Arc::clone(progress)));
+        // A complete model may be in a folder that this process cannot write to. Otherwise, the lock is necessary.
+        let _lock = lock?;
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
         let Source { files, revision } = self.source(&client, &credentials).await?;

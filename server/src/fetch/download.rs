@@ -177,7 +177,17 @@ impl Downloader<'_> {
     async fn place(&mut self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;
+        let stored =
+            part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
+            // The digest is that of the received bytes. The file can differ if the folder could not be locked.
+            _ if stored != bytes => Some(Error::Disk {
+                verb: "write",
+                path: part.path.clone(),
+                problem: format!(
+                    "it has {stored} bytes, but {bytes} were downloaded; another process writes to it"
+                ),
+            }),
             (Some(expected), _) if *expected != found => Some(Error::Digest {
                 name: file.path.clone(),
                 found: found.clone(),

@@ -7,7 +7,8 @@ use std::path::Path;
 /// The prefix of folders that are being removed.
 const REMOVED: &str = ".former-";
 /// The names of the files and folders that a fetch creates.
-const FETCHED: [&str; 5] = ["files", "current", "manifest.json", "current.part", "manifest.json.part"];
+const FETCHED: [&str; 6] =
+    ["files", "current", "manifest.json", "current.part", "manifest.json.part", "lock"];
 
 /// Removes the sibling folders of `into` with earlier fetches, except those with a name in `keep`. If a folder cannot
 /// be removed, the error is logged and the fetch continues.
@@ -69,6 +70,7 @@ mod tests {
             std::fs::create_dir_all(folder.path().join(name).join("files")).unwrap();
             std::fs::write(folder.path().join(name).join("files/model.gguf"), "model").unwrap();
             std::fs::write(folder.path().join(name).join("manifest.json"), "{}").unwrap();
+            std::fs::write(folder.path().join(name).join("lock"), "").unwrap();
         };
         for name in ["own", "used", "former", "half", ".former-killed"] {
             of_a_fetch(name);

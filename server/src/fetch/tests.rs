@@ -11,6 +11,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use clap::Parser as _;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Notify;
 
 use super::*;
 
@@ -23,6 +24,8 @@ enum Trouble {
     BreaksOff(usize),
     /// Sends no more data after this number of bytes.
     FallsSilent(usize),
+    /// Sends the rest only after [`Web::resume`] has been notified.
+    WaitsAfter(usize),
     /// Answers with this error status.
     Fails,
 }
@@ -34,6 +37,8 @@ struct Web {
     /// The `Range` headers of the requests.
     requested_ranges: Mutex<Vec<Option<String>>>,
     token: Option<&'static str>,
+    /// Continues the answer that waits.
+    resume: Arc<Notify>,
 }
 
 impl Web {
@@ -80,6 +85,10 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
         Some(Trouble::Fails) => return StatusCode::BAD_GATEWAY.into_response(),
         Some(Trouble::BreaksOff(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Error),
         Some(Trouble::FallsSilent(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Silence),
+        Some(Trouble::WaitsAfter(bytes)) => {
+            let (first, held) = rest.split_at(bytes);
+            stream(first.to_vec(), After::Rest(held.to_vec(), Arc::clone(&web.resume)))
+        }
         Some(Trouble::Succeeds) | None => Body::from(rest),
     };
     let mut response = Response::builder().header(header::ETAG, etag).header(header::CONTENT_LENGTH, length);
@@ -90,10 +99,10 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
     response.body(body).unwrap()
 }
 
-#[derive(Clone, Copy)]
 enum After {
     Error,
     Silence,
+    Rest(Vec<u8>, Arc<Notify>),
 }
 
 fn stream(bytes: Vec<u8>, after: After) -> Body {
@@ -107,6 +116,10 @@ fn stream(bytes: Vec<u8>, after: After) -> Body {
                 Err(std::io::Error::other("broken off"))
             }
             After::Silence => std::future::pending().await,
+            After::Rest(rest, resume) => {
+                resume.notified().await;
+                Ok(rest)
+            }
         }
     });
     Body::from_stream(first.chain(rest))
@@ -132,6 +145,17 @@ fn content() -> Vec<u8> {
 /// Other content of the same size.
 fn other_content() -> Vec<u8> {
     content().into_iter().rev().collect()
+}
+
+/// Waits until the file at `path` has `bytes` bytes.
+async fn wait_for_size(path: &std::path::Path, bytes: u64) {
+    let has_size = || std::fs::metadata(path).is_ok_and(|found| found.len() == bytes);
+    let wait = async {
+        while !has_size() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the bytes arrive");
 }
 
 #[tokio::test]
@@ -187,6 +211,54 @@ async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), new);
 }
 
+#[tokio::test]
+async fn a_second_fetch_into_the_same_folder_waits_for_the_first() {
+    let mut tasks = JoinSet::new();
+    let content = content();
+    let web = Web::of(&content, &[Trouble::WaitsAfter(600_000)]);
+    let url = format!("{}/model.gguf", web.start(&mut tasks).await);
+    let folder = tempfile::tempdir().unwrap();
+    let mut args = arguments(folder.path(), &["--url", &url]);
+    args.idle_timeout = 60;
+    let mut fetches = JoinSet::new();
+    fetches.spawn(args.clone().run());
+    wait_for_size(&folder.path().join("files/model.gguf.part"), 600_000).await;
+    fetches.spawn(args.run());
+    // Without a lock, the second fetch continues the part of the first one and ends before it.
+    let ended = tokio::time::timeout(Duration::from_millis(500), fetches.join_next()).await;
+    assert!(ended.is_err(), "the second fetch has not waited: {ended:?}");
+    web.resume.notify_one();
+    while let Some(fetch) = fetches.join_next().await {
+        fetch.unwrap().unwrap();
+    }
+    assert!(std::fs::read(folder.path().join("current")).unwrap() == content);
+    assert_eq!(web.requested_ranges().len(), 1, "the second fetch uses the files of the first one");
+}
+
+#[tokio::test]
+async fn a_file_to_which_another_process_has_written_is_rejected() {
+    use std::io::Write as _;
+    let mut tasks = JoinSet::new();
+    let web = Web::of(&content(), &[Trouble::WaitsAfter(600_000)]);
+    let url = format!("{}/model.gguf", web.start(&mut tasks).await);
+    let folder = tempfile::tempdir().unwrap();
+    let sha256 = hex(&content());
+    let mut args = arguments(folder.path(), &["--url", &url, "--sha256", &sha256]);
+    args.idle_timeout = 60;
+    let mut fetches = JoinSet::new();
+    fetches.spawn(args.clone().run());
+    let part = folder.path().join("files/model.gguf.part");
+    wait_for_size(&part, 600_000).await;
+    std::fs::OpenOptions::new().append(true).open(&part).unwrap().write_all(b"other").unwrap();
+    web.resume.notify_one();
+    let error = fetches.join_next().await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.reason(), "DiskFailed", "{error}");
+    assert!(error.to_string().contains("1200005 bytes, but 1200000 were downloaded"), "{error}");
+    assert!(!folder.path().join("current").exists());
+    args.run().await.unwrap();
+    assert!(std::fs::read(folder.path().join("current")).unwrap() == content());
+}
+
 /// A model in two parts with the given contents.
 fn split_model(contents: [u8; 2], troubles: &[Trouble]) -> Arc<Web> {
     let [first, second] = contents.map(|byte| vec![byte; 9]);
@@ -238,6 +310,22 @@ async fn a_former_model_is_available_while_the_same_files_are_fetched_from_anoth
     assert_eq!(former.requested_ranges().len(), requests);
     args.run().await.unwrap();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
+}
+
+#[tokio::test]
+async fn a_complete_model_needs_no_lock() {
+    let mut tasks = JoinSet::new();
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("{}/model.gguf", Web::of(b"model", &[]).start(&mut tasks).await);
+    let args = arguments(folder.path(), &["--url", &url]);
+    args.clone().run().await.unwrap();
+    // A folder in place of the lock file cannot be opened, like a file on a read-only file system.
+    let lock = folder.path().join("lock");
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::create_dir(&lock).unwrap();
+    args.clone().run().await.unwrap();
+    std::fs::remove_file(folder.path().join("current")).unwrap();
+    assert_eq!(args.run().await.unwrap_err().reason(), "DiskFailed");
 }
 
 #[tokio::test]

@@ -1,0 +1,97 @@
+//! Locks the folder of a fetch, because two fetches that write into the same `.part` file would interleave their data.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::error::Error;
+
+/// The name of the lock file. The file remains after the fetch: if it was removed, a process that waits for the lock
+/// would lock a file that other processes do not see.
+const LOCK: &str = "lock";
+/// The interval at which a process that waits tries to lock the file.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A lock on the folder of a fetch. The operating system releases it when the file is closed, also if the process is
+/// killed.
+#[derive(Debug)]
+pub(crate) struct FolderLock {
+    _file: File,
+}
+
+impl FolderLock {
+    /// Creates the folder `into` if it does not exist, and waits until no other fetch has locked it. If the file system
+    /// does not support locks, a warning is logged and the folder is not locked.
+    ///
+    /// # Errors
+    /// The folder or the lock file cannot be created.
+    pub(crate) async fn acquire(into: &Path) -> Result<Self, Error> {
+        std::fs::create_dir_all(into).map_err(|source| Error::disk("create", into, source))?;
+        let path = into.join(LOCK);
+        // NFS requires write access for an exclusive lock.
+        let file = File::options().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|source| Error::disk("open", &path, source))?;
+        let mut is_waiting = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) => {
+                    if !is_waiting {
+                        tracing::info!(folder = %into.display(), "waiting for another fetch into this folder");
+                    }
+                    is_waiting = true;
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                }
+                Err(TryLockError::Error(error)) if is_unsupported(&error) => {
+                    tracing::warn!(
+                        folder = %into.display(), %error,
+                        "failed to lock the folder; start no other fetch into it until this one has ended"
+                    );
+                    break;
+                }
+                Err(TryLockError::Error(source)) => return Err(Error::disk("lock", &path, source)),
+            }
+        }
+        Ok(Self { _file: file })
+    }
+}
+
+/// Whether the file system does not support locks.
+fn is_unsupported(error: &io::Error) -> bool {
+    // NFS returns ENOLCK if the server has no lock service.
+    let unsupported = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP];
+    error.kind() == io::ErrorKind::Unsupported
+        || Errno::from_io_error(error).is_some_and(|errno| unsupported.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_fetch_waits_until_the_first_has_released_the_lock() {
+        use futures_util::FutureExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let into = folder.path().join("new/folder");
+        let first = FolderLock::acquire(&into).await.unwrap();
+        let mut second = Box::pin(FolderLock::acquire(&into));
+        assert!(second.as_mut().now_or_never().is_none());
+        let other_folder = FolderLock::acquire(folder.path()).now_or_never();
+        assert!(other_folder.is_some_and(|lock| lock.is_ok()));
+        drop(first);
+        second.await.unwrap();
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_not_an_error() {
+        for (errno, expected) in
+            [(Errno::NOLCK, true), (Errno::NOSYS, true), (Errno::OPNOTSUPP, true), (Errno::IO, false)]
+        {
+            let error = io::Error::from_raw_os_error(errno.raw_os_error());
+            assert_eq!(is_unsupported(&error), expected, "{error}");
+        }
+    }
+}
