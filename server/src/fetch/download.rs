@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
+use reqwest::header::{CONTENT_RANGE, ETAG, IF_NONE_MATCH, IF_RANGE, RANGE};
 use reqwest::{Client, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 use tokio::fs;
@@ -99,37 +99,48 @@ impl Downloader<'_> {
 
     /// Continues until the file is complete.
     async fn attempt(&self, part: &mut Part, file: &File) -> Result<(), Error> {
-        if file.bytes.is_some_and(|bytes| part.bytes == bytes) && part.bytes > 0 {
+        let is_complete = part.bytes > 0 && file.bytes == Some(part.bytes);
+        let has_digest = file.sha256.is_some();
+        if is_complete && has_digest {
             return Ok(());
         }
         let url = file.location.url();
         let mut request = file.location.request(&self.client);
+        let etag = part.stored_etag().await;
         if part.bytes > 0 {
-            match fs::read_to_string(&part.etag).await {
-                Ok(etag) => {
+            match &etag {
+                // Only the source knows whether the part is still its content.
+                Some(etag) if is_complete => request = request.header(IF_NONE_MATCH, etag),
+                Some(etag) => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, etag)
                 }
                 // Resuming is safe without an ETag, because the digest is verified at the end.
-                Err(_) if file.sha256.is_some() => {
-                    request = request.header(RANGE, format!("bytes={}-", part.bytes))
-                }
+                None if has_digest => request = request.header(RANGE, format!("bytes={}-", part.bytes)),
                 // The content may have changed since the earlier attempt.
-                Err(_) => self.restart(part).await?,
+                None => self.restart(part).await?,
             }
         }
         let answer = request.send().await.map_err(|error| Error::transport(url.as_str(), &error))?;
+        let is_unchanged = part.bytes > 0 && etag.is_some() && strong_etag(&answer) == etag.as_deref();
         match answer.status() {
-            StatusCode::PARTIAL_CONTENT if begins_at(&answer) == Some(part.bytes) => {}
+            StatusCode::NOT_MODIFIED if is_complete && etag.is_some() => return Ok(()),
+            // Some sources, such as MinIO, ignore `If-Range` and return a range of the changed content.
+            StatusCode::PARTIAL_CONTENT
+                if begins_at(&answer) == Some(part.bytes) && (is_unchanged || has_digest) => {}
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                 self.restart(part).await?;
                 return Err(Error::Source {
                     url: file.location.url().path().to_owned(),
-                    problem: "the answer is not the requested range".to_owned(),
+                    problem: "the answer is not the requested range of the same content".to_owned(),
                 });
             }
             status => {
                 if let Some(error) = Error::status(url.as_str(), status, file.location.has_credentials()) {
                     return Err(error);
+                }
+                // The source has ignored `If-None-Match`. The body is not needed.
+                if is_complete && is_unchanged {
+                    return Ok(());
                 }
                 // The source has sent the whole file.
                 self.restart(part).await?;
@@ -244,10 +255,14 @@ impl Part {
         }
     }
 
-    /// Stores the ETag of the content. A weak ETag does not identify bytes and is ignored.
+    /// Returns the stored ETag of the content.
+    async fn stored_etag(&self) -> Option<String> {
+        fs::read_to_string(&self.etag).await.ok()
+    }
+
+    /// Stores the ETag of the content.
     async fn store_etag(&self, answer: &Response) -> Result<(), Error> {
-        let etag = answer.headers().get(ETAG).and_then(|etag| etag.to_str().ok());
-        match etag.filter(|etag| etag.starts_with('"')) {
+        match strong_etag(answer) {
             Some(etag) => {
                 fs::write(&self.etag, etag).await.map_err(|source| Error::disk("write", &self.etag, source))
             }
@@ -278,6 +293,11 @@ async fn hash(file: &mut fs::File) -> std::io::Result<(Sha256, u64)> {
 
 fn digits(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the ETag of an answer. A weak ETag does not identify bytes and is ignored.
+fn strong_etag(answer: &Response) -> Option<&str> {
+    answer.headers().get(ETAG)?.to_str().ok().filter(|etag| etag.starts_with('"'))
 }
 
 /// Returns the start of the range in an answer.

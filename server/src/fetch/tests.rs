@@ -37,6 +37,8 @@ struct Web {
     /// The `Range` headers of the requests.
     requested_ranges: Mutex<Vec<Option<String>>>,
     token: Option<&'static str>,
+    /// Whether the server ignores `If-Range` and `If-None-Match`.
+    ignores_conditions: bool,
     /// Continues the answer that waits.
     resume: Arc<Notify>,
 }
@@ -73,8 +75,12 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
     let range = header(header::RANGE);
     web.requested_ranges.lock().unwrap().push(range.clone());
     let etag = format!("\"{}\"", hex(content));
+    let condition = |name| header(name).filter(|_| !web.ignores_conditions);
+    if condition(header::IF_NONE_MATCH).is_some_and(|mark| mark == etag) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    }
     let from = range
-        .filter(|_| header(header::IF_RANGE).is_none_or(|mark| mark == etag))
+        .filter(|_| condition(header::IF_RANGE).is_none_or(|mark| mark == etag))
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
     let mut troubles = web.troubles.lock().unwrap();
     let trouble = (!troubles.is_empty()).then(|| troubles.remove(0));
@@ -209,6 +215,54 @@ async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     let url = format!("{}/model.gguf", Web::of(&new, &[]).start(&mut tasks).await);
     arguments(folder.path(), &["--url", &url]).run().await.unwrap();
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), new);
+}
+
+#[tokio::test]
+async fn a_changed_file_is_not_resumed_from_a_source_that_ignores_if_range() {
+    let mut tasks = JoinSet::new();
+    let old = Web::of(&content(), &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("{}/model.gguf", old.start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &url, "--attempts", "1"]).run().await.unwrap_err();
+    let files = BTreeMap::from([("model.gguf", other_content())]);
+    let new = Arc::new(Web { files, ignores_conditions: true, ..Web::default() });
+    let url = format!("{}/model.gguf", new.start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &url]).run().await.unwrap();
+    assert!(std::fs::read(folder.path().join("current")).unwrap() == other_content());
+    assert_eq!(new.requested_ranges(), [Some("bytes=600000-".to_owned()), None]);
+}
+
+#[tokio::test]
+async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
+    for (part, ignores_conditions) in
+        [(content(), false), (content(), true), (other_content(), false), (other_content(), true)]
+    {
+        let mut tasks = JoinSet::new();
+        let is_current = part == content();
+        let listing = format!(
+            r#"{{"sha": "c", "siblings": [{{"rfilename": "model.gguf", "size": {}}}]}}"#,
+            content().len()
+        );
+        let files = BTreeMap::from([
+            ("api/models/o/n/revision/main", listing.into_bytes()),
+            ("o/n/resolve/c/model.gguf", content()),
+        ]);
+        // If the part is current, a download of the file fails.
+        let troubles = if is_current { vec![Trouble::Succeeds, Trouble::FallsSilent(0)] } else { Vec::new() };
+        let troubles = Mutex::new(troubles);
+        let web = Arc::new(Web { files, troubles, ignores_conditions, ..Web::default() });
+        let endpoint = web.start(&mut tasks).await;
+        let folder = tempfile::tempdir().unwrap();
+        let files = folder.path().join("files");
+        std::fs::create_dir(&files).unwrap();
+        std::fs::write(files.join("model.gguf.part"), &part).unwrap();
+        std::fs::write(files.join("model.gguf.part.etag"), format!("\"{}\"", hex(&part))).unwrap();
+        let more = ["--hf-endpoint", &endpoint, "--hf-repo", "o/n", "--attempts", "1"];
+        let fetched = arguments(folder.path(), &more).run().await;
+        assert!(fetched.is_ok(), "{is_current} {ignores_conditions}: {fetched:?}");
+        let model = std::fs::read(folder.path().join("current")).unwrap();
+        assert!(model == content(), "{is_current} {ignores_conditions}");
+    }
 }
 
 #[tokio::test]
