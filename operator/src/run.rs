@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::Api;
-use kube::runtime::wait::{await_condition, conditions::is_crd_established};
-use kube::{Client, CustomResourceExt as _};
+use kube::Client;
+use kube::api::{Api, ListParams};
 use operator_api::LlmDeployment;
 use rand::RngExt as _;
 use tokio::net::TcpListener;
@@ -29,7 +27,7 @@ use crate::validate::{Defaults, PodUser};
 use crate::watch::has_service_monitors;
 use process::trace::Tracer;
 
-/// The interval at which the operator checks for the custom resource definition if it may not watch definitions.
+/// The interval at which the operator checks for the custom resource definition.
 const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
 /// The interval at which a cluster without the kind ServiceMonitor is checked for it.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(300);
@@ -195,7 +193,7 @@ pub async fn manage(
 ) -> anyhow::Result<()> {
     services.admin.set_waits_for(Some("the definition of LLMDeployment"));
     tokio::select! {
-        established = await_definition(&client, config.namespaces.first()) => established?,
+        () = await_definition(&client, config.namespaces.first()) => {}
         () = stop.cancelled() => return Ok(()),
     }
     services.admin.set_waits_for(None);
@@ -270,30 +268,21 @@ async fn run_controllers(
     Ok(())
 }
 
-/// Waits until the custom resource definition is established.
-async fn await_definition(client: &Client, namespace: Option<&String>) -> anyhow::Result<()> {
-    let name = LlmDeployment::crd_name();
-    // An operator for single namespaces may have no right to read definitions, but can try to list resources.
+/// Waits until the API server lists LLMDeployments, which requires that their definition is established.
+///
+/// Every error is retried, because the API server may be unavailable when this process starts. A process that exits
+/// instead is restarted with growing pauses of up to five minutes.
+async fn await_definition(client: &Client, namespace: Option<&String>) {
+    // This needs no right to read definitions, which an operator for single namespaces cannot have.
     let resources: Api<LlmDeployment> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
-    loop {
-        let error = match resources.list_metadata(&kube::api::ListParams::default().limit(1)).await {
-            Ok(_) => return Ok(()),
-            Err(error) => error,
-        };
-        if namespace.is_none() {
-            break;
-        }
-        tracing::warn!(%error, "waiting for the definition of LLMDeployment");
+    while let Err(error) = resources.list_metadata(&ListParams::default().limit(1)).await {
+        let error = format!("{:#}", anyhow!(error));
+        tracing::warn!(error, "failed to list LLMDeployments; retrying in {DEFINITION_INTERVAL:?}");
         tokio::time::sleep(DEFINITION_INTERVAL).await;
     }
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    await_condition(definitions, name, is_crd_established())
-        .await
-        .context("failed to wait for the definition")?;
-    Ok(())
 }
 
 /// Detects who assigns the user that pods run as: OpenShift assigns one through security context constraints.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use crate::kubelet::Kubelet;
 use crate::support::{cluster, eventually, operator, smallest};
 
-fn is_leader(metrics: &Metrics) -> bool {
+pub(crate) fn is_leader(metrics: &Metrics) -> bool {
     metrics.scrape().lines().any(|line| line == "ovfleet_operator_leader 1")
 }
 

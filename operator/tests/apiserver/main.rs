@@ -6,6 +6,7 @@
 mod control;
 mod kubelet;
 mod leaders;
+mod outage;
 mod replica_token;
 mod rules;
 mod spans;

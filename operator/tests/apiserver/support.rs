@@ -41,12 +41,16 @@ pub(crate) async fn cluster() -> &'static ControlPlane {
 /// Starts a cluster with this definition of LLMDeployment.
 pub(crate) async fn start(definition: CustomResourceDefinition) -> anyhow::Result<ControlPlane> {
     let cluster = ControlPlane::start_with_controllers().await?;
-    let client = cluster.client().await?;
-    let definitions = Api::all(client.clone());
-    definitions.create(&PostParams::default(), &definition).await?;
-    await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
-    grant(&client).await?;
+    install(&cluster.client().await?, &definition).await?;
     Ok(cluster)
+}
+
+/// Establishes this definition of LLMDeployment, and grants the operator its rights.
+pub(crate) async fn install(client: &Client, definition: &CustomResourceDefinition) -> anyhow::Result<()> {
+    let definitions = Api::all(client.clone());
+    definitions.create(&PostParams::default(), definition).await?;
+    await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
+    grant(client).await
 }
 
 /// Grants the operator the rights that the chart grants.
@@ -57,10 +61,7 @@ async fn grant(client: &Client) -> anyhow::Result<()> {
     let rules = text.split(begin).nth(1).and_then(|rest| rest.split("{{- end }}").next()).unwrap();
     let mut rules: Vec<Value> = serde_yaml::from_str(rules)?;
     let leases = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch", "update"]});
-    let definitions = json!({
-        "apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["get", "list", "watch"],
-    });
-    rules.extend([leases, definitions]);
+    rules.push(leases);
     let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": OPERATOR}, "rules": rules}))?;
     Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
@@ -202,8 +203,16 @@ pub(crate) async fn operator_on(
     settings: Settings,
 ) -> impl Future<Output = anyhow::Result<()>> + use<> {
     let client = cluster.client_for(OPERATOR, None).await.unwrap();
-    let config = Config {
-        namespaces: vec![namespace.to_owned()],
+    let config = config(vec![namespace.to_owned()], settings);
+    let metrics = metrics.clone();
+    let services = Services { admin: Admin::new(metrics.clone()), metrics, pods: Arc::new(routers) };
+    manage(client, config, services, CancellationToken::new())
+}
+
+/// Returns the configuration of an operator for these namespaces, or for all namespaces if the list is empty.
+pub(crate) fn config(namespaces: Vec<String>, settings: Settings) -> Config {
+    Config {
+        namespaces,
         controller: controller::Config {
             defaults: Defaults::with_images(settings.server_image, "ovfleet/router:1"),
             load_interval: None,
@@ -213,10 +222,7 @@ pub(crate) async fn operator_on(
             tracer: settings.tracer,
         },
         lease: settings.lease,
-    };
-    let metrics = metrics.clone();
-    let services = Services { admin: Admin::new(metrics.clone()), metrics, pods: Arc::new(routers) };
-    manage(client, config, services, CancellationToken::new())
+    }
 }
 
 /// Calls `check` until it returns a value or the time limit is exceeded.
