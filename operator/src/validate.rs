@@ -2,6 +2,7 @@
 //! reads the `spec`. Pure. Rules that the schema already enforces are repeated only where a later step depends on
 //! them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -27,6 +28,10 @@ use inputs::input_digests;
 
 /// The user that pods run as if neither the resource nor the platform chooses one.
 const POD_USER: i64 = 65532;
+/// The label of a node that names the architecture of its processors.
+const ARCHITECTURE_LABEL: &str = "kubernetes.io/arch";
+/// The architecture that the images are built for.
+const IMAGE_ARCHITECTURE: &str = "amd64";
 
 /// The reason why a resource is invalid, which its author has to fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -146,7 +151,7 @@ fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSetting
         engine: engine(&spec.engine)?,
         resources,
         placement: PodPlacement {
-            node_selector: placement.node_selector.clone(),
+            node_selector: node_selector(&placement.node_selector),
             tolerations: placement.tolerations.clone(),
             affinity: placement.affinity.clone(),
             topology_spread_constraints: placement.topology_spread_constraints.clone(),
@@ -164,6 +169,13 @@ fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSetting
         log: spec.observability.log_level,
         pod_template: spec.pod_template.as_ref().map(to_json),
     })
+}
+
+/// Adds the architecture of the images to the labels that a node must have, unless they include an architecture.
+fn node_selector(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut selector = labels.clone();
+    selector.entry(ARCHITECTURE_LABEL.to_owned()).or_insert_with(|| IMAGE_ARCHITECTURE.to_owned());
+    selector
 }
 
 fn engine(engine: &Engine) -> Result<EngineSettings, ValidationError> {
@@ -217,7 +229,7 @@ fn router(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<RouterSetting
         },
         resources: router.resources.clone(),
         placement: PodPlacement {
-            node_selector: placement.node_selector.clone(),
+            node_selector: node_selector(&placement.node_selector),
             tolerations: placement.tolerations.clone(),
             topology_spread_constraints: placement.topology_spread_constraints.clone(),
             priority_class_name: placement.priority_class_name.clone(),

@@ -320,6 +320,26 @@ fn openshift_chooses_the_user_of_the_operator() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The images are built for one architecture.
+#[test]
+fn the_operator_runs_on_nodes_with_the_architecture_of_its_image() -> anyhow::Result<()> {
+    let cases: [(&[&str], Value); 3] = [
+        (&[], json!({"kubernetes.io/arch": "amd64"})),
+        (&["--set", "nodeSelector.disk=fast"], json!({"disk": "fast", "kubernetes.io/arch": "amd64"})),
+        (&["--set", r"nodeSelector.kubernetes\.io/arch=arm64"], json!({"kubernetes.io/arch": "arm64"})),
+    ];
+    for version in HELMS {
+        for (arguments, selector) in &cases {
+            let objects = objects(&render(version, arguments)?)?;
+            let deployment =
+                objects.iter().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
+            let pod = &deployment["spec"]["template"]["spec"];
+            assert_eq!(&pod["nodeSelector"], selector, "{version} {arguments:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn the_operator_can_change_its_own_lease_only() -> anyhow::Result<()> {
     let objects = objects(&render("helm4", &[])?)?;

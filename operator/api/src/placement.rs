@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Placement {
-    /// Labels that a node must have.
+    /// Labels that a node must have. Unless they include `kubernetes.io/arch`, the node must also have
+    /// `kubernetes.io/arch: amd64`, because the images are built for x86-64.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
     /// Taints that the pods tolerate.

@@ -308,6 +308,30 @@ fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
     }
 }
 
+/// The images are built for one architecture.
+#[test]
+fn pods_run_on_nodes_with_the_architecture_of_the_images() {
+    for (chosen, architecture) in [(None, "amd64"), (Some("arm64"), "arm64")] {
+        let mut object = fixture("full");
+        let spec = &mut object.spec;
+        if let Some(chosen) = chosen {
+            for selector in [&mut spec.placement.node_selector, &mut spec.router.placement.node_selector] {
+                selector.insert("kubernetes.io/arch".to_owned(), chosen.to_owned());
+            }
+        }
+        let first = render(&object, &ObservedState::default());
+        let resources = render(&object, &after_fetch(&first));
+        let pods =
+            resources.manifests.iter().filter_map(|manifest| manifest.body.pointer("/spec/template/spec"));
+        let selectors: Vec<&Value> = pods.map(|pod| &pod["nodeSelector"]).collect();
+        let count = |labels: Value| selectors.iter().filter(|selector| ***selector == labels).count();
+        let replica = json!({"disk": "fast", "kubernetes.io/arch": architecture});
+        let router = json!({"tier": "front", "kubernetes.io/arch": architecture});
+        // The pod that fetches the model has the placement of the replicas.
+        assert_eq!((count(replica), count(router)), (2, 1), "{selectors:?}");
+    }
+}
+
 #[test]
 fn only_the_metrics_are_reachable_from_everywhere() {
     let object = fixture("full");
