@@ -7,6 +7,7 @@ use super::Scheduler;
 use crate::image_cache::{ImageLimits, ImageRequest, Reservation};
 use crate::images::{ImageDigest, NeededImage};
 use crate::request::SequenceId;
+use crate::sequence::Sequence;
 
 impl Scheduler {
     /// Sets the limits of the encoder outputs.
@@ -74,6 +75,20 @@ impl Scheduler {
             images.request(sequence.id, sequence.held_images.iter());
         }
         assert!(!images.can_request(), "invariant: reserved images belong to waiting sequences");
+    }
+
+    /// Whether a waiting sequence needs images that do not exist yet, or for which an earlier sequence has found no
+    /// room.
+    pub(super) fn awaits_images(&self, sequence: &Sequence) -> bool {
+        let Some(last) = sequence.group.images.end().checked_sub(1) else { return false };
+        let may_start = if sequence.held_images.is_empty() {
+            self.images_have_room
+        } else {
+            self.images.are_available(sequence.held_images.iter())
+        };
+        // If the block with the last image is cached, so are those before it, and the sequence needs no image.
+        let last_hash = sequence.prefix.hashes.get((last / self.cache.block_tokens) as usize);
+        !may_start && !last_hash.is_some_and(|&hash| self.pool.contains_hash(hash))
     }
 
     /// Reserves the images that the waiting sequences of a group need. Returns whether all of their encoder outputs

@@ -22,9 +22,12 @@ const RESERVED_FOR_OTHERS: u32 = 8;
 /// others, as prompts do.
 const SHARED_DRAFT_TOKENS_MAX: u32 = 64;
 
-/// Maximum number of waiting groups that one step considers for admission, so that a long queue does not slow down
-/// every step.
+/// Maximum number of waiting groups that one step tries to admit, so that a long queue does not slow down every step.
+/// Groups that are skipped without an attempt do not count.
 const ADMISSION_ATTEMPTS_MAX: usize = 128;
+
+/// Maximum number of waiting sequences that one step skips, from the front of the queue.
+const ADMISSION_SKIPS_MAX: usize = 16_384;
 
 /// Number of uncomputed prompts for each additional chunk of a step with decodes.
 const PROMPTS_PER_CHUNK: u32 = 8;
@@ -50,9 +53,11 @@ struct Budget {
 enum Admission {
     /// The group runs at these positions of the running queue.
     Admitted(Range<usize>),
-    /// The next block of the group is being computed or restored, its images are being encoded, or the group is
-    /// suspended. Groups behind it may be admitted.
+    /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
+    /// admitted.
     Deferred,
+    /// The images of the group are being encoded or have no room. Groups behind it may be admitted.
+    AwaitsImages,
     /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
     ShareExceeded,
     /// There is no room. Groups behind it may not be admitted.
@@ -372,37 +377,53 @@ impl Scheduler {
         self.enqueue(entry);
     }
 
-    /// Admits waiting groups in order, as long as there is room.
+    /// Admits waiting groups in order, as long as there is room. Skips those that wait for something else.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
-        let mut position = 0;
+        let (mut position, mut attempts) = (0, 0);
         self.images_have_room = true;
         // The tenants that have reached their share: their later requests must not overtake their earlier ones.
         let mut full_tenants = Vec::new();
-        for _ in 0..ADMISSION_ATTEMPTS_MAX {
-            if budget.tokens == 0 || position == self.waiting.len() {
-                return;
-            }
-            // The step already has the maximum number of scored tokens. Sequences without scores are not affected.
+        while budget.tokens > 0
+            && self.running_sequences < self.config.max_num_seqs
+            && attempts < ADMISSION_ATTEMPTS_MAX
+            && position < self.waiting.len().min(ADMISSION_SKIPS_MAX)
+        {
+            let group = position..position + self.group_len(self.waiting.range(position..));
+            let next = group.end;
             let waiting = self.sequences.get(self.waiting[position].slot);
             let tenant = waiting.group.tenant;
             let is_excluded = self.shares.is_paused(tenant) || full_tenants.contains(&tenant);
-            if is_excluded || waiting.next_tokens(budget.scored_tokens) == 0 {
-                position += 1;
+            if is_excluded || !self.can_start(waiting, budget) {
+                position = next;
                 continue;
             }
-            let group = position..position + self.group_len(self.waiting.range(position..));
-            let next = group.end;
+            attempts += 1;
             match self.admit_group(group, batch) {
                 Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
                 Admission::Deferred => position = next,
                 Admission::ShareExceeded => full_tenants.push(tenant),
                 Admission::NoRoom => return,
+                Admission::AwaitsImages => {
+                    // A group that is skipped from now on does not count.
+                    let waiting = self.sequences.get(self.waiting[position].slot);
+                    attempts -= usize::from(self.awaits_images(waiting));
+                    position = next;
+                }
             }
         }
     }
 
     /// Schedules the first tokens of a group that was just admitted.
     fn schedule_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
+    /// Whether a waiting sequence waits for nothing but room, as far as this can be checked in constant time.
+    fn can_start(&self, sequence: &Sequence, budget: &Budget) -> bool {
+        // A step has a maximum number of scored tokens. Sequences without scores are not affected.
+        sequence.next_tokens(budget.scored_tokens) > 0
+            && sequence.restore != RestoreState::Restoring
+            && !sequence.is_suspended
+            && !self.awaits_images(sequence)
+    }
+
         let can_decode = self.can_decode(group.clone(), budget);
         for position in group {
             let slot = self.running[position].slot;
@@ -445,7 +466,7 @@ impl Scheduler {
             return Admission::Deferred;
         }
         if !self.reserve_images(group.clone()) {
-            return Admission::Deferred;
+            return Admission::AwaitsImages;
         }
         if !self.allocate_group(group.clone(), batch) {
             return Admission::NoRoom;

@@ -1,6 +1,10 @@
 //! Tests that prompts wait for the encoder outputs of their images, and that blocks with different images are not shared.
 
 use expect_test::expect;
+use server_scheduler::{
+    Batch, CacheSize, ImageDigest, ImageLimits, ImageSpan, NewRequest, Scheduler, SchedulerConfig,
+    StopCriteria,
+};
 
 use crate::script::{check, config};
 
@@ -489,6 +493,67 @@ fn an_image_of_a_request_that_goes_first_is_encoded_next() {
         image B is needed by 2
         4: 0+4 [1] -> 4
         4 started, 0 cached
+        4 finished, Length
+    "#]],
+    );
+}
+
+#[test]
+fn many_prompts_that_wait_for_their_images_do_not_hide_a_prompt_without_images() {
+    // In the first case, all images have room. In the second, most prompts wait for room.
+    for rows_max in [1000, 12] {
+        let config = SchedulerConfig { max_queue: 256, ..config() };
+        let mut scheduler = Scheduler::new(config, CacheSize { block_tokens: 4, blocks_total: 1024 });
+        scheduler.set_image_limits(ImageLimits { rows_max, max_num_encoder_input_tokens: 4 });
+        let stop = StopCriteria { max_tokens: 1, ..StopCriteria::default() };
+        for image in 0..130 {
+            let mut request = NewRequest::new(u64::from(image), 1, vec![7; 4], stop.clone());
+            let digest = ImageDigest([image; 32]);
+            request.images.spans.push(ImageSpan { digest, start: 1, num_tokens: 2, first_row: 0 });
+            scheduler.submit(request).expect("the queue has room");
+        }
+        scheduler.submit(NewRequest::new(130, 1, vec![7; 4], stop)).expect("the queue has room");
+        let mut batch = Batch::default();
+        scheduler.schedule(&mut batch);
+        scheduler.check_invariants();
+        let scheduled: Vec<_> = batch.sequences.iter().map(|sequence| sequence.id.request).collect();
+        assert_eq!(scheduled, [130], "with {rows_max} rows");
+    }
+}
+
+#[test]
+fn a_prompt_whose_images_are_cached_does_not_wait_for_room() {
+    let script = "
+        submit 1 ab......cdefgh image=A@2+6
+        step
+        provide A
+        step
+        submit 2 a........b image=B@1+8
+        submit 3 c........d image=C@1+8
+        submit 4 ab......cdefghij image=A@2+6
+        step
+    ";
+    check(
+        config(),
+        script,
+        expect![[r#"
+        > submit 1 ab......cdefgh image=A@2+6
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+14 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 a........b image=B@1+8
+        > submit 3 c........d image=C@1+8
+        > submit 4 ab......cdefghij image=A@2+6
+        > step
+        image B is needed by 2
+        image A is evicted
+        4: 12+4 [0 1 2 3] -> 4
+        4 started, 12 cached
         4 finished, Length
     "#]],
     );

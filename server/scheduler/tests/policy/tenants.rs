@@ -147,3 +147,35 @@ fn requests_that_fill_the_cache_delay_little() {
     let slowdown = slowdown(attackers(8, 7900, 1, 200));
     assert!(slowdown < 3.0, "{slowdown} times");
 }
+
+#[test]
+fn a_long_queue_of_another_tenant_does_not_hide_a_request() {
+    const OTHER: u128 = ATTACKER;
+    let config = SchedulerConfig { max_queue: 256, max_model_len: 512, ..config() };
+    let mut scheduler = Scheduler::new(config, CacheSize { block_tokens: 4, blocks_total: 1024 });
+    let (mut batch, mut ids) = (Batch::default(), 0..);
+    let mut submit = |scheduler: &mut Scheduler, tenant, prompt_tokens, max_tokens| {
+        let id = ids.next().expect("the range is infinite");
+        let stop = StopCriteria { max_tokens, ..StopCriteria::default() };
+        let request = NewRequest::new(id, 1, vec![7; prompt_tokens], stop);
+        scheduler.submit(NewRequest { tenant, ..request }).expect("the queue has room");
+        id
+    };
+    let mut step = |scheduler: &mut Scheduler| {
+        scheduler.schedule(&mut batch);
+        let sampled: Vec<_> = batch.samples.iter().map(|&id| SampledToken::new(id, 7)).collect();
+        scheduler.commit(&batch, &sampled, &mut Vec::new());
+        scheduler.check_invariants();
+        batch.sequences.iter().map(|sequence| sequence.id.request).collect::<Vec<_>>()
+    };
+    // The victim's next request starts at a later virtual time than the other tenant's queue.
+    submit(&mut scheduler, VICTIM, 400, 1);
+    while !scheduler.is_idle() {
+        step(&mut scheduler);
+    }
+    (0..207).for_each(|_| drop(submit(&mut scheduler, OTHER, 1, 100)));
+    step(&mut scheduler);
+    assert_eq!((scheduler.load().running, scheduler.load().waiting), (7, 200));
+    let request = submit(&mut scheduler, VICTIM, 1, 1);
+    assert!(step(&mut scheduler).contains(&request));
+}

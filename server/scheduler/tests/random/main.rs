@@ -177,7 +177,7 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 16);
     for (seed, blocks_total, max_num_seqs, hash) in [
         (12, cache().blocks_total, config().max_num_seqs, block_hash as fn(_, &[_]) -> _),
-        (13, 12, 4, block_hash),
+        (18, 12, 4, block_hash),
         (14, 100, 9, block_hash),
         (15, cache().blocks_total, config().max_num_seqs, few),
     ] {
@@ -194,7 +194,7 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
 fn the_same_calls_give_the_same_batches() {
     let run = || {
         check(
-            11,
+            19,
             2_000,
             Setup {
                 config: config(),
