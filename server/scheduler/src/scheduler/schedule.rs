@@ -199,10 +199,10 @@ impl Scheduler {
     /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that no
     /// other sequence needs. Returns the number of draft tokens.
     fn allocate_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
-        let other_sequences = (self.running.len() - position) as u32;
+        let later_sequences = (self.running.len() - position - 1) as u32;
         let sequence = self.sequences.get_mut(self.running[position].slot);
         let requested = std::mem::take(&mut sequence.num_draft_tokens);
-        let spare = budget.tokens.saturating_sub(other_sequences).min(budget.draft_tokens);
+        let spare = budget.tokens.saturating_sub(1 + later_sequences).min(budget.draft_tokens);
         let drafts = requested.min(sequence.max_draft_tokens()).min(spare);
         if drafts == 0 || sequence.group.lockstep || !sequence.siblings.is_empty() {
             return 0;
@@ -211,8 +211,10 @@ impl Scheduler {
         let residency = &mut sequence.residency;
         let block_tokens = self.cache.block_tokens;
         let end = num_tokens - residency.evicted_tokens + drafts;
+        // In this step, each later sequence may need a block for its next token.
+        let blocks_kept = self.watermark_blocks.max(later_sequences);
         while residency.block_table.len() < end.div_ceil(block_tokens) as usize
-            && self.pool.blocks_available() > self.watermark_blocks
+            && self.pool.blocks_available() > blocks_kept
         {
             residency.block_table.extend(self.pool.allocate());
         }
@@ -401,20 +403,18 @@ impl Scheduler {
             match self.admit_group(group, batch) {
                 Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
                 Admission::Deferred => position = next,
-                Admission::ShareExceeded => full_tenants.push(tenant),
-                Admission::NoRoom => return,
                 Admission::AwaitsImages => {
                     // A group that is skipped from now on does not count.
                     let waiting = self.sequences.get(self.waiting[position].slot);
                     attempts -= usize::from(self.awaits_images(waiting));
                     position = next;
                 }
+                Admission::ShareExceeded => full_tenants.push(tenant),
+                Admission::NoRoom => return,
             }
         }
     }
 
-    /// Schedules the first tokens of a group that was just admitted.
-    fn schedule_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
     /// Whether a waiting sequence waits for nothing but room, as far as this can be checked in constant time.
     fn can_start(&self, sequence: &Sequence, budget: &Budget) -> bool {
         // A step has a maximum number of scored tokens. Sequences without scores are not affected.
@@ -424,6 +424,8 @@ impl Scheduler {
             && !self.awaits_images(sequence)
     }
 
+    /// Schedules the first tokens of a group that was just admitted.
+    fn schedule_admitted(&mut self, group: Range<usize>, batch: &mut Batch, budget: &mut Budget) {
         let can_decode = self.can_decode(group.clone(), budget);
         for position in group {
             let slot = self.running[position].slot;

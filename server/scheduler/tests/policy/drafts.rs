@@ -172,3 +172,42 @@ fn a_step_has_a_limited_number_of_drafts_over_all_sequences() {
     let drafts: u32 = batch.sequences.iter().map(|sequence| sequence.num_draft_tokens).sum();
     assert_eq!(drafts, DRAFT_TOKENS_MAX);
 }
+
+#[test]
+fn drafts_leave_a_block_for_each_later_sequence() {
+    let config = SchedulerConfig { max_num_batched_tokens: 32, max_model_len: 24, ..config() };
+    let script = "
+        submit 2 abcdef max=16
+        submit 3 ghi max=9
+        step
+        draft 2 zzzzzzzzz
+        step
+        draft 2 zzzzzzzzz
+        step
+        load
+    ";
+    check_in_cache(
+        CacheSize { blocks_total: 6, ..cache() },
+        config,
+        script,
+        expect![[r#"
+        > submit 2 abcdef max=16
+        > submit 3 ghi max=9
+        > step
+        2: 0+6 [0 1] -> 2
+        3: 0+3 [2] -> 3
+        2 started, 0 cached
+        3 started, 0 cached
+        > draft 2 zzzzzzzzz
+        > step
+        2: 6+10 [0 1 3 4] drafts 9 -> 2
+        3: 3+1 [2] -> 3
+        > draft 2 zzzzzzzzz
+        > step
+        2: 7+9 [0 1 3 4] drafts 8 -> 2
+        3: 4+1 [2 5] -> 3
+        > load
+        blocks 6 active 0 evictable 0 free, sequences 2 running 0 waiting, 2 tokens, 0 preemptions
+    "#]],
+    );
+}
