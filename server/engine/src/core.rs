@@ -475,7 +475,8 @@ impl Core {
                 }
                 (None, Some(deadline)) => {
                     // A simulated clock does not advance while the thread waits.
-                    let Self { spill: Some(spill), scheduler, .. } = self else { break };
+                    let Self { spill: Some(spill), scheduler, runner, .. } = self else { break };
+                    spill.poll(scheduler, &mut **runner, deadline);
                     spill.end_overdue(scheduler, deadline);
                 }
                 (None, None) => break,

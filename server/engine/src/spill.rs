@@ -50,7 +50,7 @@ const WAIT_MIN: Duration = Duration::from_millis(200);
 const INITIAL_RATE: f32 = 500.0;
 /// Time that a request waits for the next block from `--kv-spill-dir`, if computing its blocks would take that long.
 ///
-/// Beyond it: the request computes the remaining blocks, and no blocks are read for 10 s.
+/// Beyond it: the request computes the remaining blocks; if no block was read in the meantime, none is read for 10 s.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The time for which restores are paused after a block was overdue.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -88,6 +88,8 @@ pub(crate) struct Spill {
     /// The blocks to remove with the next write.
     removed: Vec<BlockKey>,
     restores: Vec<ActiveRestore>,
+    /// Whether the latest poll has received a block from the reader.
+    has_read: bool,
     /// The time until which no restores are requested.
     pause_until: Duration,
     block_bytes: usize,
@@ -136,6 +138,7 @@ impl Spill {
             queued: 0,
             removed: Vec::new(),
             restores: Vec::new(),
+            has_read: false,
             pause_until: Duration::ZERO,
             block_bytes: layout.block_bytes as usize,
             block_tokens: layout.block_tokens,
@@ -229,6 +232,7 @@ impl Spill {
             }
             self.restore_block(scheduler, runner, block);
         }
+        self.has_read = remaining < RESTORED_MAX;
         if remaining == 0 {
             // Re-arm: the remaining blocks do not send another wake-up.
             self.waker.wake();
@@ -239,11 +243,13 @@ impl Spill {
         self.publish_stats();
     }
 
-    /// Ends the restores whose next block is overdue.
+    /// Ends the restores whose next block is overdue. If the latest [`Self::poll`] has received no block, also pauses
+    /// restores, because the disk is too slow.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
-            // The reader processes restores in order, so the other ones may only have waited for the first one.
-            if index == 0 && self.restores[0].is_requested {
+            // The reader processes restores in order, so the other ones may only have waited for the first one. A reader
+            // that has delivered blocks may have waited for the engine.
+            if index == 0 && self.restores[0].is_requested && !self.has_read {
                 tracing::warn!(
                     seconds = PAUSE.as_secs(),
                     "reading evicted blocks timed out; restores are paused"

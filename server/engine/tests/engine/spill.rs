@@ -1,11 +1,15 @@
 //! Evicted blocks on disk: they are restored, even after a restart, and never with wrong content.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use server_engine::sim::expected_tokens;
+use server_engine::sim::{SimCosts, expected_tokens};
 use server_engine::{
     DraftModelParams, DraftRunner, Engine, EngineHandle, EngineOptions, Request, SleepLevel, SpillConfig,
     SpillIdentity, SpillStats, StartError, TokenId,
@@ -215,17 +219,21 @@ async fn a_missing_block_is_computed() {
     with_spoilt(|file| fs::remove_file(file).unwrap()).await;
 }
 
+/// Replaces a file with a pipe. Opening the pipe for reading does not return until another thread opens it for writing.
+fn replace_with_pipe(file: &Path) {
+    fs::remove_file(file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(file).status().unwrap().success());
+}
+
 #[tokio::test]
 async fn an_overdue_block_is_computed() {
     let folder = tempfile::tempdir().unwrap();
     let engine = start(&config(folder.path(), "a"));
     let handle = engine.handle();
     fill(&handle).await;
-    // Opening a pipe for reading does not return until another process opens the pipe for writing.
     let pipes = files(folder.path());
     for file in &pipes {
-        fs::remove_file(file).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(file).status().unwrap().success());
+        replace_with_pipe(file);
     }
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
@@ -235,6 +243,63 @@ async fn an_overdue_block_is_computed() {
     engine.shutdown().unwrap();
     for file in pipes {
         drop(fs::File::options().read(true).write(true).open(file));
+    }
+}
+
+/// A step takes longer than the restores of two prompts may take, and the reader waits for the engine meanwhile.
+#[tokio::test]
+async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), "a");
+    let engine = start(&config);
+    fill(&engine.handle()).await;
+    engine.shutdown().unwrap();
+
+    let mut setup = Setup::new(32);
+    // Computing the 96 restored tokens of a prompt would take 1.92 s.
+    let [prefill_token, decode_token] = [20, 3000].map(Duration::from_millis);
+    setup.sim.costs = SimCosts { prefill_token, decode_token, ..SimCosts::default() };
+    let options = EngineOptions { spill: Some(config), ..EngineOptions::default() };
+    let (engine, gate) = setup.start_gated_with(options);
+    let handle = engine.handle();
+    until(&handle, SpillStats::is_open).await;
+    let pipes = files(folder.path());
+    let (opened, reads) = mpsc::channel();
+    let disk: Vec<_> = pipes
+        .iter()
+        .map(|file| {
+            let (content, file, opened) = (fs::read(file).unwrap(), file.clone(), opened.clone());
+            replace_with_pipe(&file);
+            thread::spawn(move || {
+                let mut pipe = fs::File::options().write(true).open(file).unwrap();
+                // At the end of the test, nobody counts or reads the rest.
+                let _ = opened.send(());
+                let _ = pipe.write_all(&content);
+            })
+        })
+        .collect();
+
+    let decoding = handle.submit(request(&prompt(99, 8), 20)).unwrap();
+    gate.arrive();
+    gate.pass();
+    gate.arrive();
+    let streams = [0, 1].map(|which| handle.submit(request(&prompt(which, PROMPT_TOKENS), 1)).unwrap());
+    gate.pass();
+    gate.arrive();
+    // The reader has delivered 16 blocks: the twelve of the first prompt and four of the second.
+    (0..17).for_each(|_| reads.recv().unwrap());
+    drop(decoding);
+    gate.pass();
+    drop(gate.release());
+    for (stream, cached_tokens) in streams.into_iter().zip([96, 32]) {
+        assert_eq!(outcome(stream).await.cached_tokens, Some(cached_tokens));
+    }
+    assert_eq!(ask(&handle, 2).await.cached_tokens, Some(96), "restores are not paused");
+    settled(&handle).await;
+    engine.shutdown().unwrap();
+    for (file, thread) in pipes.iter().zip(disk) {
+        let _pipe = fs::File::options().read(true).write(true).open(file).unwrap();
+        thread.join().unwrap();
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use server_engine::sim::{SimConfig, SimCosts, SimRunner};
 use server_engine::{
-    CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineState, Event, Failure, FinishReason,
-    Logits, ModelRunner, Request, RunError, Sampling, SchedulerConfig, StepReport, StopCriteria, TokenId,
-    TokenStream,
+    CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineOptions, EngineState, Event, Failure,
+    FinishReason, Logits, ModelRunner, Request, RunError, Sampling, SchedulerConfig, StepReport,
+    StopCriteria, TokenId, TokenStream,
 };
-use server_scheduler::Batch;
+use server_scheduler::{Batch, BlockId};
 
 pub(crate) const VOCABULARY: u32 = 300;
 
@@ -66,12 +66,17 @@ impl Setup {
 
     /// Starts an engine whose steps wait in the gate.
     pub(crate) fn start_gated(self) -> (Engine, Gate) {
+        self.start_gated_with(EngineOptions::default())
+    }
+
+    /// Like [`Self::start_gated`], but with optional parts.
+    pub(crate) fn start_gated_with(self, options: EngineOptions) -> (Engine, Gate) {
         let (batches, shown) = channel();
         let (go, permits) = channel();
         let runner = GatedRunner { inner: self.runner(), batches, permits };
         let (sender, reports) = channel();
         let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
-        let engine = Engine::start(self.engine, Box::new(runner), observer).unwrap();
+        let engine = Engine::start_with_options(self.engine, Box::new(runner), options, observer).unwrap();
         (engine, Gate { shown, go, reports })
     }
 }
@@ -117,6 +122,14 @@ impl ModelRunner for GatedRunner {
 
     fn adapters(&self) -> u32 {
         self.inner.adapters()
+    }
+
+    fn read_block(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.inner.read_block(block, bytes)
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), RunError> {
+        self.inner.write_block(block, bytes)
     }
 
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError> {
