@@ -214,6 +214,7 @@ impl Core {
         self.guides.collect_awaited(&mut self.requests);
         self.report.run_time = run_ended - run_began;
         self.report.guide_time = shared.clock.now() - run_ended;
+        let is_computed = result.is_ok();
         match result {
             Ok(logits) => {
                 logits.check_rows(self.batch.logits_indices().count())?;
@@ -225,7 +226,12 @@ impl Core {
             Err(error) if error.fatal => return Err(error),
             Err(error) => self.fail_step(&error),
         }
-        self.record_step(shared.clock.now() - began);
+        self.report.step_time = shared.clock.now() - began;
+        // A failed step may end early, so its time says nothing about how long its tokens take.
+        if is_computed {
+            self.record_step();
+        }
+        (self.observer)(&self.report);
         Ok(())
     }
 
@@ -398,13 +404,13 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    fn record_step(&mut self, step_time: Duration) {
-        self.report.step_time = step_time;
+    /// Adds the time of the step to the models from which the times of later steps are predicted.
+    fn record_step(&mut self) {
+        let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);
         self.scheduler.record_step(&self.batch, step_time);
         self.prefill_rate.add(self.report.prefill_tokens, step_time);
         self.decode_rate.add(self.report.generated_tokens, step_time);
-        (self.observer)(&self.report);
     }
 
     fn publish(&self, shared: &SharedState) {

@@ -1,8 +1,9 @@
 //! Tests of failed steps, fatal errors of the runner, and rejected requests.
 
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
+use server_engine::sim::{SimCosts, SimFault, SimFaultKind, expected_tokens};
 use server_engine::{Engine, EngineState, Failure, Rejection, Request, Sampling, SubmitError};
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
@@ -60,6 +61,26 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         settled(&handle).await;
         assert!(handle.is_alive());
     }
+}
+
+#[tokio::test]
+async fn a_failed_step_does_not_change_the_measured_rates() {
+    let mut setup = with_fault(1, SimFaultKind::Step);
+    setup.sim.costs = SimCosts { step: Duration::from_millis(5), ..SimCosts::default() };
+    let (engine, reports) = setup.start_observed();
+    let handle = engine.handle();
+    tokens(handle.submit(request(&prompt(1, 8), 1)).unwrap()).await;
+    settled(&handle).await;
+    let rate = handle.load().borrow().prefill_tokens_per_second;
+    assert_eq!(rate, 8.0 / 0.005);
+    // The failed step computes more tokens in the same time.
+    let failed = outcome(handle.submit(request(&prompt(2, 64), 1)).unwrap()).await;
+    assert!(failed.failure.is_some());
+    settled(&handle).await;
+    assert_eq!(handle.load().borrow().prefill_tokens_per_second, rate);
+    engine.shutdown().unwrap();
+    let last = reports.iter().last().unwrap();
+    assert_eq!((last.requests_failed, last.step_time), (1, Duration::from_millis(5)));
 }
 
 #[tokio::test]
