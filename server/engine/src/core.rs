@@ -336,15 +336,16 @@ impl Core {
     fn deliver(&mut self) {
         let Self { requests, scheduler, speculator, outputs, events, ended, report, .. } = self;
         ended.clear();
-        let mut send = |sequence, token: GeneratedToken| {
-            u32::from(requests.send_token(sequence, token.token, token.logprobs))
+        let mut send = |sequence, token: GeneratedToken, drafts| {
+            u32::from(requests.send_token(sequence, token.token, token.logprobs, drafts))
         };
         for output in outputs.outputs.drain(..) {
             match output {
                 StepOutput::Tokens { sequence, accepted_drafts, token, is_last } => {
                     report.accepted_tokens += accepted_drafts.len() as u32;
+                    let drafts = speculator.counts(sequence);
                     for token in accepted_drafts.into_iter().chain([token]) {
-                        report.generated_tokens += send(sequence, token);
+                        report.generated_tokens += send(sequence, token, drafts);
                     }
                     if is_last {
                         ended.push(sequence);
@@ -352,8 +353,9 @@ impl Core {
                 }
                 StepOutput::End { sequence, accepted_drafts } => {
                     report.accepted_tokens += accepted_drafts.len() as u32;
+                    let drafts = speculator.counts(sequence);
                     for token in accepted_drafts {
-                        report.generated_tokens += send(sequence, token);
+                        report.generated_tokens += send(sequence, token, drafts);
                     }
                     ended.push(sequence);
                 }

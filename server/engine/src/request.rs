@@ -153,6 +153,8 @@ pub enum Event {
         token: TokenId,
         /// The log probabilities, if they were requested.
         logprobs: Option<Box<TokenLogprobs>>,
+        /// The number of draft tokens that were computed for the sequence so far.
+        drafts: DraftCounts,
     },
     /// A sequence has ended.
     Finished {

@@ -177,9 +177,10 @@ impl Requests {
         sequence: SequenceId,
         token: TokenId,
         logprobs: Option<Box<TokenLogprobs>>,
+        drafts: DraftCounts,
     ) -> bool {
         let Some(active) = self.active.get_mut(&sequence.request) else { return false };
-        send(&active.events, Event::Token { index: sequence.index, token, logprobs });
+        send(&active.events, Event::Token { index: sequence.index, token, logprobs, drafts });
         true
     }
 
@@ -196,7 +197,7 @@ impl Requests {
         }
         for (index, result) in (0..).zip(results) {
             for (token, logprobs) in result.tokens {
-                send(&events, Event::Token { index, token, logprobs });
+                send(&events, Event::Token { index, token, logprobs, drafts });
             }
             send(&events, Event::Finished { index, reason: result.reason, drafts });
         }

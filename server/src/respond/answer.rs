@@ -245,7 +245,7 @@ impl PromptAnswer {
                     self.awaits_scores = false;
                 }
                 Some(Event::Token { .. }) if self.discards => {}
-                Some(Event::Token { index, token, logprobs }) => {
+                Some(Event::Token { index, token, logprobs, drafts }) => {
                     let choice = &mut self.choices[index as usize];
                     usage.completion_tokens += 1;
                     let now = Instant::now();
@@ -256,8 +256,9 @@ impl PromptAnswer {
                     }
                     if choice.has_ended() {
                         // The engine does not know stop strings, so it must be notified that the choice has
-                        // ended.
+                        // ended. An aborted sequence has no `Finished`.
                         stream.abort(index);
+                        count_drafts(drafts, usage);
                     }
                 }
                 Some(Event::Finished { index, reason, drafts }) => {

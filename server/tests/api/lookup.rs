@@ -59,6 +59,23 @@ async fn a_prediction_provides_draft_tokens() {
 }
 
 #[tokio::test]
+async fn a_choice_that_ends_with_a_stop_string_reports_its_draft_tokens() {
+    let server = Server::parrot("abcdefghijklmnopqrstuvwxyz");
+    let path = "/v3/chat/completions";
+    let text = server.post(path, chat(json!({"max_tokens": 20}))).await.text();
+    let prediction = json!({"type": "content", "content": text});
+    let body =
+        |n: u32| chat(json!({"max_tokens": 20, "prediction": prediction, "stop": text[12..14], "n": n}));
+    let stopped = server.post(path, body(1)).await;
+    assert_eq!(stopped.text(), text[..12]);
+    let (accepted, rejected) = details(&stopped.json());
+    assert!(accepted > 0 && accepted + rejected <= 20, "{}", stopped.body);
+    let several = server.post(path, body(3)).await.json();
+    assert_eq!(details(&several), (3 * accepted, 3 * rejected), "{several}");
+    server.idle().await;
+}
+
+#[tokio::test]
 async fn streams_report_draft_tokens_at_their_end_and_metrics_count_them() {
     let server = Server::parrot("abcdefgh");
     let body = completion(json!({

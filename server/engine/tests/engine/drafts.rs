@@ -56,7 +56,10 @@ pub(crate) fn output_events(events: &[Event]) -> Vec<Vec<Event>> {
     let mut outputs: Vec<Vec<Event>> = Vec::new();
     for event in events {
         let (index, event) = match event {
-            Event::Token { index, .. } => (*index, event.clone()),
+            Event::Token { index, token, logprobs, .. } => {
+                let (index, token, logprobs) = (*index, *token, logprobs.clone());
+                (index, Event::Token { index, token, logprobs, drafts: DraftCounts::default() })
+            }
             &Event::Finished { index, reason, .. } => {
                 (index, Event::Finished { index, reason, drafts: DraftCounts::default() })
             }

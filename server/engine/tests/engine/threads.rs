@@ -13,6 +13,9 @@ async fn events(mut stream: TokenStream) -> Vec<Event> {
     while let Some(event) = stream.next().await {
         match event {
             Event::Started { .. } => {}
+            Event::Token { index, token, logprobs, .. } => {
+                events.push(Event::Token { index, token, logprobs, drafts: DraftCounts::default() });
+            }
             Event::Finished { index, reason, .. } => {
                 events.push(Event::Finished { index, reason, drafts: DraftCounts::default() });
             }
