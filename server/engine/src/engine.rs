@@ -187,8 +187,7 @@ impl Engine {
             workers: Workers::new(sampling_threads),
         };
         // The handle checks max_queue. Preempted sequences return to the queue, and must not cause rejections.
-        let max_queue = config.max_queue.saturating_add(config.max_num_seqs);
-        let core = Core::new(SchedulerConfig { max_queue, ..config }, runners, observer, links);
+        let core = Core::new(SchedulerConfig { max_queue: u32::MAX, ..config }, runners, observer, links);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || run(core, &shared))

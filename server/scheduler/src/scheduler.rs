@@ -298,7 +298,7 @@ impl Scheduler {
         assert!(has_new_id, "the id of a request must not be used twice");
         let limits = self.config.request_limits(self.cache);
         limits.check(request.prompt.len(), request.stop.max_tokens, num_sequences, request.lockstep)?;
-        if self.waiting_sequences + num_sequences > limits.max_queue {
+        if self.waiting_sequences.saturating_add(num_sequences) > limits.max_queue {
             return Err(Rejection::QueueFull);
         }
         Ok(())

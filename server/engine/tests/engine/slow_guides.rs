@@ -225,3 +225,45 @@ async fn a_form_that_takes_too_long_fails_only_its_request() {
     assert_eq!(slow.tokens[0].len(), 31);
     settled(&handle).await;
 }
+
+#[tokio::test]
+async fn preempted_sequences_take_no_room_in_the_queue() {
+    let mut setup = Setup::new(12);
+    setup.engine.scheduler.max_num_seqs = 4;
+    setup.engine.scheduler.max_queue = 3;
+    let (engine, gate) = setup.start_gated();
+    let handle = engine.handle();
+    let door = Arc::new(Door::default());
+    let held = |which, prompt_tokens| {
+        let guide = slow(&Form::new(7, 20), Slowness::Door(0, Arc::clone(&door)));
+        let request = Request { guide, num_sequences: 3, ..request(&prompt(which, prompt_tokens), 2) };
+        handle.submit(request).unwrap()
+    };
+    let long = handle.submit(request(&prompt(0, 8), 85)).unwrap();
+    gate.arrive();
+    gate.pass();
+    gate.arrive();
+    let mut streams = Vec::new();
+    for (which, prompt_tokens) in [(1, 48), (2, 8)] {
+        streams.push(held(which, prompt_tokens));
+        // The sequences run, and are suspended. Then the long sequence needs their blocks.
+        for running in [4, 1] {
+            while handle.load().borrow().load.running != running {
+                gate.pass();
+                gate.arrive();
+            }
+        }
+    }
+    assert_eq!((handle.load().borrow().load.waiting, handle.waiting_sequences()), (6, 0));
+    streams.push(held(3, 8));
+    door.open();
+    gate.pass();
+    drop(gate);
+    assert_eq!(timely(long).await.tokens[0].len(), 85);
+    for stream in streams {
+        let outcome = timely(stream).await;
+        assert_eq!(outcome.failure, None);
+        assert!(outcome.tokens.len() == 3 && outcome.tokens.iter().all(|tokens| tokens.len() == 2));
+    }
+    settled(&handle).await;
+}
