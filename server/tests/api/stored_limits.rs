@@ -119,7 +119,8 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
 async fn replays_of_events_that_are_not_read_are_limited() {
     let server = start();
     // The response repeats its tools in several events. The model must not call them, so the prompt does not contain them.
-    let tool = json!({"type": "function", "name": "f", "description": "x".repeat(30 << 10), "parameters": {}});
+    let tool =
+        json!({"type": "function", "name": "f", "description": "x".repeat(30 << 10), "parameters": {}});
     let parameters = json!({"background": true, "stream": true, "tools": [tool], "tool_choice": "none"});
     let created = events(&server.post(PATH, request(parameters)).await);
     let path = format!("{PATH}/{}?stream=true", created[0]["response"]["id"].as_str().unwrap());

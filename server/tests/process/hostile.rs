@@ -98,7 +98,10 @@ fn a_silent_connection_is_closed_while_other_connections_replace_each_other() {
         let answer = answer(&server.address, request);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         match silent.read(&mut [0]) {
-            Ok(count) => break assert_eq!(count, 0),
+            Ok(count) => {
+                assert_eq!(count, 0);
+                break;
+            }
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
         assert!(started.elapsed() < DEADLINE, "it is still open");
