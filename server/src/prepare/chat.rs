@@ -59,9 +59,8 @@ pub(super) fn prepare_conversation(
     let AnswerRequest { model, logprobs, tokens_max } = answer;
     let mut resolved = parameters::resolve(generation, target, "top_logprobs", logprobs)?;
     let defaults = &target.model.text.defaults;
-    let tokens_max =
-        tokens_max.or(defaults.tokens_max.map(|tokens| TokensMax { param: "max_tokens", tokens }));
-    if let Some(TokensMax { param, tokens: 0 }) = tokens_max {
+    let tokens_max = tokens_max.or(defaults.tokens_max.map(TokensMax::default_of));
+    if let Some(TokensMax { param, tokens: 0, .. }) = tokens_max {
         return Err(Error::coded("integer_below_min_value", param, "must be at least 1"));
     }
     resolved.check_choices(1)?;

@@ -25,9 +25,8 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
         resolved.sampling.prompt_logprobs = resolved.prompt_logprobs.max(Some(logprobs));
     }
     let default = target.model.text.defaults.tokens_max.or(rules.completion_tokens_default());
-    let tokens_max =
-        TokensMax::requested(&generation).or(default.map(|tokens| TokensMax { param: "max_tokens", tokens }));
-    if let Some(TokensMax { param, tokens: 0 }) = tokens_max
+    let tokens_max = TokensMax::requested(&generation).or(default.map(TokensMax::default_of));
+    if let Some(TokensMax { param, tokens: 0, .. }) = tokens_max
         && !echo
     {
         // The answer would be empty without an echo.

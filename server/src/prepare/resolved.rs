@@ -39,14 +39,27 @@ pub(super) struct TokensMax {
     /// The name of the parameter with the limit, for errors.
     pub(super) param: &'static str,
     pub(super) tokens: u32,
+    /// Whether the client set the limit. A default is limited to the room after the prompt, whereas a requested limit
+    /// beyond this room is an error.
+    pub(super) is_requested: bool,
 }
+
+/// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request does
+/// not limit. A prompt leaves less if the default is less.
+pub(super) const ANSWER_SHARE: u32 = 4;
 
 impl TokensMax {
     /// Returns the limit that a request to the chat or the completions endpoint sets.
     pub(super) fn requested(generation: &Generation) -> Option<Self> {
-        let limit = |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens });
+        let limit =
+            |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens, is_requested: true });
         limit("max_completion_tokens", generation.max_completion_tokens)
             .or(limit("max_tokens", generation.max_tokens))
+    }
+
+    /// Returns the limit for requests that set none.
+    pub(super) fn default_of(tokens: u32) -> Self {
+        Self { param: "max_tokens", tokens, is_requested: false }
     }
 }
 
@@ -222,8 +235,14 @@ impl ResolvedParameters {
             None => return false,
             Some(Truncate::To(kept)) => kept,
             Some(Truncate::ToRoom) => {
-                let answer = tokens_max.map_or(1, |most| most.tokens.max(1));
-                target.limits.requests.max_model_len.saturating_sub(answer).max(1)
+                let length = target.limits.requests.max_model_len;
+                let answer = match tokens_max {
+                    None => 1,
+                    Some(most) if most.is_requested => most.tokens,
+                    // A default may exceed the context length, and the prompt matters more.
+                    Some(default) => default.tokens.min(length / ANSWER_SHARE),
+                };
+                length.saturating_sub(answer.max(1)).max(1)
             }
         };
         let excess = prompt.len().saturating_sub(kept as usize);
@@ -265,8 +284,9 @@ impl ResolvedParameters {
         }
         match tokens_max {
             None => Ok(room),
-            Some(requested) if requested.tokens <= room => Ok(requested.tokens),
-            Some(TokensMax { param, tokens: requested }) => {
+            Some(most) if most.tokens <= room => Ok(most.tokens),
+            Some(TokensMax { is_requested: false, .. }) => Ok(room),
+            Some(TokensMax { param, tokens: requested, is_requested: true }) => {
                 let message = format!(
                     "{param}: {tokens} prompt tokens{for_images} and {requested} generated tokens exceed {limit}"
                 );

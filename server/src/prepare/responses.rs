@@ -23,7 +23,7 @@ use super::conversation::{Conversation, Effort, Reasoning};
 use super::fitting::{first_fitting, guess_cut};
 use super::parameters;
 use super::prepared::{PreparedRequest, Target};
-use super::resolved::{TokensMax, UndecodedRequest};
+use super::resolved::{ANSWER_SHARE, TokensMax, UndecodedRequest};
 use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
@@ -264,10 +264,6 @@ fn logprobs(request: &Request) -> Option<u32> {
     is_requested.then(|| request.top_logprobs.unwrap_or(0))
 }
 
-/// If a conversation is truncated and the request has no `max_output_tokens`, this is the reciprocal of the fraction of
-/// the context length that is left for the answer.
-const ANSWER_SHARE: u32 = 4;
-
 /// Prepares the conversation, or the longest end of it that fits if it may be truncated.
 fn prepare_fitting(
     request: &Request,
@@ -276,7 +272,8 @@ fn prepare_fitting(
     conversation: &Conversation,
     target: Target<'_>,
 ) -> Result<UndecodedRequest, Error> {
-    let tokens_max = request.max_output_tokens.map(|tokens| TokensMax { param: "max_output_tokens", tokens });
+    let limit = |tokens| TokensMax { param: "max_output_tokens", tokens, is_requested: true };
+    let tokens_max = request.max_output_tokens.map(limit);
     let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
         let conversation = Conversation { messages, ..conversation.clone() };
         let answer = AnswerRequest { model: model.to_owned(), logprobs: logprobs(request), tokens_max };
@@ -289,7 +286,8 @@ fn prepare_fitting(
     let cuts = messages::cuts(&conversation.messages);
     let rest = |cut: usize| messages::without(&conversation.messages, cut);
     let room = target.limits.requests.max_model_len / ANSWER_SHARE;
-    let left = tokens_max.unwrap_or(TokensMax { param: "max_output_tokens", tokens: room.max(1) });
+    // This room is required, as if the request had set this limit.
+    let left = tokens_max.unwrap_or(limit(room.max(1)));
     let tokens_max_of_prompt = target.limits.requests.max_model_len.saturating_sub(left.tokens);
     let Target { model: served, media, .. } = target;
     let guess = guess_cut(&conversation.messages, &cuts, served, media, tokens_max_of_prompt);

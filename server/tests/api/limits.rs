@@ -7,9 +7,10 @@ use axum::body::{Body, Bytes};
 use axum::http::Request;
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
-use serde_json::json;
+use serde_json::{Value, json};
+use server_engine::TokenId;
 
-use crate::harness::{Answer, GatedRunner, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -108,6 +109,68 @@ async fn requests_beyond_the_context_length_are_rejected() {
     ] {
         let error = server.post(PATH, chat(parameters)).await.json()["error"].clone();
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+    }
+}
+
+/// A server whose context has 512 tokens, and whose model has this default length of answers.
+fn with_default_length(tokens_max: Option<u32>) -> Server {
+    let mut text = server::built_in_text().unwrap();
+    text.defaults.tokens_max = tokens_max;
+    let model = server::Model::new(vec!["parrot".to_owned()], text, "test");
+    Setup { model: Some(model), ..Setup::new(Parrot::new([TokenId::from(b'x')])) }.start()
+}
+
+#[tokio::test]
+async fn the_default_length_of_answers_is_limited_to_the_room_after_the_prompt() {
+    let server = with_default_length(Some(600));
+    let request = |prompt: Value, limit: Value| {
+        let mut request = json!({"model": "parrot"});
+        for part in [prompt, limit] {
+            request.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+        }
+        request.to_string()
+    };
+    let messages = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    for (path, prompt, name) in [
+        (PATH, messages, "max_tokens"),
+        ("/v3/completions", json!({"prompt": "Hi"}), "max_tokens"),
+        ("/v3/responses", json!({"input": "Hi"}), "max_output_tokens"),
+    ] {
+        let answer = server.post(path, request(prompt.clone(), json!({}))).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let answer = answer.json();
+        assert_eq!(answer["usage"]["total_tokens"], 512, "{path}: {answer}");
+        match path {
+            "/v3/responses" => assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens"),
+            _ => assert_eq!(answer["choices"][0]["finish_reason"], "length"),
+        }
+        let rejected = server.post(path, request(prompt, json!({name: 600}))).await;
+        assert_eq!(rejected.status, 400, "{path}: {}", rejected.body);
+        let error = &rejected.json()["error"];
+        assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(name)));
+    }
+    // A long conversation is truncated as if there were no default.
+    let turns: Vec<Value> = (0..20).map(|_| json!({"role": "user", "content": "x".repeat(24)})).collect();
+    let body = request(json!({"input": turns}), json!({"truncation": "auto"}));
+    let usage = server.post("/v3/responses", body).await.json()["usage"].clone();
+    assert_eq!(usage["total_tokens"], 512, "{usage}");
+    assert!((128..200).contains(&usage["output_tokens"].as_u64().unwrap()), "{usage}");
+}
+
+#[tokio::test]
+async fn the_default_length_of_completions_does_not_displace_the_prompt() {
+    for (default, room) in [(Some(600), 128), (None, 16)] {
+        let server = with_default_length(default);
+        let usage = async |length: usize, truncate: Value| {
+            let body =
+                json!({"model": "parrot", "prompt": vec![97; length], "truncate_prompt_tokens": truncate});
+            let answer = server.post("/v3/completions", body.to_string()).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let usage = &answer.json()["usage"];
+            (usage["prompt_tokens"].as_u64().unwrap(), usage["completion_tokens"].as_u64().unwrap())
+        };
+        assert_eq!(usage(505, Value::Null).await, (505, 7));
+        assert_eq!(usage(600, json!(-1)).await, (512 - room, room));
     }
 }
 

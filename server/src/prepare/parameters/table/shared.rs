@@ -34,7 +34,8 @@ pub(super) const OUTPUT: &[Parameter] = &[
     ),
     row("max_tokens", COUNT, "see note", ALL).note(
         "Completions: 16, as in OpenAI and vLLM (OVMS: until the end token); chat: up to the context length. \
-         `max_new_tokens` of `generation_config.json` overrides both defaults. 0 only with `echo`.",
+         `max_new_tokens` of `generation_config.json` overrides both defaults. A default is limited to the room after the \
+         prompt. 0 only with `echo`.",
     ),
     row("max_completion_tokens", COUNT, "", ALL).note("The newer name of `max_tokens`, which has priority."),
     row("min_tokens", COUNT, "0", VLLM)
@@ -58,7 +59,10 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
         .note("Log probabilities name tokens as `token_id:123`."),
     row("truncate_prompt_tokens", Kind::Integer(-1, u32::MAX as i64), "", VLLM)
-        .note("Number of tokens at the end of the prompt that remain; -1 leaves room for the answer."),
+        .note(
+            "Number of tokens at the end of the prompt that remain; -1 leaves room for the answer. If the request does not \
+             limit the answer, the room is that of the default, at most a quarter of the context length.",
+        ),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM).note(
         "Not with `stream`. vLLM's -1, the whole vocabulary, is rejected, because it would take gigabytes for a long prompt. \
          Prompts with log probabilities do not use the prefix cache.",
