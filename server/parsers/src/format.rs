@@ -94,7 +94,8 @@ impl ToolFormat {
     /// the format cannot be parsed without them.
     pub fn special_tokens(self) -> &'static [&'static str] {
         match self {
-            Self::None | Self::Hermes3 | Self::Qwen3Coder => &[],
+            Self::None => &[],
+            Self::Hermes3 | Self::Qwen3Coder => &["<tool_call>", "</tool_call>"],
             Self::Phi4 => &["<|tool_call|>", "<|/tool_call|>"],
             Self::Llama3 => &["<|python_tag|>", "<|python_start|>", "<|python_end|>"],
             Self::Mistral | Self::Devstral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],

@@ -229,6 +229,29 @@ async fn calls_are_parsed_in_the_format_of_the_template() {
 }
 
 #[tokio::test]
+async fn the_tags_around_a_call_may_be_special_tokens() {
+    let qwen = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<function=x><parameter=x>{% endif %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let tagged =
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>";
+    for (template, said) in [(HERMES, CALL), (qwen, tagged)] {
+        for choice in ["auto", "required"] {
+            for special in [&[][..], &["<tool_call>", "</tool_call>"]] {
+                let server = Setup::scripted(template, special, &[said]).start();
+                let answer = answered(&server, json!({"tool_choice": choice})).await;
+                let [(name, arguments)] = &calls(&answer)[..] else {
+                    panic!("{choice}, {special:?}: {answer}")
+                };
+                let arguments: Value = serde_json::from_str(arguments).unwrap();
+                assert_eq!((name.as_str(), arguments), ("weather", json!({"city": "Paris"})));
+                assert!(answer["choices"][0]["message"]["content"].is_null(), "{answer}");
+                assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn several_calls_with_text_before_between_and_after() {
     let said =
         format!("One: {CALL} two: <tool_call>{{\"name\": \"now\", \"arguments\": {{}}}}</tool_call> done");
