@@ -1,5 +1,7 @@
-//! The arguments of a call in Gemma's notation: keys without quotes, and strings between special tokens,
-//! without escapes.
+//! The arguments of a call in Gemma's notation: keys without quotes, as far as possible, and strings between special
+//! tokens, without escapes.
+
+use std::borrow::Cow;
 
 use serde_json::Value;
 
@@ -34,7 +36,7 @@ fn members_at_depth(
 ) -> Result<String, FormError> {
     let mut written = Vec::with_capacity(members.named.len());
     for member in &members.named {
-        let name = writer.literal(&format!("{}:", member.name))?;
+        let name = writer.literal(&format!("{}:", key(member.name)))?;
         let located = LocatedSchema { schema: member.schema, at: &member.at };
         let expression = join([name, value(writer, root, located, depth)?]);
         written.push(WrittenMember { expression, is_required: member.is_required });
@@ -162,6 +164,14 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
+/// Returns a key as the parser of calls reads it: in the quotes of JSON if it contains a character that ends a key or
+/// begins something else.
+fn key(name: &str) -> Cow<'_, str> {
+    const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
+    let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);
+    if is_plain { Cow::Borrowed(name) } else { Cow::Owned(Value::from(name).to_string()) }
+}
+
 /// A value as it appears where no other value is allowed.
 fn literal_value(value: &Value) -> String {
     match value {
@@ -171,8 +181,10 @@ fn literal_value(value: &Value) -> String {
             format!("[{}]", values.join(","))
         }
         Value::Object(members) => {
-            let members: Vec<String> =
-                members.iter().map(|(name, value)| format!("{name}:{}", literal_value(value))).collect();
+            let members: Vec<String> = members
+                .iter()
+                .map(|(name, value)| format!("{}:{}", key(name), literal_value(value)))
+                .collect();
             format!("{{{}}}", members.join(","))
         }
         value => value.to_string(),

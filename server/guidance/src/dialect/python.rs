@@ -15,6 +15,11 @@ pub(super) fn members(
 ) -> Result<String, FormError> {
     let mut written = Vec::with_capacity(members.named.len());
     for member in &members.named {
+        if !is_argument_name(member.name) {
+            let problem = "is not supported in the call format of this model: the name of an argument may contain letters, \
+                           digits and _.-:/$@, and it must begin with a letter, a digit, _, $ or @";
+            return Err(FormError::new(&member.at, problem));
+        }
         let name = writer.literal(&format!("{}=", member.name))?;
         let expression = join([name, value(writer, root, member.schema, &member.at)?]);
         written.push(WrittenMember { expression, is_required: member.is_required });
@@ -25,6 +30,12 @@ pub(super) fn members(
         written.push(WrittenMember { expression, is_required: false });
     }
     Ok(separated(writer, &written, "\", \""))
+}
+
+/// Whether `name` can be the name of an argument. The parser of calls reads more names than Python does.
+fn is_argument_name(name: &str) -> bool {
+    let begins = |letter: char| letter.is_alphanumeric() || "_$@".contains(letter);
+    name.starts_with(begins) && name.chars().all(|letter| begins(letter) || ".-:/".contains(letter))
 }
 
 fn value(writer: &mut Writer<'_>, root: &Root<'_>, schema: &Value, at: &str) -> Result<String, FormError> {

@@ -1,6 +1,6 @@
 //! The arguments of calls in notations other than JSON.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use server_guidance::{Dialect, Form};
 
 use crate::support::check;
@@ -53,6 +53,37 @@ fn python_arguments_have_names_and_literals() {
         &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"],
         &["1", "x=", "x=1,y=2"],
     );
+}
+
+#[test]
+fn python_arguments_may_have_names_that_python_does_not_allow() {
+    let names = ["$top", "@type", "3d", "xml:lang", "x-id", "a/b", "größe"];
+    let properties: Map<String, Value> =
+        names.iter().map(|name| ((*name).to_owned(), json!({"type": "integer"}))).collect();
+    for name in names {
+        let text = format!("{name}=1");
+        check(&arguments(Dialect::Python, json!({"properties": properties})), &[&text], &[name]);
+    }
+}
+
+#[test]
+fn gemma_keys_have_quotes_where_they_would_not_be_read() {
+    let schema = |name: &str| json!({"properties": {name: {"type": "integer"}}, "required": [name]});
+    for name in ["$top", "@type", "3d", "x-id", "first name"] {
+        check(&arguments(Dialect::Gemma, schema(name)), &[&format!("{name}:1")], &[&format!("\"{name}\":1")]);
+    }
+    for (name, key) in [
+        ("filter[status]", "\"filter[status]\""),
+        ("xml:lang", "\"xml:lang\""),
+        ("a,b", "\"a,b\""),
+        ("say \"hi\"", "\"say \\\"hi\\\"\""),
+        (" a", "\" a\""),
+        ("", "\"\""),
+    ] {
+        check(&arguments(Dialect::Gemma, schema(name)), &[&format!("{key}:1")], &[&format!("{name}:1")]);
+    }
+    let constant = json!({"properties": {"x": {"const": {"a:b": 1}}}, "required": ["x"]});
+    check(&arguments(Dialect::Gemma, constant), &["x:{\"a:b\":1}"], &["x:{a:b:1}"]);
 }
 
 #[test]

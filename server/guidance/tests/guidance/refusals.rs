@@ -85,6 +85,17 @@ fn invalid_expressions_and_grammars_are_rejected_with_their_paths() {
 }
 
 #[test]
+fn names_that_a_python_call_cannot_have_are_rejected() {
+    for name in ["filter[status]", "a b", "-x", "a=b", ""] {
+        let schema = json!({"properties": {"a": {"type": "string"}, name: {"type": "string"}}});
+        let at = "parameters".to_owned();
+        let (at, problem) = rejection(&Form::Value { dialect: Dialect::Python, schema, at });
+        assert_eq!(at, format!("parameters.properties.{name}"), "{problem}");
+        assert!(problem.contains("the name of an argument may contain"), "{problem}");
+    }
+}
+
+#[test]
 fn forms_above_a_limit_are_rejected() {
     let long = "x".repeat(limits::REGEX_BYTES_MAX + 1);
     assert!(rejection(&Form::Regex { pattern: long, at: "regex".to_owned() }).1.contains("bytes"));

@@ -5,7 +5,7 @@ mod ahead;
 
 use std::sync::Arc;
 
-use ahead::{Lookahead, Member, QuoteVerdict, SkippedMember, begins_name, continues_name};
+use ahead::{Lookahead, Member, QuoteVerdict, SkippedMember, begins_key, begins_next_call, continues_key};
 
 use crate::Tools;
 use crate::json::{Verdict, quoted};
@@ -13,6 +13,7 @@ use crate::literal::is_space;
 use crate::out::Out;
 use crate::python::PythonValue;
 use crate::tool::Step;
+use crate::tool::json_arguments::is_of_name;
 use crate::typed::typed;
 
 /// The parser of a list of calls.
@@ -115,18 +116,18 @@ impl PythonCalls {
             State::Name => self.name(letter),
             State::Key => self.key(letter),
             _ if is_space(letter) => Step::More,
-            State::Call if begins_name(letter) => {
+            State::Call if is_of_name(letter) => {
                 self.open = out.open_bytes().saturating_sub(letter.len_utf8());
                 self.begin_name(letter)
             }
-            State::AfterSkipped if begins_name(letter) => {
+            State::AfterSkipped if is_of_name(letter) => {
                 // The skipped text becomes content.
                 self.open = 0;
                 self.begin_name(letter);
                 Step::Skip { kept: letter.len_utf8() }
             }
             State::Call if letter == ']' && is_list && self.any => Step::Done,
-            State::First | State::Argument if begins_name(letter) => {
+            State::First | State::Argument if begins_key(letter) => {
                 self.key.clear();
                 self.key.push(letter);
                 self.go(State::Key)
@@ -238,7 +239,7 @@ impl PythonCalls {
     fn name(&mut self, letter: char) -> Step {
         match letter {
             '(' => self.go(State::First),
-            letter if continues_name(letter) => {
+            letter if is_of_name(letter) => {
                 self.name.push(letter);
                 Step::More
             }
@@ -255,7 +256,7 @@ impl PythonCalls {
                 self.is_printed = true;
                 self.go(State::First)
             }
-            letter if continues_name(letter) => {
+            letter if continues_key(letter) => {
                 self.key.push(letter);
                 Step::More
             }
@@ -345,7 +346,7 @@ impl PythonCalls {
         match self.ending {
             Ending::Bracket | Ending::MarkedBracket if letter == ']' => Step::Done,
             Ending::Bracket | Ending::MarkedBracket if letter == ',' => self.go(State::Call),
-            Ending::None if begins_name(letter) => {
+            Ending::None if begins_next_call(letter) => {
                 self.state = State::Call;
                 self.step(letter, out)
             }

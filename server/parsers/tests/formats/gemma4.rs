@@ -40,6 +40,28 @@ fn strings_are_verbatim() {
 }
 
 #[test]
+fn names_have_all_characters_that_tools_may_have() {
+    for name in ["3d_render", "ns/f:g", "a.b-c", "/f"] {
+        let text = format!("<|tool_call>call:{name}{{a:1}}<tool_call|>");
+        gemma().reads(&text, &call(0, name, "{\"a\":1}"));
+    }
+    for key in ["filter[status]", "xml:lang", "a,b", "{", "<tool_call|>", " a", "\\n"] {
+        let text = format!("<|tool_call>call:f{{$top:1,\"{key}\":<|\"|>x<|\"|>,@type:2}}<tool_call|>");
+        let json = format!(r#"{{"$top":1,"{key}":"x","@type":2}}"#);
+        gemma().reads(&text, &call(0, "f", &json));
+    }
+}
+
+#[test]
+fn code_may_follow_a_call_in_a_string() {
+    // The names that Python allows nowhere do not begin a call after the parenthesis.
+    for code in ["g('x') $y", "g('x').y", "g('x') - 1", "g('x') / 2"] {
+        let text = format!("```tool_code\nf(code='{code}')\n```");
+        gemma().reads(&text, &call(0, "f", &format!("{{\"code\":\"{code}\"}}")));
+    }
+}
+
+#[test]
 fn several_calls_are_parsed() {
     let both = [call(0, "a", "{\"x\":1}"), call(1, "b", "{}")].concat();
     for text in [

@@ -89,6 +89,28 @@ fn quotes_within_strings_may_be_without_a_backslash() {
 }
 
 #[test]
+fn names_have_all_characters_that_tools_may_have() {
+    for name in ["3d_render", "ns/f:g", "a.b-c", "/f", ":f", "-f", ".f"] {
+        let text = format!("<|tool_call_start|>[{name}(a='x'), {name}()]<|tool_call_end|>");
+        lfm().reads(&text, &[call(0, name, r#"{"a":"x"}"#), call(1, name, "{}")].concat());
+    }
+    for key in ["$top", "@type", "3d", "xml:lang", "a/b", "x-id", "größe"] {
+        let arguments = format!("q='x', {key}='y', {key} = 1");
+        let json = format!(r#"{{"q":"x","{key}":"y","{key}":1}}"#);
+        lfm().reads(
+            &format!("<|tool_call_start|>[f({arguments}), 3d()]<|tool_call_end|>"),
+            &[call(0, "f", &json), call(1, "3d", "{}")].concat(),
+        );
+    }
+    // Numbers among calls are still text.
+    lfm().is_text("<|tool_call_start|>[1, -2, $f()]<|tool_call_end|>");
+    lfm().reads(
+        "<|tool_call_start|>[1, -2, now()]<|tool_call_end|>",
+        &[vec![content("<|tool_call_start|>[1, -2, ")], call(0, "now", "{}")].concat(),
+    );
+}
+
+#[test]
 fn a_malformed_sibling_does_not_hide_a_call() {
     lfm().reads(
         "<|tool_call_start|>[f(x), now()]<|tool_call_end|> ok",

@@ -143,6 +143,23 @@ fn three_tools(strict: bool) -> Vec<Tool> {
     ]
 }
 
+/// A tool whose name, like those of its parameters, is not an identifier. LFM2's calls cannot express `filter[status]`.
+fn oddly_named(format: ToolFormat) -> Tool {
+    let mut properties = json!({
+        "q": {"type": "string", "enum": ["x", "y"]},
+        "$top": {"type": "integer", "minimum": 0, "maximum": 9},
+        "xml:lang": {"type": "string", "enum": ["de", "en"]},
+    });
+    if format != ToolFormat::Lfm2 {
+        properties["filter[status]"] = json!({"type": "boolean"});
+    }
+    let names: Vec<&String> = properties.as_object().unwrap().keys().collect();
+    let parameters = json!({
+        "type": "object", "properties": properties, "required": names, "additionalProperties": false,
+    });
+    tool("3d_a/b:c", Some(parameters), false)
+}
+
 fn formats(tool: ToolFormat) -> Formats {
     let reasoning = match tool {
         ToolFormat::Gptoss => ReasoningFormat::Gptoss,
@@ -219,7 +236,7 @@ fn all_formats() -> impl Iterator<Item = Formats> {
 fn required_calls_parse_as_calls_in_every_format() {
     for formats in all_formats() {
         for parallel in [None, Some(false)] {
-            let tools = three_tools(false);
+            let tools = [three_tools(false), vec![oddly_named(formats.tool)]].concat();
             let mut conversation = conversation(tools.clone(), ToolChoice::Required);
             conversation.parallel = parallel;
             let guide = guide(&conversation, formats, None);
@@ -238,7 +255,7 @@ fn required_calls_parse_as_calls_in_every_format() {
                 names.extend(said.calls.into_iter().map(|call| call.0));
             }
             assert!(whole >= 20, "{formats:?}: {whole} of 60 are whole");
-            assert_eq!(names.len(), 3, "{formats:?}: of {names:?}");
+            assert_eq!(names.len(), 4, "{formats:?}: of {names:?}");
             assert!(parallel.is_some() || several > 0 || formats.tool == ToolFormat::Gptoss, "{formats:?}");
         }
     }
@@ -356,6 +373,29 @@ fn an_unsupported_schema_is_rejected_if_its_tool_is_strict_and_otherwise_ignored
             .any(|text| read(&text, formats, &loose.tools, "").calls.iter().any(|call| call.0 == "odd"));
         assert!(called, "{formats:?}");
     }
+}
+
+#[test]
+fn a_parameter_that_a_python_call_cannot_name_is_rejected_if_its_tool_is_strict() {
+    let filter = json!({
+        "type": "object", "properties": {"filter[status]": {"type": "string"}}, "additionalProperties": false,
+    });
+    let with = |strict| conversation(vec![tool("find", Some(filter.clone()), strict)], ToolChoice::Required);
+    let formats = formats(ToolFormat::Lfm2);
+    let strict = with(true);
+    let request = FormRequest { conversation: &strict, formats, content: None };
+    let error = request.compiled(&COMPILER, "tools").unwrap_err();
+    let Error::Invalid { param, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(param, "tools[0].function.parameters.properties.filter[status]");
+    let loose = with(false);
+    let guide = guide(&loose, formats, None);
+    let mut whole = 0;
+    for text in (0..60).filter_map(|seed| draw(&guide, seed)) {
+        whole += 1;
+        let said = read(&text, formats, &loose.tools, "");
+        assert!(said.content.is_empty() && !said.calls.is_empty(), "{text:?}");
+    }
+    assert!(whole >= 20, "{whole} of 60 are whole");
 }
 
 #[test]

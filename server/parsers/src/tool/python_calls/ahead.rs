@@ -4,6 +4,7 @@
 
 use crate::literal::is_space;
 use crate::python::ClosingContext;
+use crate::tool::json_arguments::is_of_name;
 
 /// The text after a quote, up to the character that shows whether the quote ends the string. The text contains no
 /// quotes, so no character is looked ahead at twice.
@@ -84,19 +85,20 @@ impl Lookahead {
             {
                 return QuoteVerdict::Closes;
             }
-            (LookaheadState::Comma, letter) if begins_name(letter) => LookaheadState::Key,
-            (LookaheadState::Key, letter) if continues_name(letter) => LookaheadState::Key,
+            (LookaheadState::Comma, letter) if begins_key(letter) => LookaheadState::Key,
+            (LookaheadState::Key, letter) if continues_key(letter) => LookaheadState::Key,
             (LookaheadState::Call, ',') if self.is_list && self.parentheses == 0 => LookaheadState::CallComma,
             // A marker or a code fence replaces a missing bracket.
             (LookaheadState::Call, '<' | '`') => return QuoteVerdict::Closes,
             (LookaheadState::Call | LookaheadState::CallComma, ']') if self.is_list => {
                 return QuoteVerdict::Closes;
             }
-            (LookaheadState::Call, letter) if !self.is_list && begins_name(letter) => {
+            (LookaheadState::Call, letter) if !self.is_list && begins_next_call(letter) => {
                 return QuoteVerdict::Closes;
             }
-            (LookaheadState::CallComma, letter) if begins_name(letter) => LookaheadState::Name,
-            (LookaheadState::Name, letter) if continues_name(letter) => LookaheadState::Name,
+            (LookaheadState::CallComma | LookaheadState::Name, letter) if is_of_name(letter) => {
+                LookaheadState::Name
+            }
             (LookaheadState::Name, '(') => return QuoteVerdict::Closes,
             _ => return QuoteVerdict::IsText,
         };
@@ -144,12 +146,19 @@ impl SkippedMember {
     }
 }
 
-/// Whether the name of a function may begin with `letter`.
-pub(super) fn begins_name(letter: char) -> bool {
-    letter.is_alphabetic() || letter == '_'
+/// Whether a call that only whitespace separates from the previous one may begin with `letter`. The other characters of
+/// names are excluded: after a parenthesis, they continue an expression or a sentence.
+pub(super) fn begins_next_call(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
 }
 
-/// Whether the name of a function may contain `letter`.
-pub(super) fn continues_name(letter: char) -> bool {
-    letter.is_alphanumeric() || matches!(letter, '_' | '.' | '-')
+/// Whether the name of an argument may begin with `letter`.
+pub(super) fn begins_key(letter: char) -> bool {
+    letter.is_alphanumeric() || matches!(letter, '_' | '$' | '@')
+}
+
+/// Whether the name of an argument may contain `letter`. Guided decoding writes only names that consist of such
+/// characters.
+pub(super) fn continues_key(letter: char) -> bool {
+    begins_key(letter) || is_of_name(letter)
 }
