@@ -69,19 +69,13 @@ pub(super) fn render(
         Some(reader) => images::read(&conversation.messages, param, reader, media)?,
         None => images::reject(&conversation.messages, param)?,
     };
-    let text = text(conversation, template, model).map_err(|error| match error {
-        RenderFailure::Conversation(error) => error,
-        RenderFailure::Render(RenderError::Refused(reason)) => {
-            Error::invalid(param, format!("the chat template rejects the conversation: {reason}"))
-        }
-        RenderFailure::Render(
-            error @ (RenderError::NoTemplate { .. } | RenderError::TooLong | RenderError::Engine),
-        ) => Error::invalid(param, error),
-        RenderFailure::Render(RenderError::Render(source)) => {
-            Error::invalid(param, format!("failed to render the chat template: {source}"))
-        }
-    })?;
-    let text = if conversation.continues { continued::cut(text, conversation)? } else { text };
+    let render = |conversation: &Conversation| {
+        text(conversation, template, model).map_err(|failure| failure.into_error(param))
+    };
+    let text = match conversation.continues {
+        true => continued::render(conversation, render)?,
+        false => render(conversation)?,
+    };
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
     let encoder = Encoder { model, param, tokens_max };
@@ -100,6 +94,24 @@ pub(super) fn render(
 enum RenderFailure {
     Conversation(Error),
     Render(RenderError),
+}
+
+impl RenderFailure {
+    /// Converts the reason to the error of the request. `param` is the name of the parameter with the messages.
+    fn into_error(self, param: &str) -> Error {
+        match self {
+            Self::Conversation(error) => error,
+            Self::Render(RenderError::Refused(reason)) => {
+                Error::invalid(param, format!("the chat template rejects the conversation: {reason}"))
+            }
+            Self::Render(
+                error @ (RenderError::NoTemplate { .. } | RenderError::TooLong | RenderError::Engine),
+            ) => Error::invalid(param, error),
+            Self::Render(RenderError::Render(source)) => {
+                Error::invalid(param, format!("failed to render the chat template: {source}"))
+            }
+        }
+    }
 }
 
 impl From<Error> for RenderFailure {

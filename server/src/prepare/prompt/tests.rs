@@ -252,6 +252,20 @@ fn reasoning_gets_the_name_that_the_template_reads() {
 }
 
 #[test]
+fn a_continued_text_may_be_a_part_of_the_marker_after_it() {
+    for template in ["chatml", "qwen3", "llama3"] {
+        for text in ["<", "end", "im", "|", "s", "eot"] {
+            let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]);
+            let request = json!({"messages": messages, "continue_final_message": true});
+            let rendered = prompt(&golden(template), request).unwrap();
+            assert!(rendered.ends_with(&format!("\n{text}")), "{template}: {rendered}");
+            let end = format!("<|im_start|>assistant\n{text}");
+            assert!(template != "chatml" || rendered.ends_with(&end), "{rendered}");
+        }
+    }
+}
+
+#[test]
 fn the_number_of_messages_is_limited() {
     let request = |count: usize| {
         let messages: Vec<Value> = vec![json!({"role": "user", "content": ""}); count];
