@@ -194,6 +194,7 @@ fn schema(kind: Kind) -> Value {
         Kind::Text(usize::MAX) => json!({"type": "string"}),
         // The limit is in bytes. `maxLength` counts characters, but a text never has more characters than bytes.
         Kind::Text(bytes_max) => json!({"type": "string", "maxLength": bytes_max}),
+        Kind::Characters(chars_max) => json!({"type": "string", "maxLength": chars_max}),
         Kind::OneOf(words) => json!({"type": "string", "enum": words}),
         Kind::Object => json!({"type": "object"}),
         Kind::Fields(members) => {
@@ -203,7 +204,7 @@ fn schema(kind: Kind) -> Value {
         }
         Kind::Texts(count_max, bytes_max) => array(&schema(Kind::Text(bytes_max)), count_max),
         Kind::Pairs(count_max, _, value_max) => {
-            json!({"type": "object", "maxProperties": count_max, "additionalProperties": schema(Kind::Text(value_max))})
+            json!({"type": "object", "maxProperties": count_max, "additionalProperties": schema(Kind::Characters(value_max))})
         }
         Kind::Array(kind, count_max) => array(&schema(*kind), count_max),
         Kind::Either(kinds) => json!({"anyOf": kinds.iter().copied().map(schema).collect::<Vec<_>>()}),

@@ -259,7 +259,7 @@ async fn parameters_that_both_endpoints_share() {
         400 integer_below_min_value best_of | best_of: 2 is less than n (3)
         400 invalid_type min_tokens | min_tokens: 1e+300 is not an integer from 0 to 4294967295
         400 integer_above_max_value prompt_logprobs | prompt_logprobs: 21 is not an integer from 0 to 20
-        400 invalid_type metadata.a | metadata.a: 1 is not a string of at most 512 bytes
+        400 invalid_type metadata.a | metadata.a: 1 is not a string of at most 512 characters
         400 invalid_value service_tier | service_tier: "gold" is not "auto", "default", "flex", "scale", "priority" or "fast"
         400 integer_below_min_value truncate_prompt_tokens | truncate_prompt_tokens: -2 is not an integer from -1 to 4294967295
         400 integer_above_max_value priority | priority: 3 is not 0

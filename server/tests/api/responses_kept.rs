@@ -281,6 +281,25 @@ async fn items_are_found_by_their_ids() {
 }
 
 #[tokio::test]
+async fn the_limits_of_metadata_count_characters() {
+    let server = scripted(&["One."]).start();
+    for (name, value, status) in [(64, 512, 200), (64, 513, 400), (65, 512, 400)] {
+        let metadata = json!({"metadata": {"é".repeat(name): "é".repeat(value)}});
+        let answers = [
+            server.post(PATH, request(metadata.clone())).await,
+            server.post(CONVERSATIONS, metadata.to_string()).await,
+        ];
+        for answer in answers {
+            assert_eq!(answer.status, status, "{name}, {value}: {}", answer.body);
+            match status {
+                200 => assert_eq!(answer.json()["metadata"], metadata["metadata"]),
+                _ => assert_eq!(code(&answer).1, "string_above_max_length"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_conversation_collects_the_items_of_its_responses() {
     let server = scripted(&["One.", "Two.", "Three."]).start();
     let created = json!({"metadata": {"a": "b"}, "items": [{"role": "system", "content": "Count."}]});

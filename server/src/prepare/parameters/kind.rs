@@ -17,6 +17,8 @@ pub(crate) enum Kind {
     Number(f64, f64),
     /// A string with at most this number of bytes.
     Text(usize),
+    /// A string with at most this number of characters, where OpenAI's API counts characters.
+    Characters(usize),
     /// One of these strings.
     OneOf(&'static [&'static str]),
     /// An object with any members, which are checked when they are parsed.
@@ -25,7 +27,7 @@ pub(crate) enum Kind {
     Fields(&'static [(&'static str, Kind)]),
     /// An array of strings: the largest number of strings, and of bytes in each.
     Texts(usize, usize),
-    /// OpenAI's metadata: the largest number of pairs, of bytes in a name, and of bytes in a value.
+    /// OpenAI's metadata: the largest number of pairs, of characters in a name, and of characters in a value.
     Pairs(usize, usize, usize),
     /// An array of values of a kind, and their largest number.
     Array(&'static Kind, usize),
@@ -44,11 +46,8 @@ impl Kind {
         match self {
             Self::Integer(min, max) => self.integer(path, value, min, max),
             Self::Number(min, max) => self.number(path, value, min, max),
-            Self::Text(bytes_max) => match value {
-                Value::String(text) if text.len() <= bytes_max => Ok(()),
-                Value::String(_) => Err(refused("string_above_max_length", path, value, self)),
-                _ => Err(refused("invalid_type", path, value, self)),
-            },
+            Self::Text(bytes_max) => self.text(path, value, |text| text.len() <= bytes_max),
+            Self::Characters(chars_max) => self.text(path, value, |text| text.chars().count() <= chars_max),
             Self::OneOf(words) => match value {
                 Value::String(text) if words.contains(&text.as_str()) => Ok(()),
                 Value::String(_) => Err(refused("invalid_value", path, value, self)),
@@ -68,8 +67,8 @@ impl Kind {
                     return Err(Error::coded("object_above_max_properties", path, problem));
                 }
                 pairs.iter().try_for_each(|(name, value)| {
-                    Self::Text(name_max).check(path, &Value::String(name.clone()))?;
-                    Self::Text(value_max).check(&format!("{path}.{name}"), value)
+                    Self::Characters(name_max).check(path, &Value::String(name.clone()))?;
+                    Self::Characters(value_max).check(&format!("{path}.{name}"), value)
                 })
             }
             Self::Array(kind, count_max) => self.array(path, value, *kind, count_max),
@@ -78,6 +77,14 @@ impl Kind {
             Self::Boolean if !value.is_boolean() => Err(refused("invalid_type", path, value, self)),
             Self::Object => self.object(path, value).map(|_| ()),
             Self::Boolean | Self::Any => Ok(()),
+        }
+    }
+
+    fn text(self, path: &str, value: &Value, fits: impl Fn(&str) -> bool) -> Result<(), Error> {
+        match value {
+            Value::String(text) if fits(text) => Ok(()),
+            Value::String(_) => Err(refused("string_above_max_length", path, value, self)),
+            _ => Err(refused("invalid_type", path, value, self)),
         }
     }
 
@@ -139,7 +146,7 @@ impl Kind {
         match self {
             Self::Boolean => value.is_boolean(),
             Self::Integer(..) | Self::Number(..) => value.is_number(),
-            Self::Text(_) | Self::OneOf(_) => value.is_string(),
+            Self::Text(_) | Self::Characters(_) | Self::OneOf(_) => value.is_string(),
             Self::Object | Self::Fields(_) | Self::Pairs(..) => value.is_object(),
             Self::Texts(..) => first(value).is_some_and(|first| first.is_none_or(Value::is_string)),
             Self::Array(kind, _) => {
@@ -184,6 +191,7 @@ impl fmt::Display for Kind {
             Self::Number(min, max) => write!(formatter, "a number from {min} to {max}"),
             Self::Text(usize::MAX) => formatter.write_str("a string"),
             Self::Text(bytes_max) => write!(formatter, "a string of at most {bytes_max} bytes"),
+            Self::Characters(chars_max) => write!(formatter, "a string of at most {chars_max} characters"),
             Self::OneOf(words) => {
                 let quoted: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
                 match quoted.as_slice() {
@@ -196,13 +204,13 @@ impl fmt::Display for Kind {
             Self::Texts(count_max, _) => at_most(formatter, "an array of", count_max, "strings"),
             Self::Pairs(count_max, name_max, value_max) => write!(
                 formatter,
-                "an object of at most {count_max} strings of at most {value_max} bytes with names of {name_max}"
+                "an object of at most {count_max} strings of at most {value_max} characters with names of at most {name_max}"
             ),
             Self::Array(kind, count_max) => {
                 let elements = match kind {
                     Self::Integer(0, _) => "tokens",
                     Self::Array(..) => "arrays of tokens",
-                    Self::OneOf(_) | Self::Text(_) => "strings",
+                    Self::OneOf(_) | Self::Text(_) | Self::Characters(_) => "strings",
                     _ => "objects",
                 };
                 at_most(formatter, "an array of", count_max, elements)

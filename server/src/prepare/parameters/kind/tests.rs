@@ -66,20 +66,22 @@ fn long_values_are_shortened_in_messages() {
     );
     check(
         Kind::Pairs(2, 3, 4),
-        &[json!({}), json!({"a": "b", "c": "d"})],
+        &[json!({}), json!({"a": "b", "c": "d"}), json!({"éüñ": "日本語。"})],
         &[
             json!({"a": 1}),
             json!({"a": "12345"}),
+            json!({"a": "日本語です"}),
             json!({"abcd": "x"}),
             json!({"a": "", "b": "", "c": ""}),
             json!([]),
         ],
         &expect![[r#"
-            invalid_type | it.a: 1 is not a string of at most 4 bytes
-            string_above_max_length | it.a: "12345" is not a string of at most 4 bytes
-            string_above_max_length | it: "abcd" is not a string of at most 3 bytes
+            invalid_type | it.a: 1 is not a string of at most 4 characters
+            string_above_max_length | it.a: "12345" is not a string of at most 4 characters
+            string_above_max_length | it.a: "日本語です" is not a string of at most 4 characters
+            string_above_max_length | it: "abcd" is not a string of at most 3 characters
             object_above_max_properties | it: has 3 members (limit: 2)
-            invalid_type | it: an array is not an object of at most 2 strings of at most 4 bytes with names of 3
+            invalid_type | it: an array is not an object of at most 2 strings of at most 4 characters with names of at most 3
         "#]],
     );
 }
