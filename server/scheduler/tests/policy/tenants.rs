@@ -173,7 +173,9 @@ fn a_long_queue_of_another_tenant_does_not_hide_a_request() {
     while !scheduler.is_idle() {
         step(&mut scheduler);
     }
-    (0..207).for_each(|_| drop(submit(&mut scheduler, OTHER, 1, 100)));
+    for _ in 0..207 {
+        submit(&mut scheduler, OTHER, 1, 100);
+    }
     step(&mut scheduler);
     assert_eq!((scheduler.load().running, scheduler.load().waiting), (7, 200));
     let request = submit(&mut scheduler, VICTIM, 1, 1);
