@@ -100,8 +100,8 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Returns the folder for the compiled libraries. Clippy runs its own build script, so that a folder in `OUT_DIR` would have
-/// the libraries compiled twice, which takes minutes. The name of the folder depends on everything that they are compiled from.
+/// Returns the folder for the compiled libraries, whose name depends on everything that they are compiled from. It is not in
+/// `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and to compile them takes minutes.
 fn shared_folder(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
@@ -143,6 +143,7 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     println!("cargo:rustc-link-lib=stdc++");
 }
 
+/// Compiles libraries to `folder`.
 fn compile_to(libraries: &mut [(String, cc::Build)], folder: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);

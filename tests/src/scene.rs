@@ -13,7 +13,7 @@ use crate::traffic::{Plan, Traffic, TrafficReport};
 pub const LIMIT: Duration = Duration::from_secs(300);
 /// The number of requests that must complete before and after each change, so that it happens under traffic.
 pub const REQUESTS_AROUND_CHANGE: usize = 12;
-/// The pause of a client between two requests. Several nodes share the processors, which are thus free for their other programs.
+/// The pause of a client between two requests, so that replicas leave processor time to the tests on other nodes.
 const PAUSE: Duration = Duration::from_secs(2);
 /// The label selector of the replicas' pods.
 pub const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";

@@ -104,10 +104,13 @@ fn resolved(path: &Path) -> PathBuf {
 fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> {
     let mut properties: Vec<(String, String)> =
         config.plugin_config.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
+    // Returns whether the property was set.
     let mut set_default = |key: &str, value: &str| {
-        if !properties.iter().any(|(known, _)| known == key) {
+        let is_missing = properties.iter().all(|(known, _)| known != key);
+        if is_missing {
             properties.push((key.to_owned(), value.to_owned()));
         }
+        is_missing
     };
     if let Some(precision) = &config.kv_cache_precision {
         set_default("KV_CACHE_PRECISION", precision);
@@ -118,9 +121,9 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("ENABLE_CPU_PINNING", "NO");
     }
     if config.device == "CPU"
-        && let Some(threads) = threads_of_quota(available_parallelism()?.get(), allowed_processors()?)
+        && let Some(threads) = threads_of_quota()
+        && set_default("INFERENCE_NUM_THREADS", &threads.to_string())
     {
-        set_default("INFERENCE_NUM_THREADS", &threads.to_string());
         tracing::info!(threads, "limited the threads of the model to the CPU limit of the control group");
     }
     if let Some(folder) = &config.cache_dir {
@@ -133,19 +136,13 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     Ok(properties)
 }
 
-/// Returns the number of threads for a process with a CPU quota, or `None` if the quota does not limit them.
-/// `parallelism` takes the quota into account, and `processors` is the number of processors that the process may use. The
-/// plugin does not know the quota. With a thread for each processor, the kernel would stop all of them, in the middle of
-/// a step, for the rest of each period.
-fn threads_of_quota(parallelism: usize, processors: usize) -> Option<usize> {
-    (parallelism < processors).then_some(parallelism)
-}
-
-/// Returns the number of processors that this process may use.
-fn allowed_processors() -> anyhow::Result<usize> {
-    let allowed =
-        rustix::thread::sched_getaffinity(None).context("failed to read the processors of the process")?;
-    Ok(allowed.count() as usize)
+/// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows one for each
+/// processor that this process may use. The plugin does not know the quota. With a thread for each processor, the kernel
+/// would stop all of them, in the middle of a step, for the rest of each period.
+fn threads_of_quota() -> Option<usize> {
+    let within_quota = available_parallelism().ok()?.get();
+    let processors = rustix::thread::sched_getaffinity(None).ok()?.count() as usize;
+    (within_quota < processors).then_some(within_quota)
 }
 
 fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> runtime::AdapterSource {

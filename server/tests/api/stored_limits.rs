@@ -3,6 +3,7 @@
 
 use axum::body::Body;
 use axum::http::Request;
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Server, Setup};
@@ -38,6 +39,20 @@ fn references(id: &str, count: usize) -> Vec<Value> {
 fn refusal(answer: &Answer) -> (u16, Value, Value) {
     let error = &answer.json()["error"];
     (answer.status.as_u16(), error["code"].clone(), error["param"].clone())
+}
+
+/// Requests as many answers as the server sends at the same time, and one more. Returns the answers, which have not been
+/// read, and the refusal.
+async fn fill<F: Future<Output = Response>>(get: impl Fn() -> F) -> (Vec<Response>, Answer) {
+    let mut unread = Vec::new();
+    for _ in 0..64 {
+        let answer = get().await;
+        assert_eq!(answer.status(), 200);
+        unread.push(answer);
+    }
+    let over = Answer::read(get().await).await;
+    assert_eq!(over.status, 429, "{}", over.body);
+    (unread, over)
 }
 
 #[tokio::test]
@@ -129,14 +144,7 @@ async fn replays_of_events_that_are_not_read_are_limited() {
     assert!(replay.body.len() > 64 << 10, "{} bytes", replay.body.len());
     assert_eq!(replay.headers["content-type"], "text/event-stream; charset=utf-8");
     assert_eq!(events(&replay), created);
-    let mut unread = Vec::new();
-    for _ in 0..64 {
-        let answer = get().await;
-        assert_eq!(answer.status(), 200);
-        unread.push(answer);
-    }
-    let over = Answer::read(get().await).await;
-    assert_eq!(over.status, 429, "{}", over.body);
+    let (mut unread, _) = fill(get).await;
     unread.pop();
     assert_eq!(get().await.status(), 200);
 }
@@ -146,14 +154,7 @@ async fn requests_for_stored_objects_have_their_own_limit() {
     let server = start();
     let (path, _) = conversation(&server, &[said(&"x".repeat(200 << 10))]).await;
     let get = || server.send(Request::get(format!("{path}/items")).body(Body::empty()).unwrap());
-    let mut unread = Vec::new();
-    for _ in 0..64 {
-        let answer = get().await;
-        assert_eq!(answer.status(), 200);
-        unread.push(answer);
-    }
-    let over = Answer::read(get().await).await;
-    assert_eq!(over.status, 429, "{}", over.body);
+    let (mut unread, over) = fill(get).await;
     assert!(over.headers.contains_key("retry-after"));
     assert_eq!(server.app.requests(), 0);
     assert_eq!(server.post(PATH, request(json!({}))).await.status, 200, "answers are made all the same");

@@ -272,7 +272,7 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
             replace_with_pipe(&file);
             thread::spawn(move || {
                 let mut pipe = fs::File::options().write(true).open(file).unwrap();
-                // At the end of the test, nobody counts or reads the rest.
+                // Both fail after the end of the test.
                 let _ = opened.send(());
                 let _ = pipe.write_all(&content);
             })
