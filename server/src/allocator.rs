@@ -14,8 +14,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// for some milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
 /// The largest number of measurements between two trims, which is reached if trims return little memory because it is
-/// in use.
-const READINGS_MAX: u32 = 12;
+/// in use. So memory that is no longer in use is returned within half a minute.
+const READINGS_MAX: u32 = 6;
 
 /// Decides when to trim the allocator's memory.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ mod tests {
                 trimmer.record_trim(500 << 20, 500 << 20);
             }
         }
-        assert!((80..100).contains(&trims), "{trims} trims");
+        assert!((160..200).contains(&trims), "{trims} trims");
         // Now the memory is no longer in use.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);

@@ -137,15 +137,18 @@ impl Fleet {
         Ok(())
     }
 
-    /// Waits until the memory of both processes is within the allowed growth.
+    /// Waits until the memory of both processes is within the allowed growth. A client continues to send requests,
+    /// because the router's allocator returns free memory only when the router allocates or frees memory.
     pub(crate) async fn settled(
         &self,
         before: PerProcess<ProcessMemory>,
     ) -> anyhow::Result<PerProcess<ProcessMemory>> {
         let end = Instant::now() + SETTLE_LIMIT;
-        let mut poll = tokio::time::interval(Duration::from_millis(100));
+        let client = self.client();
         loop {
-            poll.tick().await;
+            let (status, body) =
+                client.post("/v1/chat/completions", &chat("Hi", json!({"max_tokens": 1}))).await?;
+            ensure!(status == 200, "after the attack, another client got status {status}: {body:.300}");
             let now = self.memory()?;
             let is_back = |now: ProcessMemory, before: ProcessMemory| {
                 let percentage = before.anonymous * REMAINING_PERCENT / 100;

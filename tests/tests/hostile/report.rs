@@ -79,7 +79,7 @@ impl Report {
 
     pub(crate) fn failure(&mut self, name: &str, error: &anyhow::Error) {
         self.line(&format!("{name:26} FAILED: {error:#}"));
-        self.failures.push(name.to_owned());
+        self.failures.push(format!("{name} ({error:#})"));
     }
 
     #[expect(clippy::print_stdout, reason = "the report is the output of the suite")]
