@@ -16,7 +16,8 @@ environment() { # name requirements [pip options]
   echo "creating the Python environment $venv (about 5300 MB)" >&2
   rm -rf "$venv"
   python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary=:all: -r "$requirements" "$@"
+  # docopt, which num2words needs, has no wheel.
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --only-binary=:all: --no-binary=docopt -r "$requirements" "$@"
   cp "$requirements" "$venv/requirements.installed"
 }
 
