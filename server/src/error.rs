@@ -96,6 +96,8 @@ pub(crate) enum Resource {
     Preparation,
     #[error("too many images are being fetched")]
     ImageFetches,
+    #[error("too many large answers about stored objects are being sent")]
+    StoredAnswers,
 }
 
 impl Resource {
@@ -104,6 +106,7 @@ impl Resource {
             Self::BodyBytes => "body_buffer_full",
             Self::Preparation => "preparation_busy",
             Self::ImageFetches => "image_fetch_busy",
+            Self::StoredAnswers => "stored_answers_busy",
         }
     }
 }

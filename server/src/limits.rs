@@ -139,6 +139,11 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 ///
 /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
+/// Total size in bytes of the answers about stored responses and conversations that clients have not read yet. Answers
+/// of up to 64 KiB do not count.
+///
+/// Beyond it: 429, `stored_answers_busy`, with `Retry-After`.
+pub(crate) const STORED_OBJECT_ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum `Retry-After` of the server, in seconds.
 ///

@@ -10,6 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
@@ -67,8 +68,7 @@ pub(crate) async fn serve(
     let pressure = Arc::new(Notify::new());
     let mut slots = ConnectionSlots::new(limits.max_connections, Arc::clone(&pressure));
     let mut connections = JoinSet::new();
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.read_timeout).half_close(true);
+    let builder = connection_builder(limits.read_timeout);
     loop {
         let (connection, permit) = tokio::select! {
             accepted = slots.accept(&listener) => accepted,
@@ -99,6 +99,19 @@ pub(crate) async fn serve(
     }
     drop(listener);
     graceful.shutdown().await;
+}
+
+/// Size in bytes of the head of a request, and of the buffers of a connection.
+///
+/// Beyond it: 431; an answer is passed to its connection only as the client reads it.
+const CONNECTION_BUFFER_BYTES_MAX: usize = 128 << 10;
+
+/// Returns the settings of HTTP connections.
+pub(crate) fn connection_builder(read_timeout: Duration) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(read_timeout).half_close(true);
+    builder.max_buf_size(CONNECTION_BUFFER_BYTES_MAX);
+    builder
 }
 
 /// Completes when other connections wait and this one has not sent the head of a request for some time. A connection

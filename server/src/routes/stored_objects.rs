@@ -3,6 +3,7 @@
 //! full.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::Json;
@@ -15,8 +16,8 @@ use serde::Serialize;
 use super::counted;
 use crate::app::App;
 use crate::dispatches::Dispatch;
-use crate::error::Error;
-use crate::limits::AdmittedRequest;
+use crate::error::{Error, Resource};
+use crate::limits::{AdmittedRequest, BudgetExhausted, ByteBudget, ByteClaim};
 use crate::tenant::Tenant;
 
 /// Size in bytes up to which an answer does not count toward the limit while it is sent, because it fits into the
@@ -38,7 +39,8 @@ pub(super) async fn answered(
     let answer = async {
         let tenant = Tenant::of(headers)?;
         let admitted = app.stored_objects().admit()?;
-        Ok(with_admission(work(tenant).await?, admitted))
+        let answer = with_admission(work(tenant).await?, admitted, app.stored_answer_bytes());
+        answer.map_err(|BudgetExhausted| app.overloaded(Resource::StoredAnswers))
     };
     let answer = answer.await;
     counted::answered(app, endpoint, dispatch, answer)
@@ -54,15 +56,21 @@ pub(super) async fn json<T: Serialize>(
     app.store().run(move |_| Ok(Json(work(&owned)?).into_response())).await
 }
 
-fn with_admission(response: Response, admitted: AdmittedRequest) -> Response {
+fn with_admission(
+    response: Response,
+    admitted: AdmittedRequest,
+    budget: &Arc<ByteBudget>,
+) -> Result<Response, BudgetExhausted> {
     // The events of a response in progress have no known size. They do not count, because the stream sends the available
     // events and then waits for more.
-    let is_large = response.body().size_hint().exact().is_some_and(|bytes| bytes > UNCOUNTED_BYTES_MAX);
-    if is_large {
-        response.map(|body| Body::new(AdmittedBody { body, rest: Bytes::new(), _admitted: admitted }))
-    } else {
-        response
+    let bytes = response.body().size_hint().exact().unwrap_or_default();
+    if bytes <= UNCOUNTED_BYTES_MAX {
+        return Ok(response);
     }
+    let mut claim = budget.claim();
+    claim.grow_to(usize::try_from(bytes).unwrap_or(usize::MAX))?;
+    let admitted = |body| AdmittedBody { body, rest: Bytes::new(), _admitted: admitted, _claim: claim };
+    Ok(response.map(|body| Body::new(admitted(body))))
 }
 
 /// The body of an answer that counts toward the limit until it has been sent.
@@ -71,6 +79,7 @@ struct AdmittedBody {
     /// The bytes that were taken from `body` and have not been passed to the connection.
     rest: Bytes,
     _admitted: AdmittedRequest,
+    _claim: ByteClaim,
 }
 
 impl HttpBody for AdmittedBody {
@@ -112,30 +121,43 @@ impl HttpBody for AdmittedBody {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
     use http_body_util::BodyExt as _;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
     use crate::limits::Admission;
+    use crate::listen::connection_builder;
+
+    /// Returns an answer of this size that counts.
+    fn answer(bytes: usize, admission: &Admission, budget: &Arc<ByteBudget>) -> Response {
+        with_admission("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
+    }
 
     #[test]
     fn a_large_answer_counts_until_it_was_sent_and_a_small_one_does_not() {
-        let admission = Admission::new(2);
-        let large = "x".repeat(UNCOUNTED_BYTES_MAX as usize + 1).into_response();
-        let large = with_admission(large, admission.admit().unwrap());
-        let small = with_admission("x".into_response(), admission.admit().unwrap());
+        const BYTES: usize = UNCOUNTED_BYTES_MAX as usize + 1;
+        let (admission, budget) = (Admission::new(2), ByteBudget::new(BYTES, BYTES));
+        let (large, small) = (answer(BYTES, &admission, &budget), answer(1, &admission, &budget));
         assert_eq!(admission.requests(), 1);
-        assert_eq!(large.body().size_hint().exact(), Some(UNCOUNTED_BYTES_MAX + 1));
+        assert_eq!(large.body().size_hint().exact(), Some(BYTES as u64));
+        let second = with_admission("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
+        assert_eq!(second.unwrap_err(), BudgetExhausted);
         drop((large, small));
         assert_eq!(admission.requests(), 0);
+        answer(BYTES, &admission, &budget);
     }
 
-    /// A connection drops a body when it has taken the last piece, even if the client does not read.
     #[tokio::test]
-    async fn a_connection_cannot_take_a_large_answer_at_once() {
+    async fn a_large_answer_is_passed_to_its_connection_in_pieces() {
         const BYTES: usize = 3 * PIECE_BYTES_MAX + 1;
-        let admission = Admission::new(1);
-        let answer = "x".repeat(BYTES).into_response();
-        let mut body = with_admission(answer, admission.admit().unwrap()).into_body();
+        let (admission, budget) = (Admission::new(1), ByteBudget::new(BYTES, BYTES));
+        let mut body = answer(BYTES, &admission, &budget).into_body();
         let mut taken = 0;
         while let Some(piece) = body.frame().await {
             let piece = piece.unwrap().into_data().unwrap();
@@ -146,6 +168,33 @@ mod tests {
         }
         assert_eq!((taken, admission.requests()), (BYTES, 1));
         drop(body);
+        assert_eq!(admission.requests(), 0);
+    }
+
+    /// A connection drops a body when it has taken the last piece, even if the client does not read.
+    #[tokio::test]
+    async fn an_answer_of_three_pieces_counts_while_the_client_does_not_read() {
+        const BYTES: usize = 3 * PIECE_BYTES_MAX;
+        let (admission, budget) = (Admission::new(1), ByteBudget::new(BYTES, BYTES));
+        let admission = Arc::new(admission);
+        let admitting = Arc::clone(&admission);
+        let service = service_fn(move |_| {
+            let answer = answer(BYTES, &admitting, &budget);
+            async { Ok::<_, Infallible>(answer) }
+        });
+        let (mut client, server) = tokio::io::duplex(1024);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let builder = connection_builder(Duration::from_secs(60));
+        let mut connection = Box::pin(builder.serve_connection(TokioIo::new(server), service));
+        assert!(connection.as_mut().now_or_never().is_none());
+        assert_eq!(admission.requests(), 1);
+        let mut read = Vec::new();
+        drop(tokio::join!(connection, async {
+            while read.len() <= BYTES {
+                client.read_buf(&mut read).await.unwrap();
+            }
+            drop(client);
+        }));
         assert_eq!(admission.requests(), 0);
     }
 }
