@@ -116,7 +116,7 @@ impl PythonCalls {
             State::Name => self.name(letter),
             State::Key => self.key(letter),
             _ if is_space(letter) => Step::More,
-            State::Call if is_of_name(letter) => {
+            State::Call if begins_name(letter, self.ending) => {
                 self.open = out.open_bytes().saturating_sub(letter.len_utf8());
                 self.begin_name(letter)
             }
@@ -353,4 +353,10 @@ impl PythonCalls {
             _ => Step::reprocess(out, letter),
         }
     }
+}
+
+/// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but a list without a marker that
+/// begins so is more likely to be text, such as `[0-9()]`.
+fn begins_name(letter: char, ending: Ending) -> bool {
+    is_of_name(letter) && (ending != Ending::Bracket || letter.is_alphabetic() || letter == '_')
 }
