@@ -60,8 +60,8 @@ impl Downloader<'_> {
         self.progress.add(part.bytes);
         let mut is_resumed = part.bytes > 0;
         let mut failures = 0;
+        let mut most_bytes = part.bytes;
         loop {
-            let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
                     // The part from an earlier attempt may belong to another file.
@@ -74,7 +74,9 @@ impl Downloader<'_> {
                 Err(error) if !error.may_pass() => return Err(error),
                 Err(error) => error,
             };
-            failures = if part.bytes > before { 0 } else { failures + 1 };
+            // A source whose content seems to change is read from the beginning again and again, which is no progress.
+            failures = if part.bytes > most_bytes { 0 } else { failures + 1 };
+            most_bytes = most_bytes.max(part.bytes);
             if failures >= self.attempts_max {
                 return Err(error);
             }

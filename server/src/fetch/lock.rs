@@ -14,9 +14,11 @@ use super::error::Error;
 const LOCK: &str = "lock";
 /// The interval at which a process that waits tries to lock the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The number of attempts to lock the file between two log entries about the wait.
+const ATTEMPTS_PER_LOG: u64 = 60;
 
 /// A lock on the folder of a fetch. The operating system releases it when the file is closed, also if the process is
-/// killed.
+/// killed. On version 3 of NFS, the lock of a node that is lost remains.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     _file: File,
@@ -34,15 +36,16 @@ impl FolderLock {
         // NFS requires write access for an exclusive lock.
         let file = File::options().write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(|source| Error::disk("open", &path, source))?;
-        let mut is_waiting = false;
-        loop {
+        for attempt in 0_u64.. {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {
-                    if !is_waiting {
-                        tracing::info!(folder = %into.display(), "waiting for another fetch into this folder");
+                    if attempt % ATTEMPTS_PER_LOG == 0 {
+                        tracing::warn!(
+                            lock = %path.display(),
+                            "waiting for another fetch into this folder; if there is none, delete the lock and restart this fetch"
+                        );
                     }
-                    is_waiting = true;
                     tokio::time::sleep(POLL_INTERVAL).await;
                 }
                 Err(TryLockError::Error(error)) if is_unsupported(&error) => {
