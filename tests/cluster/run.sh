@@ -13,7 +13,10 @@ if [[ "${1:-}" == --share ]]; then
   shift 2
   status=0
   while read -r file test; do
-    mkdir "$shared/$test" 2>/dev/null || continue
+    if ! mkdir "$shared/$file.$test" 2>/dev/null; then
+      [[ -d $shared/$file.$test ]] || exit 1
+      continue
+    fi
     "${@/#FILE/$file}" --exact "$test" </dev/null || status=1
   done <"$shared/tests"
   exit $status

@@ -14,7 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 /// The number of requests that must complete before and after each change, so that it happens under traffic.
 pub const REQUESTS_AROUND_CHANGE: usize = 12;
 /// The pause of a client between two requests, so that replicas leave processor time to the tests on other nodes.
-const PAUSE: Duration = Duration::from_secs(2);
+pub const PAUSE: Duration = Duration::from_secs(2);
 /// The label selector of the replicas' pods.
 pub const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
 /// The label selector of the routers' pods.
@@ -103,13 +103,19 @@ pub fn service_address(namespace: &str) -> anyhow::Result<String> {
     Ok(address)
 }
 
-/// Starts traffic to the Service with `clients` clients, and waits until the first requests are complete.
+/// Starts traffic to the Service with `clients` clients, which pause for `pause` between requests, and waits until the
+/// first requests are complete.
 ///
 /// # Errors
 /// The same as those of [`service_address`].
-pub async fn traffic(namespace: &str, clients: usize, key: Option<&str>) -> anyhow::Result<Traffic> {
+pub async fn traffic(
+    namespace: &str,
+    clients: usize,
+    key: Option<&str>,
+    pause: Duration,
+) -> anyhow::Result<Traffic> {
     let url = format!("http://{}", service_address(namespace)?);
-    let plan = Plan { url, model: "chat".to_owned(), clients, tokens: 48, pause: PAUSE };
+    let plan = Plan { url, model: "chat".to_owned(), clients, tokens: 48, pause };
     let mut traffic = Traffic::start_with_key(&plan, key);
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     Ok(traffic)

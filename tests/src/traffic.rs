@@ -187,6 +187,12 @@ impl Traffic {
         drop(self.completed.wait_for(|count| *count >= end).await);
     }
 
+    /// The number of requests that have failed so far.
+    #[must_use]
+    pub fn failures(&self) -> usize {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).failures().len()
+    }
+
     /// Waits for the requests in flight and returns the report on all requests.
     pub async fn stop(mut self) -> TrafficReport {
         self.stop.send_replace(true);

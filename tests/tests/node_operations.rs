@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 use tests::external_metrics::{self, ExternalMetrics};
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, LIMIT, REQUESTS_AROUND_CHANGE, ROUTER, SERVER};
+use tests::scene::{self, LIMIT, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER};
 use tests::traffic::{Outcome, Traffic};
 
 const NAMESPACE: &str = "operations";
@@ -37,7 +37,7 @@ async fn operations_lose_no_request() -> anyhow::Result<()> {
     let hub = scene::hub().await?;
     node::apply(NAMESPACE, &scene::manifest(NAMESPACE, &hub, 2, MORE))?;
     scene::settled(NAMESPACE, 2)?;
-    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(OLD_KEY)).await?;
+    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(OLD_KEY), PAUSE).await?;
 
     let mut began = Instant::now();
     let mut report = |step: &str| {
@@ -216,7 +216,8 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     node::apply(NAMESPACE, &autoscaler.to_string())?;
     scene::settled(NAMESPACE, 1).context("scaled down")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
-    let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
+    // Clients that pause would have fewer unfinished requests than the target.
+    let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY), Duration::ZERO).await?;
     scene::settled(NAMESPACE, 2).context("scaled up")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     let account = more.stop().await;
@@ -231,7 +232,7 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
 /// Requests sent before the suspension complete, those sent during the suspension are rejected and never interrupted,
 /// and those sent after resuming succeed.
 async fn suspend_and_resume() -> anyhow::Result<()> {
-    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY)).await?;
+    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY), PAUSE).await?;
     let suspended = traffic.elapsed();
     scene::patch(NAMESPACE, &json!({"spec": {"suspend": true}}))?;
     node::await_state("all pods to end", LIMIT, || {

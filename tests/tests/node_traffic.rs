@@ -1,14 +1,18 @@
 //! Tests that clients lose no request while a deployment is scaled, changed and disturbed under continuous streaming
 //! traffic. The outcome of every request is checked. The tests run on the node that `make e2e` starts.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use tests::hub::Hub;
 use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, LIMIT, REQUESTS_AROUND_CHANGE, ROUTER, SERVER, assert_none_failed};
+use tests::scene::{self, LIMIT, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER, assert_none_failed};
 use tests::traffic::{Outcome, Traffic, TrafficReport};
 
 const CLIENTS: usize = 4;
 const NAMESPACE: &str = "traffic";
+/// The number of kills after which requests must have failed.
+const KILLS_MAX: usize = 5;
 
 fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
     let more = format!(
@@ -32,18 +36,40 @@ struct Scene {
 
 impl Scene {
     async fn set(replicas: u32) -> anyhow::Result<Self> {
+        Self::with_pause(replicas, PAUSE).await
+    }
+
+    /// Sets the scene with clients that pause for `pause` between requests.
+    async fn with_pause(replicas: u32, pause: Duration) -> anyhow::Result<Self> {
         let release = Release::install("helm4", &[])?;
         let namespace = Namespace::new(NAMESPACE)?;
         let hub = scene::hub().await?;
         node::apply(NAMESPACE, &manifest(&hub, replicas, 100))?;
         settled(replicas)?;
-        let traffic = scene::traffic(NAMESPACE, CLIENTS, None).await?;
+        let traffic = scene::traffic(NAMESPACE, CLIENTS, None, pause).await?;
         Ok(Self { hub, traffic, _namespace: namespace, _release: release })
     }
 
     /// Waits until some requests have completed since the last change.
     async fn await_requests(&mut self) {
         self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
+    }
+
+    /// Kills the process `process` in the first of the pods that `selector` selects, until requests have failed: a request
+    /// whose answer has not begun is sent again.
+    async fn kill_until_requests_fail(&mut self, selector: &str, process: &str) -> anyhow::Result<()> {
+        for _ in 0..KILLS_MAX {
+            let pods = node::pods(NAMESPACE, selector)?;
+            assert_eq!(pods.len(), 2);
+            node::kill(NAMESPACE, &pods[0], process)?;
+            self.await_requests().await;
+            settled(2)?;
+            self.await_requests().await;
+            if self.traffic.failures() > 0 {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("no request failed when {process} was killed {KILLS_MAX} times")
     }
 
     async fn end(self) -> TrafficReport {
@@ -137,12 +163,8 @@ async fn changing_the_image_loses_no_request() -> anyhow::Result<()> {
 /// Only the streams of the killed replica fail, with an error event.
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow::Result<()> {
-    let mut scene = Scene::set(2).await?;
-    let pods = node::pods(NAMESPACE, SERVER)?;
-    node::kill(NAMESPACE, &pods[0], "ovfleet-server")?;
-    scene.await_requests().await;
-    settled(2)?;
-    scene.await_requests().await;
+    let mut scene = Scene::with_pause(2, Duration::ZERO).await?;
+    scene.kill_until_requests_fail(SERVER, "ovfleet-server").await?;
     let account = scene.end().await;
     let failures = account.failures();
     // At most the requests in flight at the killed pod fail.
@@ -161,13 +183,8 @@ async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow:
 /// router.
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
-    let mut scene = Scene::set(2).await?;
-    let pods = node::pods(NAMESPACE, ROUTER)?;
-    assert_eq!(pods.len(), 2);
-    node::kill(NAMESPACE, &pods[0], "ovfleet-router")?;
-    scene.await_requests().await;
-    settled(2)?;
-    scene.await_requests().await;
+    let mut scene = Scene::with_pause(2, Duration::ZERO).await?;
+    scene.kill_until_requests_fail(ROUTER, "ovfleet-router").await?;
     let account = scene.end().await;
     // At most the requests in flight at the killed pod fail.
     assert!(account.failures().len() <= CLIENTS, "{}", account.summary());

@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use serde_json::{Map, Value, json};
 use tests::hub::Hub;
 use tests::node::{self, Namespace, Release, kubectl};
-use tests::scene::{self, LIMIT, ROUTER, SERVER};
+use tests::scene::{self, LIMIT, PAUSE, ROUTER, SERVER};
 
 const NAMESPACE: &str = "upgrade";
 const CLIENTS: usize = 3;
@@ -65,7 +65,7 @@ async fn the_programs_of_the_previous_release_can_be_upgraded() -> anyhow::Resul
 }
 
 async fn upgrade(release: &Release) -> anyhow::Result<()> {
-    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, None).await?;
+    let mut traffic = scene::traffic(NAMESPACE, CLIENTS, None, PAUSE).await?;
     let (servers, routers) = (identities(SERVER)?, identities(ROUTER)?);
     assert_eq!((servers.len(), routers.len()), (2, 2));
 

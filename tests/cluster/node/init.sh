@@ -156,7 +156,11 @@ rules:
 YAML
   # The programs of the node resolve the names of Services like those of its pods.
   echo "nameserver $dns" >"$NODE/resolv.conf"
-  mount --bind "$NODE/resolv.conf" /etc/resolv.conf
+  # The file may be a link into /run, which is empty here.
+  local resolv
+  resolv=$(readlink -m /etc/resolv.conf)
+  if [[ $resolv == /run/* ]]; then mkdir -p "${resolv%/*}" && touch "$resolv"; fi
+  mount --bind "$NODE/resolv.conf" "$resolv"
   cat >"$NODE/Corefile" <<COREFILE
 .:53 {
   bind $address
