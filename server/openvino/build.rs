@@ -105,6 +105,7 @@ struct KernelSet {
 fn shared_folder(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
+    (env::var_os("CXX"), env::var_os("CXXFLAGS")).hash(&mut hash);
     // The version of the package.
     fs::read(openvino.with_file_name(".stamp")).ok().hash(&mut hash);
     let mut folders = vec![PathBuf::from("shim")];
@@ -130,8 +131,8 @@ fn shared_folder(openvino: &Path) -> PathBuf {
 fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     let partial = folder.with_extension("partial");
     if !folder.exists() {
-        // Cargo builds one profile at a time, so nothing else uses the folders of other versions.
-        drop(fs::remove_dir_all(folder.parent().expect("invariant: the folder has a parent")));
+        remove_oldest(folder.parent().expect("invariant: the folder has a parent"));
+        drop(fs::remove_dir_all(&partial));
         compile_to(&mut libraries, &partial);
         fs::rename(&partial, folder).expect("failed to rename the folder of the libraries");
     }
@@ -141,6 +142,21 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
         println!("cargo:rustc-link-lib=static={name}");
     }
     println!("cargo:rustc-link-lib=stdc++");
+}
+
+/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo can still have the output
+/// of this script for them, for example with another value of an environment variable.
+fn remove_oldest(folders: &Path) {
+    const RETAINED: usize = 3;
+    let mut versions: Vec<_> = fs::read_dir(folders)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.and_then(|entry| Ok((entry.metadata()?.modified()?, entry.path()))).ok())
+        .collect();
+    versions.sort();
+    for (_, folder) in versions.iter().rev().skip(RETAINED) {
+        drop(fs::remove_dir_all(folder));
+    }
 }
 
 /// Compiles libraries to `folder`.
