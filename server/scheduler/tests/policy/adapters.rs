@@ -7,19 +7,8 @@ use crate::script::{cache, check, config};
 
 #[test]
 fn adapters_share_no_cached_blocks() {
-    let script = "
-        submit 1 abcdefghij max=1
-        submit 2 abcdefghij max=1 adapter=1
-        step
-        submit 3 abcdefghij max=1 adapter=2
-        step
-        submit 4 abcdefghij max=1 adapter=1
-        submit 5 abcdefghij max=1 adapter=1 seed=7
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdefghij max=1
         > submit 2 abcdefghij max=1 adapter=1

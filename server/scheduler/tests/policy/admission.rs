@@ -7,19 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
-    let script = "
-        submit 1 abc max=9
-        submit 2 bcd max=9
-        step
-        submit 3 a*40 max=1
-        step
-        step
-        step
-        load
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abc max=9
         > submit 2 bcd max=9
@@ -53,19 +42,8 @@ fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
 fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
     // Request 2 waits for the prefix that request 1 computes. Request 3 overtakes request 2, and already decodes when
     // that one starts.
-    let script = "
-        submit 1 a*24+b max=2
-        submit 2 a*24+c*32 max=2
-        submit 3 d max=9
-        step
-        step
-        step
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 a*24+b max=2
             > submit 2 a*24+c*32 max=2
@@ -94,17 +72,8 @@ fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
 
 #[test]
 fn the_oldest_prompt_is_computed_first() {
-    let script = "
-        submit 1 a*20 max=2
-        submit 2 b*20 max=2
-        submit 3 c*3 max=2
-        step
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 a*20 max=2
             > submit 2 b*20 max=2
@@ -128,20 +97,9 @@ fn the_oldest_prompt_is_computed_first() {
 
 #[test]
 fn a_request_waits_until_its_whole_prompt_has_room() {
-    let script = "
-        submit 1 a*20 max=9
-        submit 2 b*32 max=9
-        submit 3 c max=1
-        step
-        step
-        load
-        abort 1
-        step
-    ";
     check_in_cache(
         CacheSize { blocks_total: 13, ..cache() },
         SchedulerConfig { max_model_len: 52, ..config() },
-        script,
         expect![[r#"
         > submit 1 a*20 max=9
         > submit 2 b*32 max=9
@@ -163,19 +121,10 @@ fn a_request_waits_until_its_whole_prompt_has_room() {
 
 #[test]
 fn a_request_that_fills_the_cache_runs_when_nothing_else_does() {
-    let script = "
-        submit 1 abc max=2
-        submit 2 a*15 max=1
-        step
-        step
-        step
-        load
-    ";
     let config = SchedulerConfig { max_model_len: 16, ..config() };
     check_in_cache(
         CacheSize { blocks_total: 4, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 abc max=2
         > submit 2 a*15 max=1
@@ -197,23 +146,10 @@ fn a_request_that_fills_the_cache_runs_when_nothing_else_does() {
 
 #[test]
 fn the_youngest_is_preempted_and_reuses_its_cached_blocks() {
-    let script = "
-        submit 1 a*7 max=9
-        submit 2 b*7 max=9
-        submit 3 c*7 max=9
-        step
-        step
-        step
-        load
-        abort 1
-        step
-        step
-    ";
     let config = SchedulerConfig { max_model_len: 32, max_num_batched_tokens: 32, ..config() };
     check_in_cache(
         CacheSize { blocks_total: 8, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 a*7 max=9
         > submit 2 b*7 max=9
@@ -247,22 +183,10 @@ fn the_youngest_is_preempted_and_reuses_its_cached_blocks() {
 
 #[test]
 fn the_oldest_decode_gets_the_last_block_and_the_others_resume_in_order() {
-    let script = "
-        submit 1 a*4 max=12
-        submit 2 b*4 max=12
-        step
-        steps 4
-        load
-        steps 9
-        load
-        steps 9
-        load
-    ";
     let config = SchedulerConfig { max_model_len: 16, prefix_caching: false, ..config() };
     check_in_cache(
         CacheSize { blocks_total: 4, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 a*4 max=12
         > submit 2 b*4 max=12
@@ -288,21 +212,8 @@ fn the_oldest_decode_gets_the_last_block_and_the_others_resume_in_order() {
 
 #[test]
 fn an_abort_releases_blocks_at_once_and_tokens_sampled_in_flight_are_ignored() {
-    let script = "
-        submit 1 abcde max=9
-        submit 2 bcdef max=9
-        submit 3 cdefg max=9
-        schedule
-        abort 2
-        abort 77
-        load
-        commit
-        abort 2
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcde max=9
         > submit 2 bcdef max=9
@@ -328,21 +239,8 @@ fn an_abort_releases_blocks_at_once_and_tokens_sampled_in_flight_are_ignored() {
 
 #[test]
 fn a_failed_step_removes_its_sequences_and_caches_none_of_their_blocks() {
-    let script = "
-        submit 1 a*8 max=9
-        step
-        submit 2,3 b*16 max=9
-        submit 4 c max=1
-        fail
-        load
-        submit 5 a*8 max=1
-        submit 6 b*9 max=1
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 a*8 max=9
             > step
@@ -380,19 +278,8 @@ fn tenants_take_turns_by_the_tokens_they_use() {
     // Requests 3, 4 and 5 are served before the backlog of the first tenant, until their tenant has used as many tokens
     // as the first one.
     let config = SchedulerConfig { max_num_seqs: 1, prefix_caching: false, ..config() };
-    let script = "
-        submit 1 a*16 max=1 tenant=1
-        submit 2 b*16 max=1 tenant=1
-        submit 6 c*16 max=1 tenant=1
-        step
-        submit 3 d*8 max=1 tenant=2
-        submit 4 e*8 max=1 tenant=2
-        submit 5 f*8 max=1 tenant=2
-        steps 5
-    ";
     check(
         config,
-        script,
         expect![[r#"
         > submit 1 a*16 max=1 tenant=1
         > submit 2 b*16 max=1 tenant=1
@@ -423,18 +310,8 @@ fn tenants_take_turns_by_the_tokens_they_use() {
 fn a_tenant_leaves_an_eighth_of_the_cache_and_its_requests_do_not_overtake_each_other() {
     // Request 2 would leave too few blocks for other tenants. Request 3 is small, but belongs to the same tenant.
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let script = "
-        submit 1 a*32 max=4 tenant=1
-        steps 3
-        submit 2 b*24 max=1 tenant=1
-        submit 3 c*4 max=1 tenant=1
-        submit 4 d*4 max=1 tenant=2
-        step
-        steps 4
-    ";
     check(
         config,
-        script,
         expect![[r#"
         > submit 1 a*32 max=4 tenant=1
         > steps 3

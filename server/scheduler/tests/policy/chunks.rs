@@ -7,17 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn the_step_is_larger_if_more_prompts_wait_than_sequences_decode() {
-    let script = "
-        submit 1 abc max=9
-        step
-        submit 2 b*40 max=1
-        submit 3 c*40 max=1
-        step
-        step
-    ";
     check(
         SchedulerConfig { max_chunk_tokens: 5, max_num_batched_tokens: 20, ..config() },
-        script,
         expect![[r#"
             > submit 1 abc max=9
             > step
@@ -38,11 +29,7 @@ fn the_step_is_larger_if_more_prompts_wait_than_sequences_decode() {
 
 #[test]
 fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
-    let submit = |ids: std::ops::Range<u32>, prompt: &str| -> String {
-        ids.map(|id| format!("submit {id} {prompt} max=9\n")).collect()
-    };
     // Sixteen prompts are fewer than twice the twelve decodes, but eight more prompts allow a second chunk.
-    let script = format!("{}steps 1\n{}step\n", submit(1..13, "a"), submit(13..29, "b*30"));
     let config = SchedulerConfig {
         max_chunk_tokens: 20,
         max_num_batched_tokens: 60,
@@ -53,7 +40,6 @@ fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
     check_in_cache(
         CacheSize { blocks_total: 64, ..cache() },
         config,
-        &script,
         expect![[r#"
         > submit 1 a max=9
         > submit 2 a max=9
@@ -117,16 +103,8 @@ fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
 
 #[test]
 fn prompts_get_the_whole_budget_until_a_sequence_decodes() {
-    let script = "
-        submit 1 a*16 max=9
-        submit 2 b*30 max=1
-        step
-        step
-        step
-    ";
     check(
         SchedulerConfig { max_chunk_tokens: 5, max_num_batched_tokens: 20, ..config() },
-        script,
         expect![[r#"
             > submit 1 a*16 max=9
             > submit 2 b*30 max=1

@@ -10,21 +10,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
-    let script = "
-        submit 1 abcdef max=20
-        step 1=g
-        draft 1 hix
-        step 1=2j
-        load
-        draft 1 z
-        step 1=k
-        draft 1 lmno
-        step 1=4p
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdef max=20
         > step 1=g
@@ -51,27 +38,9 @@ fn accepted_drafts_are_computed_and_rejected_ones_are_overwritten() {
 fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
     // The limits are eight tokens per step and six blocks.
     let config = SchedulerConfig { max_num_batched_tokens: 8, max_model_len: 24, ..config() };
-    let script = "
-        submit 1 abc max=4
-        step
-        draft 1 zzzz
-        step 1=1z
-        step
-        submit 2 abcdef max=16
-        submit 3 g max=9
-        step
-        draft 2 zzzzzzzzz
-        draft 3 zzz
-        step
-        load
-        draft 2 zzzz
-        draft 3 zzz
-        step
-    ";
     check_in_cache(
         CacheSize { blocks_total: 6, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 abc max=4
         > step
@@ -108,18 +77,8 @@ fn drafts_are_limited_by_max_tokens_and_by_what_other_sequences_need() {
 
 #[test]
 fn prompts_and_siblings_get_no_drafts() {
-    let script = "
-        submit 1,2 abcd max=9
-        draft 1 xyz
-        step
-        submit 3,4 efgh max=9 lockstep=yes
-        step
-        draft 3 xyz
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2 abcd max=9
         > draft 1 xyz
@@ -176,20 +135,9 @@ fn a_step_has_a_limited_number_of_drafts_over_all_sequences() {
 #[test]
 fn drafts_leave_a_block_for_each_later_sequence() {
     let config = SchedulerConfig { max_num_batched_tokens: 32, max_model_len: 24, ..config() };
-    let script = "
-        submit 2 abcdef max=16
-        submit 3 ghi max=9
-        step
-        draft 2 zzzzzzzzz
-        step
-        draft 2 zzzzzzzzz
-        step
-        load
-    ";
     check_in_cache(
         CacheSize { blocks_total: 6, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 2 abcdef max=16
         > submit 3 ghi max=9

@@ -10,19 +10,8 @@ use crate::script::{check, config};
 
 #[test]
 fn a_prompt_waits_for_its_images_and_others_overtake_it() {
-    let script = "
-        submit 1 ab....cd max=2 image=A@2+4
-        submit 2 xyz max=2
-        schedule
-        commit
-        step
-        provide A
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 ab....cd max=2 image=A@2+4
         > submit 2 xyz max=2
@@ -47,21 +36,8 @@ fn a_prompt_waits_for_its_images_and_others_overtake_it() {
 
 #[test]
 fn equal_placeholders_of_different_images_are_not_shared() {
-    let script = "
-        submit 1 ab......cdefgh image=A@2+6
-        step
-        provide A
-        step
-        submit 2 ab......cdefgh image=B@2+6
-        step
-        provide B
-        step
-        submit 3 ab......cdefgh image=A@2+6
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 ab......cdefgh image=A@2+6
         > step
@@ -92,21 +68,8 @@ fn equal_placeholders_of_different_images_are_not_shared() {
 
 #[test]
 fn a_cached_prefix_needs_no_encoder_output() {
-    let script = "
-        submit 1 ab......cdefgh image=A@2+6
-        step
-        provide A
-        step
-        submit 2 b...........cd image=B@1+11
-        step
-        provide B
-        step
-        submit 3 ab......cdefghij image=A@2+6
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 ab......cdefgh image=A@2+6
         > step
@@ -138,16 +101,8 @@ fn a_cached_prefix_needs_no_encoder_output() {
 
 #[test]
 fn concurrent_prompts_with_the_same_image_need_it_once() {
-    let script = "
-        submit 1 a......bcd image=A@1+6
-        submit 2 x......yzx image=A@1+6
-        step
-        provide A
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 a......bcd image=A@1+6
         > submit 2 x......yzx image=A@1+6
@@ -167,22 +122,8 @@ fn concurrent_prompts_with_the_same_image_need_it_once() {
 
 #[test]
 fn prompts_wait_for_room_for_their_images_in_order() {
-    let script = "
-        submit 1 a........b image=A@1+8
-        submit 2 c........d image=B@1+8
-        submit 3 e..f image=C@1+2
-        submit 4 gh
-        step
-        provide A
-        step
-        step
-        provide B
-        provide C
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 a........b image=A@1+8
         > submit 2 c........d image=B@1+8
@@ -218,19 +159,8 @@ fn prompts_wait_for_room_for_their_images_in_order() {
 
 #[test]
 fn a_step_computes_bidirectional_spans_as_a_whole() {
-    let script = "
-        submit 1 abcdefghijkl......mnopqrstuv......wx max=2 image=A@12+6 image=B@28+6 spans=whole
-        step
-        provide A
-        provide B
-        step
-        step
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdefghijkl......mnopqrstuv......wx max=2 image=A@12+6 image=B@28+6 spans=whole
         > step
@@ -255,20 +185,8 @@ fn a_step_computes_bidirectional_spans_as_a_whole() {
 
 #[test]
 fn a_bidirectional_span_that_exceeds_the_step_is_computed_alone() {
-    let script = "
-        submit 1 x max=9
-        step
-        submit 2 a....................b max=2 image=A@1+20 spans=whole
-        submit 3 yz
-        step
-        provide A
-        step
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 x max=9
         > step
@@ -300,17 +218,8 @@ fn a_bidirectional_span_that_exceeds_the_step_is_computed_alone() {
 
 #[test]
 fn a_cached_prefix_does_not_end_within_a_bidirectional_span() {
-    let script = "
-        submit 1 abc......defgh image=A@3+6 spans=whole
-        step
-        provide A
-        step
-        submit 2 abc......xyz image=A@3+6 spans=whole
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abc......defgh image=A@3+6 spans=whole
         > step
@@ -332,20 +241,8 @@ fn a_cached_prefix_does_not_end_within_a_bidirectional_span() {
 
 #[test]
 fn an_image_that_cannot_be_encoded_is_needed_by_all_prompts_that_wait_for_it() {
-    let script = "
-        submit 1 a......bcd image=A@1+6
-        submit 2 x......yzx image=A@1+6
-        submit 3 e....f image=B@1+4
-        step
-        cancel A
-        abort 1
-        abort 2
-        provide B
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 a......bcd image=A@1+6
         > submit 2 x......yzx image=A@1+6
@@ -369,19 +266,8 @@ fn an_image_that_cannot_be_encoded_is_needed_by_all_prompts_that_wait_for_it() {
 
 #[test]
 fn an_aborted_prompt_releases_its_images() {
-    let script = "
-        submit 1 a......bcd image=A@1+6
-        step
-        abort 1
-        submit 2 a.......cd image=B@1+7
-        step
-        provide A
-        provide B
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 a......bcd image=A@1+6
         > step
@@ -405,24 +291,8 @@ fn an_aborted_prompt_releases_its_images() {
 
 #[test]
 fn the_encoder_gets_images_up_to_its_budget() {
-    let script = "
-        encoder 5
-        submit 1 a...b...c image=A@1+3 image=B@5+3
-        submit 2 d..e image=C@1+2
-        submit 3 f..g image=D@1+2
-        step
-        provide A
-        step
-        abort 3
-        provide B
-        step
-        submit 4 h..i image=E@1+2
-        provide C
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > encoder 5
         > submit 1 a...b...c image=A@1+3 image=B@5+3
@@ -455,22 +325,8 @@ fn the_encoder_gets_images_up_to_its_budget() {
 
 #[test]
 fn an_image_of_a_request_that_goes_first_is_encoded_next() {
-    let script = "
-        encoder 2
-        submit 1 a..b tenant=1 image=A@1+2
-        submit 2 c..d tenant=1 image=B@1+2
-        submit 3 e..f tenant=1 image=C@1+2
-        step
-        submit 4 g..h tenant=2 image=D@1+2
-        step
-        provide A
-        step
-        provide D
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > encoder 2
         > submit 1 a..b tenant=1 image=A@1+2
@@ -523,19 +379,8 @@ fn many_prompts_that_wait_for_their_images_do_not_hide_a_prompt_without_images()
 
 #[test]
 fn a_prompt_whose_images_are_cached_does_not_wait_for_room() {
-    let script = "
-        submit 1 ab......cdefgh image=A@2+6
-        step
-        provide A
-        step
-        submit 2 a........b image=B@1+8
-        submit 3 c........d image=C@1+8
-        submit 4 ab......cdefghij image=A@2+6
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 ab......cdefgh image=A@2+6
         > step

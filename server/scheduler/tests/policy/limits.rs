@@ -7,20 +7,9 @@ use crate::script::{cache, check, config};
 
 #[test]
 fn a_request_that_can_never_run_is_rejected() {
-    let script = "
-        submit 1
-        submit 2 a*12 max=5
-        submit 3 a*16 max=0
-        submit 4,5,6,7 a max=1
-        submit 8 a*12 max=4
-        submit 9,10,11 a max=1
-        submit 12 a max=1
-        load
-    ";
     let limits = SchedulerConfig { max_num_seqs: 3, max_queue: 4, max_model_len: 16, ..config() };
     check(
         limits,
-        script,
         expect![[r#"
         > submit 1
         EmptyPrompt
@@ -42,17 +31,8 @@ fn a_request_that_can_never_run_is_rejected() {
 
 #[test]
 fn every_running_sequence_gets_a_token() {
-    let script = "
-        submit 1,2,3 a max=1
-        submit 1 a max=3
-        submit 2 b max=3
-        submit 3 c max=3
-        step
-        step
-    ";
     check(
         SchedulerConfig { max_num_batched_tokens: 2, ..config() },
-        script,
         expect![[r#"
         > submit 1,2,3 a max=1
         TooManySequences { num_sequences: 3, max_num_seqs: 2 }
@@ -73,19 +53,8 @@ fn every_running_sequence_gets_a_token() {
 
 #[test]
 fn a_sequence_ends_by_its_stop_criteria() {
-    let script = "
-        submit 1 a max=3 stop=xy
-        submit 2 b max=3 stop=xy min=2
-        submit 3 c max=3 min=3
-        submit 4 d max=0
-        submit 5 e max=1 stop=x
-        step 1=x 2=x 3=x 4=x 5=x
-        step 2=y 3=x
-        step 2=y 3=x
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 a max=3 stop=xy
             > submit 2 b max=3 stop=xy min=2
@@ -127,7 +96,7 @@ fn a_cache_smaller_than_a_sequence_panics() {
 #[test]
 #[should_panic(expected = "must not be used twice")]
 fn an_id_in_use_panics() {
-    check(config(), "submit 1 a\nsubmit 1,2 b", expect![[""]]);
+    check(config(), expect!["> submit 1 a\n> submit 1,2 b"]);
 }
 
 #[test]

@@ -7,17 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_sequence_continues_from_another_and_copies_the_block_it_writes() {
-    let script = "
-        submit 1,2 abcdef max=9 lockstep=yes
-        step 1=x 2=y
-        step 1=p 2<1=q
-        load
-        step 1<2=r 2=s
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2 abcdef max=9 lockstep=yes
         > step 1=x 2=y
@@ -50,26 +41,9 @@ fn a_group_is_preempted_together_and_resumes_together() {
         prefix_caching: false,
         ..config()
     };
-    let script = "
-        submit 9 a*14 max=8
-        submit 1,2 bcd max=9 lockstep=yes
-        steps 2
-        step 1=x 2=y
-        step 1=x 2=y
-        step 1=x 2=y
-        load
-        steps 3
-        load
-        step
-        step
-        step
-        step 1=u 2<1=v
-        step
-    ";
     check_in_cache(
         CacheSize { blocks_total: 8, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 9 a*14 max=8
         > submit 1,2 bcd max=9 lockstep=yes
@@ -113,14 +87,8 @@ fn a_group_is_preempted_together_and_resumes_together() {
 
 #[test]
 fn all_sequences_of_a_group_must_fit_into_the_cache_at_once() {
-    let script = "
-        submit 1,2,3,4 abc max=14 lockstep=yes
-        submit 5,6,7,8 abc max=13 lockstep=yes
-        submit 9,10 abc max=14 lockstep=yes
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2,3,4 abc max=14 lockstep=yes
         TooLong { prompt_tokens: 3, max_model_len: 16 }
@@ -132,21 +100,8 @@ fn all_sequences_of_a_group_must_fit_into_the_cache_at_once() {
 
 #[test]
 fn the_others_continue_when_one_is_aborted() {
-    let script = "
-        submit 1,2,3 abcdef max=9 lockstep=yes
-        step
-        schedule
-        abort 1
-        commit 2=x 3<2=y
-        step
-        abort 2
-        step
-        abort 3
-        load
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2,3 abcdef max=9 lockstep=yes
         > step

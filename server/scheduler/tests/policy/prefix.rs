@@ -7,18 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_prefix_of_full_blocks_is_computed_once() {
-    let script = "
-        submit 1 abcdefghij max=1
-        step
-        load
-        submit 2 abcdefghxy max=1
-        step
-        submit 3 abcdxfghij max=1
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdefghij max=1
         > step
@@ -43,17 +33,8 @@ fn a_prefix_of_full_blocks_is_computed_once() {
 
 #[test]
 fn nothing_is_cached_without_prefix_caching() {
-    let script = "
-        submit 1 abcdefghij max=1
-        step
-        load
-        submit 2 abcdefghij max=1
-        submit 3 abcdefghij max=1
-        step
-    ";
     check(
         SchedulerConfig { prefix_caching: false, ..config() },
-        script,
         expect![[r#"
             > submit 1 abcdefghij max=1
             > step
@@ -76,20 +57,8 @@ fn nothing_is_cached_without_prefix_caching() {
 
 #[test]
 fn generated_blocks_are_cached_too() {
-    let script = "
-        submit 1 abc max=6
-        step 1=d
-        step 1=e
-        step 1=f
-        step 1=g
-        step 1=h
-        step 1=i
-        submit 2 abcdefghij max=1
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abc max=6
         > step 1=d
@@ -117,17 +86,8 @@ fn generated_blocks_are_cached_too() {
 
 #[test]
 fn the_last_token_of_a_fully_cached_prompt_is_computed_in_a_copy() {
-    let script = "
-        submit 1 abcdefgh max=2
-        step
-        submit 2 abcdefgh max=3
-        step
-        step
-        load
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 abcdefgh max=2
             > step
@@ -150,20 +110,10 @@ fn the_last_token_of_a_fully_cached_prompt_is_computed_in_a_copy() {
 
 #[test]
 fn a_cached_block_that_is_evicted_for_its_own_copy_is_overwritten_in_place() {
-    let script = "
-        submit 1 abcd max=1
-        step
-        submit 2 efgh max=1
-        step
-        submit 3 abcd max=1
-        step
-        load
-    ";
     let config = SchedulerConfig { max_model_len: 8, ..config() };
     check_in_cache(
         CacheSize { blocks_total: 2, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 abcd max=1
         > step
@@ -188,19 +138,8 @@ fn a_cached_block_that_is_evicted_for_its_own_copy_is_overwritten_in_place() {
 
 #[test]
 fn a_request_waits_for_a_block_that_another_computes_and_others_overtake_it() {
-    let script = "
-        submit 1 a*24+b max=2
-        submit 2 a*24+c max=2
-        submit 3 d max=1
-        step
-        submit 4 a*24+e max=1
-        submit 5 f max=1
-        step
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
             > submit 1 a*24+b max=2
             > submit 2 a*24+c max=2
@@ -232,19 +171,8 @@ fn a_request_waits_for_a_block_that_another_computes_and_others_overtake_it() {
 
 #[test]
 fn a_waiting_request_computes_the_block_when_the_other_is_aborted() {
-    let script = "
-        submit 1 a*24+b max=2
-        submit 2 a*24+c max=2
-        step
-        abort 1
-        step
-        submit 3 a*24+d max=2
-        fail
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 a*24+b max=2
         > submit 2 a*24+c max=2
@@ -268,23 +196,10 @@ fn a_waiting_request_computes_the_block_when_the_other_is_aborted() {
 
 #[test]
 fn evicts_the_least_recently_used_prefix_first_and_its_end_before_its_start() {
-    let script = "
-        submit 1 a*8 max=1
-        step
-        submit 2 b*8 max=1
-        step
-        submit 3 c*5 max=1
-        step
-        submit 4 a*9 max=1
-        step
-        submit 5 b*9 max=1
-        step
-    ";
     let config = SchedulerConfig { max_model_len: 20, ..config() };
     check_in_cache(
         CacheSize { blocks_total: 5, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 a*8 max=1
         > step
@@ -317,17 +232,8 @@ fn evicts_the_least_recently_used_prefix_first_and_its_end_before_its_start() {
 
 #[test]
 fn a_scored_prompt_is_computed_completely_and_cached() {
-    let script = "
-        submit 1 abcdefghij max=1
-        step
-        submit 2 abcdefghij max=1 scores=prompt
-        step
-        submit 3 abcdefghxy max=1
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdefghij max=1
         > step
@@ -356,18 +262,9 @@ fn a_step_has_a_limited_number_of_scored_tokens_and_other_requests_overtake() {
         max_model_len: 512,
         ..config()
     };
-    let script = "
-        submit 1 a*300 max=1 scores=prompt
-        submit 2 b*20 max=1 scores=prompt
-        submit 3 c*200 max=1
-        step
-        step
-        step
-    ";
     check_in_cache(
         CacheSize { block_tokens: 64, ..cache() },
         config,
-        script,
         expect![[r#"
             > submit 1 a*300 max=1 scores=prompt
             > submit 2 b*20 max=1 scores=prompt
@@ -392,17 +289,8 @@ fn a_step_has_a_limited_number_of_scored_tokens_and_other_requests_overtake() {
 
 #[test]
 fn requests_with_different_prefix_seeds_share_no_blocks() {
-    let script = "
-        submit 1 abcdefghij max=1
-        step
-        submit 2 abcdefghij max=1 seed=7
-        step
-        submit 3 abcdefghij max=1 seed=7
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdefghij max=1
         > step
@@ -426,28 +314,9 @@ fn requests_with_different_prefix_seeds_share_no_blocks() {
 #[test]
 fn a_shared_prefix_outlasts_blocks_used_more_recently() {
     let config = SchedulerConfig { max_model_len: 20, ..config() };
-    let script = "
-        submit 1 aaaab max=1
-        step
-        submit 2 c*16 max=1
-        step
-        submit 3 aaaad max=1
-        step
-        submit 4 e*16 max=1
-        step
-        submit 5 aaaaf max=1
-        step
-        submit 6 g*16 max=1
-        step
-        submit 7 h*16 max=1
-        step
-        submit 8 aaaai max=1
-        step
-    ";
     check_in_cache(
         CacheSize { blocks_total: 5, ..cache() },
         config,
-        script,
         expect![[r#"
         > submit 1 aaaab max=1
         > step

@@ -1,4 +1,5 @@
-//! Runs a script on a scheduler and prints the resulting batches and events.
+//! Runs the commands of an expectation on a scheduler, and compares the resulting batches and events with it. The commands
+//! are the lines that begin with `> `:
 //!
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
@@ -57,15 +58,15 @@ pub(crate) fn cache() -> CacheSize {
     CacheSize { block_tokens: 4, blocks_total: 16 }
 }
 
-pub(crate) fn check(config: SchedulerConfig, script: &str, expect: Expect) {
-    check_in_cache(cache(), config, script, expect);
+pub(crate) fn check(config: SchedulerConfig, expect: Expect) {
+    check_in_cache(cache(), config, expect);
 }
 
 /// The limits of encoder outputs in the tests.
 const IMAGE_LIMITS: ImageLimits = ImageLimits { rows_max: 12, max_num_encoder_input_tokens: 1024 };
 
 #[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]
-pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: &str, expect: Expect) {
+pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, expect: Expect) {
     let mut run = Run {
         scheduler: Scheduler::new(config, cache),
         batch: Batch::default(),
@@ -76,8 +77,10 @@ pub(crate) fn check_in_cache(cache: CacheSize, config: SchedulerConfig, script: 
         out: String::new(),
     };
     run.scheduler.set_image_limits(IMAGE_LIMITS);
-    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        run.line(line);
+    let commands: Vec<_> = expect.data().lines().filter_map(|line| line.trim().strip_prefix("> ")).collect();
+    assert!(!commands.is_empty(), "the expectation contains no command (a line that begins with \"> \")");
+    for command in commands {
+        run.line(command);
         run.scheduler.check_invariants();
     }
     expect.assert_eq(&run.out);
@@ -90,7 +93,7 @@ struct Run {
     quiet: bool,
     /// The drafts for the next batch.
     drafts: Vec<(SequenceId, Vec<TokenId>)>,
-    /// The numbers that the script gives to sequences.
+    /// The numbers by which the commands refer to sequences.
     ids: Vec<(u64, SequenceId)>,
     out: String,
 }
@@ -287,14 +290,14 @@ impl Run {
         }
     }
 
-    /// The id of the sequence that the script calls by this number. A number can be used again once its sequence has ended.
+    /// The id of the sequence with this number. A command can use a number again once its sequence has ended.
     fn id(&self, name: &str) -> SequenceId {
         let name = number(name);
         let id = self.ids.iter().rfind(|(other, _)| *other == name);
         id.map_or(SequenceId::new(name, 0), |(_, id)| *id)
     }
 
-    /// The numbers that the script gives to sequences.
+    /// The numbers by which the commands refer to sequences.
     fn names(&self, ids: &[SequenceId]) -> String {
         let name =
             |id: &SequenceId| self.ids.iter().rfind(|(_, other)| other == id).expect("a submitted one").0;

@@ -7,18 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn siblings_share_the_prompt_and_all_but_one_copy_its_last_block() {
-    let script = "
-        submit 1,2,3 abcdef max=4
-        step 1=x 2=y 3=z
-        load
-        step
-        step
-        load
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2,3 abcdef max=4
         > step 1=x 2=y 3=z
@@ -51,18 +41,8 @@ fn siblings_share_the_prompt_and_all_but_one_copy_its_last_block() {
 
 #[test]
 fn siblings_that_generate_the_same_tokens_share_their_blocks() {
-    let script = "
-        submit 1,2 abcdef max=9
-        step
-        step
-        load
-        step
-        load
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2 abcdef max=9
         > step
@@ -88,18 +68,8 @@ fn siblings_that_generate_the_same_tokens_share_their_blocks() {
 
 #[test]
 fn siblings_are_admitted_together() {
-    let script = "
-        submit 1,2 a max=2
-        submit 3,4 b max=2
-        submit 5 c max=2
-        step
-        abort 2
-        step
-        step
-    ";
     check(
         SchedulerConfig { max_num_seqs: 3, ..config() },
-        script,
         expect![[r#"
             > submit 1,2 a max=2
             > submit 3,4 b max=2
@@ -127,19 +97,8 @@ fn siblings_are_admitted_together() {
 
 #[test]
 fn a_sibling_replaces_the_sequence_that_computes_the_prompt_when_it_is_aborted() {
-    let script = "
-        submit 1,2,3 a*20 max=2
-        step
-        abort 1
-        load
-        schedule
-        abort 2
-        commit
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2,3 a*20 max=2
         > step
@@ -161,21 +120,9 @@ fn a_sibling_replaces_the_sequence_that_computes_the_prompt_when_it_is_aborted()
 
 #[test]
 fn a_preempted_sibling_is_recomputed_alone() {
-    let script = "
-        submit 1,2 a*10 max=6
-        step
-        step 1=b 2=c
-        step 1=b 2=c
-        step 1=b 2=c
-        load
-        steps 3
-        load
-        step
-    ";
     check_in_cache(
         CacheSize { blocks_total: 4, ..cache() },
         SchedulerConfig { max_model_len: 16, ..config() },
-        script,
         expect![[r#"
         > submit 1,2 a*10 max=6
         > step

@@ -7,20 +7,8 @@ use crate::script::{cache, check, check_in_cache, config};
 
 #[test]
 fn a_suspended_sequence_skips_steps_and_is_not_recomputed() {
-    let script = "
-        submit 1 abcdef max=3
-        submit 2 gh max=9
-        step 1=? 2=i
-        step 2=j
-        load
-        resume 1=x
-        step 1=? 2=k
-        resume 1=y
-        step 1=z
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abcdef max=3
         > submit 2 gh max=9
@@ -48,21 +36,8 @@ fn a_suspended_sequence_skips_steps_and_is_not_recomputed() {
 
 #[test]
 fn siblings_are_suspended_individually_and_lockstep_groups_resume_together() {
-    let script = "
-        submit 1,2 abcd max=3
-        step 1=? 2=x
-        step 2=y
-        resume 1=x
-        step
-        submit 3,4 efgh max=9 lockstep=yes
-        step 3=? 4=?
-        step
-        resume 3=x 4<3=y
-        step
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1,2 abcd max=3
         > step 1=? 2=x
@@ -95,26 +70,9 @@ fn siblings_are_suspended_individually_and_lockstep_groups_resume_together() {
 fn a_suspended_sequence_may_be_preempted_and_others_overtake_it() {
     // The first sequence needs all six blocks eventually.
     let config = SchedulerConfig { max_model_len: 24, ..config() };
-    let script = "
-        submit 1 abcdefghijklmn max=9
-        submit 2 opq max=9
-        step
-        step 2=?
-        steps 6
-        load
-        submit 3 r max=1
-        abort 1
-        step
-        load
-        resume 2=x
-        step
-        abort 2
-        load
-    ";
     check_in_cache(
         CacheSize { blocks_total: 6, ..cache() },
         config,
-        script,
         expect![[r#"
             > submit 1 abcdefghijklmn max=9
             > submit 2 opq max=9
@@ -149,16 +107,8 @@ fn a_suspended_sequence_may_be_preempted_and_others_overtake_it() {
 
 #[test]
 fn a_suspended_sequence_may_be_aborted() {
-    let script = "
-        submit 1 abc max=9
-        step 1=?
-        step
-        abort 1
-        load
-    ";
     check(
         config(),
-        script,
         expect![[r#"
         > submit 1 abc max=9
         > step 1=?
