@@ -47,6 +47,24 @@ pub struct Request {
 }
 
 impl Request {
+    /// A request for one sequence in the base model, without images, drafts or a guide.
+    pub fn new(prompt: Vec<TokenId>, sampling: Sampling, stop: StopCriteria) -> Self {
+        Self {
+            prompt,
+            images: None,
+            num_sequences: 1,
+            beam_search: None,
+            lookup: None,
+            draft: None,
+            sampling,
+            stop,
+            guide: None,
+            cache_salt: 0,
+            adapter: 0,
+            tenant: 0,
+        }
+    }
+
     /// The number of texts that the client receives.
     pub fn num_results(&self) -> u32 {
         self.beam_search.as_ref().map_or(self.num_sequences, |search| search.num_results)

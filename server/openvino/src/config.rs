@@ -35,6 +35,27 @@ pub struct Config {
     pub block_scores: bool,
 }
 
+impl Config {
+    /// The configuration of a model on the CPU, without adapters, sparse attention or a cache directory. The size of the KV
+    /// cache is derived from the available memory, with no other limit.
+    pub fn new(model: PathBuf) -> Self {
+        Self {
+            model,
+            device: "CPU".to_owned(),
+            plugin_config: Vec::new(),
+            activation_precision: ActivationPrecision::Auto,
+            kv_cache_bytes: None,
+            // A cache for this many tokens exceeds any memory, and its size in bytes fits in a u64.
+            kv_cache_tokens_max: u64::from(u32::MAX),
+            cache_dir: None,
+            max_model_len: None,
+            adapters: Vec::new(),
+            sparse_attention: None,
+            block_scores: false,
+        }
+    }
+}
+
 /// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationPrecision {

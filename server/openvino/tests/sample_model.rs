@@ -11,7 +11,7 @@ use server_engine::{
 };
 use server_gguf::GgufFile;
 use server_gguf::write::write_parts;
-use server_openvino::{ActivationPrecision, CacheIdentity, Config, OpenVinoRunner, load};
+use server_openvino::{CacheIdentity, Config, OpenVinoRunner, load};
 use server_scheduler::{Batch, BlockCopy, BlockId, ScheduledSequence, SequenceId, TokenId};
 
 /// "What is the capital of France?" in the model's chat template.
@@ -32,19 +32,8 @@ fn sample() -> OpenVinoRunner {
 fn config() -> Config {
     let model =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    Config {
-        model,
-        device: "CPU".to_owned(),
-        plugin_config: EXACT.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-        kv_cache_bytes: Some(64 << 20),
-        kv_cache_tokens_max: 0,
-        adapters: Vec::new(),
-        sparse_attention: None,
-        block_scores: false,
-        activation_precision: ActivationPrecision::Auto,
-        cache_dir: None,
-        max_model_len: None,
-    }
+    let plugin_config = EXACT.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    Config { plugin_config, kv_cache_bytes: Some(64 << 20), ..Config::new(model) }
 }
 
 /// A sequence with its own block table.
@@ -350,20 +339,8 @@ fn engine_config() -> EngineConfig {
 }
 
 fn request(prompt: &[TokenId]) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        num_sequences: 1,
-        beam_search: None,
-        lookup: None,
-        draft: None,
-        sampling: Sampling::greedy(),
-        stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: 12, min_tokens: 0 },
-        guide: None,
-        cache_salt: 0,
-        adapter: 0,
-        tenant: 0,
-        images: None,
-    }
+    let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: 12, min_tokens: 0 };
+    Request::new(prompt.to_vec(), Sampling::greedy(), stop)
 }
 
 /// Returns the generated tokens, and the number of cached tokens of the prompt.

@@ -20,7 +20,7 @@ use server_images::{
     DecodeLimits, Detail, ImageLayout, ImageProcessor, ModelFamily, MropePositions, RgbImage, Size, decode,
     image_spans, mrope_positions,
 };
-use server_openvino::{ActivationPrecision, Config, EncoderImage, load, load_image_encoder};
+use server_openvino::{Config, EncoderImage, load, load_image_encoder};
 
 /// The largest difference between a feature of an image that is encoded together with others and that of the image alone,
 /// relative to the largest feature.
@@ -34,19 +34,8 @@ const BLOCK_TOKENS: u32 = 32;
 
 fn config(model: PathBuf) -> Config {
     let plugin_config = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
-    Config {
-        model,
-        device: "CPU".to_owned(),
-        plugin_config: plugin_config.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-        kv_cache_bytes: Some(16 << 20),
-        kv_cache_tokens_max: 0,
-        adapters: Vec::new(),
-        sparse_attention: None,
-        block_scores: false,
-        activation_precision: ActivationPrecision::Auto,
-        cache_dir: None,
-        max_model_len: None,
-    }
+    let plugin_config = plugin_config.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    Config { plugin_config, kv_cache_bytes: Some(16 << 20), ..Config::new(model) }
 }
 
 /// A prompt with images, and the answer of transformers.
@@ -146,20 +135,7 @@ fn request(case: &Case) -> Request {
     let sampling = Sampling { logprobs: Some(case.first_logits.len() as u32), ..Sampling::greedy() };
     let stop =
         StopCriteria { stop_token_ids: Vec::new(), max_tokens: case.answer.len() as u32, min_tokens: 0 };
-    Request {
-        prompt: case.prompt.clone(),
-        images: case.images.clone(),
-        num_sequences: 1,
-        beam_search: None,
-        lookup: None,
-        draft: None,
-        sampling,
-        stop,
-        guide: None,
-        cache_salt: 0,
-        adapter: 0,
-        tenant: 0,
-    }
+    Request { images: case.images.clone(), ..Request::new(case.prompt.clone(), sampling, stop) }
 }
 
 /// The answer to a request.

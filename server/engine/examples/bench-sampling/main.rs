@@ -172,20 +172,11 @@ async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Du
     let handle = engine.handle();
     let mut streams = Vec::new();
     for seed in 0..sequences {
-        let request = Request {
-            prompt: (0..PROMPT_TOKENS).map(|token| (token * 7 + seed) % args.vocabulary).collect(),
-            num_sequences: 1,
-            beam_search: None,
-            lookup: None,
-            draft: None,
-            sampling: Sampling { seed: u64::from(seed), ..case.sampling.clone() },
-            stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: args.steps + 30, min_tokens: 0 },
-            guide: case.form.map(|form| form.guide(args.vocabulary)),
-            cache_salt: 0,
-            adapter: 0,
-            tenant: 0,
-            images: None,
-        };
+        let prompt = (0..PROMPT_TOKENS).map(|token| (token * 7 + seed) % args.vocabulary).collect();
+        let sampling = Sampling { seed: u64::from(seed), ..case.sampling.clone() };
+        let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: args.steps + 30, min_tokens: 0 };
+        let guide = case.form.map(|form| form.guide(args.vocabulary));
+        let request = Request { guide, ..Request::new(prompt, sampling, stop) };
         streams.push(handle.submit(request).expect("the request is valid"));
     }
     for stream in &mut streams {

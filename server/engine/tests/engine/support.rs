@@ -141,20 +141,8 @@ impl ModelRunner for GatedRunner {
 }
 
 pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
-    Request {
-        prompt: prompt.to_vec(),
-        num_sequences: 1,
-        beam_search: None,
-        lookup: None,
-        draft: None,
-        sampling: Sampling::greedy(),
-        stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: tokens_max, min_tokens: 0 },
-        guide: None,
-        cache_salt: 0,
-        adapter: 0,
-        tenant: 0,
-        images: None,
-    }
+    let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: tokens_max, min_tokens: 0 };
+    Request::new(prompt.to_vec(), Sampling::greedy(), stop)
 }
 
 /// Returns a request that samples from the whole vocabulary, with a temperature at which all seeds give different

@@ -13,7 +13,7 @@ use serde_json::json;
 use server_engine::ModelRunner;
 use server_gguf::GgufFile;
 use server_gguf::write::GgufWriter;
-use server_openvino::{ActivationPrecision, Config, OpenVinoRunner, load_pair};
+use server_openvino::{Config, OpenVinoRunner, load_pair};
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 /// Measures step times and prints them as JSON.
@@ -94,19 +94,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
         .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
         .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
         .collect::<anyhow::Result<_>>()?;
-    Ok(Config {
-        model: args.model.clone(),
-        device: "CPU".to_owned(),
-        plugin_config,
-        activation_precision: ActivationPrecision::Auto,
-        kv_cache_bytes: Some(1 << 30),
-        cache_dir: None,
-        max_model_len: None,
-        kv_cache_tokens_max: 0,
-        adapters: Vec::new(),
-        sparse_attention: None,
-        block_scores: false,
-    })
+    Ok(Config { plugin_config, kv_cache_bytes: Some(1 << 30), ..Config::new(args.model.clone()) })
 }
 
 /// A step with `count` tokens of each sequence after `past` tokens. The last `drafts` tokens are drafts.

@@ -90,24 +90,13 @@ fn submit_due(args: &Args, handle: &EngineHandle, work: &[Work], progress: &mut 
 }
 
 fn request(args: &Args, work: &Work) -> Request {
-    Request {
-        prompt: work.prompt.clone(),
-        num_sequences: 1,
-        beam_search: None,
-        lookup: None,
-        draft: None,
-        sampling: Sampling { logprobs: work.logprobs, ..Sampling::greedy() },
-        stop: StopCriteria {
-            stop_token_ids: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },
-            max_tokens: work.max_tokens,
-            min_tokens: 0,
-        },
-        guide: None,
-        cache_salt: 0,
-        adapter: 0,
-        tenant: 0,
-        images: None,
-    }
+    let sampling = Sampling { logprobs: work.logprobs, ..Sampling::greedy() };
+    let stop = StopCriteria {
+        stop_token_ids: if work.ignore_eos { Vec::new() } else { args.stop_token.clone() },
+        max_tokens: work.max_tokens,
+        min_tokens: 0,
+    };
+    Request::new(work.prompt.clone(), sampling, stop)
 }
 
 /// Processes an event of a request; `None` means that its stream has ended.

@@ -113,17 +113,14 @@ impl Args {
             other => anyhow::bail!("--activation-precision {other}: not one of auto, int8"),
         };
         Ok(Config {
-            model: self.model.clone(),
-            device: "CPU".to_owned(),
             plugin_config,
             kv_cache_bytes: Some(self.kv_cache_mib << 20),
             activation_precision,
             cache_dir: self.cache_dir.clone(),
-            max_model_len: None,
-            kv_cache_tokens_max: 0,
             adapters: self.adapters(),
             sparse_attention: self.sparse_attention,
             block_scores: self.kv_eviction_tokens.is_some(),
+            ..Config::new(self.model.clone())
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{ActivationPrecision, Config};
+use crate::config::Config;
 
 /// A graph in the text form of an IR. Each of its operations has one output.
 #[derive(Default)]
@@ -92,17 +92,5 @@ impl Ir {
 
 /// The configuration of a model in a folder.
 pub(super) fn config(folder: &Path) -> Config {
-    Config {
-        model: folder.to_owned(),
-        device: "CPU".to_owned(),
-        plugin_config: Vec::new(),
-        kv_cache_bytes: Some(1 << 20),
-        kv_cache_tokens_max: 0,
-        adapters: Vec::new(),
-        sparse_attention: None,
-        block_scores: false,
-        activation_precision: ActivationPrecision::Auto,
-        cache_dir: None,
-        max_model_len: None,
-    }
+    Config { kv_cache_bytes: Some(1 << 20), ..Config::new(folder.to_owned()) }
 }

@@ -59,19 +59,11 @@ fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<Tok
         .map(|which| {
             let prompt: Vec<TokenId> =
                 (0..40 + which * 5).map(|place| (place * place + which % 2 * 17) % 288).collect();
+            let stop = StopCriteria { stop_token_ids: Vec::new(), max_tokens: TOKENS, min_tokens: 0 };
             let request = Request {
-                prompt,
                 num_sequences: 1 + which % 2,
-                beam_search: None,
-                lookup: None,
                 draft: Some(DraftModelParams { num_draft_tokens: 4, confidence_threshold: 0.0 }),
-                sampling: sampling.clone(),
-                stop: StopCriteria { stop_token_ids: Vec::new(), max_tokens: TOKENS, min_tokens: 0 },
-                guide: None,
-                cache_salt: 0,
-                adapter: 0,
-                tenant: 0,
-                images: None,
+                ..Request::new(prompt, sampling.clone(), stop)
             };
             (engine.handle().submit(request).unwrap(), 1 + which % 2)
         })

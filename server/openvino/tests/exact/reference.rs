@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use server_gguf::write::write_parts;
 use server_gguf::{GgufFile, TensorType};
-use server_openvino::{ActivationPrecision, Config, LoadReport, OpenVinoRunner, load};
+use server_openvino::{Config, LoadReport, OpenVinoRunner, load};
 
 pub(crate) use file::{CONTEXT, EXPERTS, Recipe, normals};
 pub(crate) use forward::Reference;
@@ -133,22 +133,9 @@ pub(crate) fn load_file(
 }
 
 pub(crate) fn config(path: &Path, properties: &[(&str, &str)]) -> Config {
-    Config {
-        model: path.to_owned(),
-        device: "CPU".to_owned(),
-        plugin_config: properties
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect(),
-        activation_precision: ActivationPrecision::Auto,
-        cache_dir: None,
-        max_model_len: None,
-        kv_cache_bytes: Some(32 << 20),
-        kv_cache_tokens_max: 0,
-        adapters: Vec::new(),
-        sparse_attention: None,
-        block_scores: false,
-    }
+    let plugin_config =
+        properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Config { plugin_config, kv_cache_bytes: Some(32 << 20), ..Config::new(path.to_owned()) }
 }
 
 /// The recipe of an architecture in which every matrix has the type `kind`.
