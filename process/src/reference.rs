@@ -1,8 +1,11 @@
-//! Generates the tables of the reference in `docs/reference`: the flags of a program and the metrics of a process.
+//! Generates the tables of the reference in `docs/reference`: the flags of a program and the metrics of a process. It also
+//! updates generated sections of handwritten pages.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 
+use anyhow::Context as _;
 use clap::{Arg, Command};
 
 const FLAG_HEADER: &str = "| flag | environment | default | |\n|---|---|---|---|\n";
@@ -71,6 +74,27 @@ pub fn metric_table(exposition: &str) -> String {
     text
 }
 
+/// Replaces the text between the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->` of the page `path` with `text`,
+/// which ends with a line break.
+///
+/// # Errors
+/// The page cannot be read or written, or lacks one of the lines.
+pub fn update_section(path: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(path).with_context(|| format!("failed to read {}", path.display()))?;
+    let page =
+        replace_section(&page, name, text).with_context(|| format!("failed to update {}", path.display()))?;
+    std::fs::write(path, page).with_context(|| format!("failed to write {}", path.display()))
+}
+
+fn replace_section(page: &str, name: &str, text: &str) -> anyhow::Result<String> {
+    let begin = format!("<!-- {name}: begin -->\n");
+    let end = format!("<!-- {name}: end -->\n");
+    let (before, rest) =
+        page.split_once(&begin).with_context(|| format!("the page lacks the line {begin:?}"))?;
+    let (_, after) = rest.split_once(&end).with_context(|| format!("no line {end:?} follows {begin:?}"))?;
+    Ok(format!("{before}{begin}{text}{end}{after}"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::builder::PossibleValue;
@@ -102,5 +126,16 @@ mod tests {
         let expected =
             "| name | type | |\n|---|---|---|\n| `a_total` | counter | Requests |\n| `b` | gauge | Size |\n";
         assert_eq!(metric_table(exposition), expected);
+    }
+
+    #[test]
+    fn replaces_only_the_text_of_the_named_section() {
+        let page =
+            |text: &str| format!("1\n<!-- a: begin -->\n{text}<!-- a: end -->\n<!-- b: begin -->\n2\n");
+        assert_eq!(replace_section(&page("old\n"), "a", "new\n").unwrap(), page("new\n"));
+        for (name, line) in [("b", "b: end"), ("c", "c: begin")] {
+            let error = replace_section(&page(""), name, "").unwrap_err().to_string();
+            assert!(error.contains(line), "{error}");
+        }
     }
 }

@@ -7,6 +7,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use clap::Parser as _;
+use clap::builder::TypedValueParser as _;
 use futures_util::future::try_join_all;
 use kube::api::{Api, PostParams};
 use kube::runtime::wait::{await_condition, conditions::is_crd_established};
@@ -19,13 +21,13 @@ use tokio::task::JoinSet;
 
 use node::Node;
 use process::Sample;
-use table::{Figures, update};
+use table::Figures;
 
 mod node;
 mod process;
 mod table;
 
-const USAGE: &str = "usage: bench-operator [--resources N] [--idle SECONDS] [--update]";
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
 /// The maximum time to wait for all resources.
 const LIMIT: Duration = Duration::from_secs(900);
 /// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes
@@ -34,20 +36,27 @@ const LIMIT: Duration = Duration::from_secs(900);
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
+/// Measures the cost of many resources for the operator, on a real API server.
+#[derive(Debug, clap::Parser)]
+#[command(name = "bench-operator")]
 struct Args {
+    /// The number of resources.
+    #[arg(long, default_value = "300", value_parser = clap::value_parser!(u16).range(1..).map(usize::from))]
     resources: usize,
+    /// The time during which the idle operator is measured, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = clap::value_parser!(u16).range(1..).map(seconds))]
     idle: Duration,
+    /// Write the table to docs/performance/results.md.
+    #[arg(long)]
     update: bool,
 }
 
+fn seconds(count: u16) -> Duration {
+    Duration::from_secs(count.into())
+}
+
 fn main() -> ExitCode {
-    let args = match args(std::env::args().skip(1)) {
-        Ok(args) => args,
-        Err(message) => {
-            eprintln!("error: {message}\n{USAGE}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let args = Args::parse();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -60,27 +69,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn args(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { resources: 300, idle: Duration::from_secs(120), update: false };
-    while let Some(word) = words.next() {
-        let mut number = || {
-            let value = words.next().ok_or(format!("{word} needs a number"))?;
-            value
-                .parse::<u16>()
-                .ok()
-                .filter(|&value| value > 0)
-                .ok_or(format!("{value:?} is not a positive number"))
-        };
-        match word.as_str() {
-            "--resources" => args.resources = number()?.into(),
-            "--idle" => args.idle = Duration::from_secs(number()?.into()),
-            "--update" => args.update = true,
-            _ => return Err(format!("unknown argument {word:?}")),
-        }
-    }
-    Ok(args)
 }
 
 async fn run(args: &Args) -> anyhow::Result<()> {
@@ -107,7 +95,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let markdown = figures.markdown();
     println!("{markdown}");
     if args.update {
-        update(&markdown)?;
+        ::process::reference::update_section(RESULTS.as_ref(), "bench-operator", &markdown)?;
     }
     Ok(())
 }

@@ -1,9 +1,6 @@
 //! Formats the result as a table.
 
-use std::path::Path;
 use std::time::Duration;
-
-use anyhow::Context as _;
 
 use crate::process::Sample;
 
@@ -67,20 +64,4 @@ impl Figures {
         }
         text
     }
-}
-
-/// Writes the table between its marks in `docs/performance/results.md`.
-///
-/// # Errors
-/// The file or its marks do not exist.
-pub(crate) fn update(markdown: &str) -> anyhow::Result<()> {
-    const BEGIN: &str = "<!-- bench-operator: begin -->\n";
-    const END: &str = "<!-- bench-operator: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
-    let text =
-        std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
-    let marks = text.find(BEGIN).zip(text.find(END));
-    let (begin, end) = marks.with_context(|| format!("{} has no marks", path.display()))?;
-    let text = format!("{}{markdown}{}", &text[..begin + BEGIN.len()], &text[end..]);
-    std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
 }

@@ -7,6 +7,9 @@
 
 use std::process::ExitCode;
 
+use clap::Parser as _;
+use clap::builder::RangedU64ValueParser;
+
 use arena::{Arena, Competitor};
 use table::Table;
 
@@ -20,29 +23,33 @@ mod workload;
 #[cfg(test)]
 mod tests;
 
-const USAGE: &str = "usage: bench-policies [--seeds N] [--requests N] [--update]";
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
 
+/// Compares routing policies with the same traffic in virtual time.
+#[derive(Debug, clap::Parser)]
+#[command(name = "bench-policies")]
 struct Args {
+    /// The number of seeds. Each figure is the median over the seeds.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
+    /// The number of requests of each kind of traffic.
+    #[arg(long, default_value_t = 3000, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     requests: usize,
+    /// Write the tables to docs/performance/results.md.
+    #[arg(long)]
     update: bool,
 }
 
 fn main() -> ExitCode {
-    let args = match args(std::env::args().skip(1)) {
-        Ok(args) => args,
-        Err(message) => {
-            eprintln!("error: {message}\n{USAGE}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let args = Args::parse();
     let arena = Arena { replicas: 8, requests: args.requests, seeds: (1..=args.seeds).collect() };
     let table = Table::new(&arena, Competitor::all());
     println!("{}", table.markdown());
     if args.update
-        && let Err(message) = table::update(&table.markdown())
+        && let Err(error) =
+            process::reference::update_section(RESULTS.as_ref(), "bench-policies", &table.markdown())
     {
-        eprintln!("error: {message}");
+        eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
     let missed = table.missed();
@@ -50,25 +57,4 @@ fn main() -> ExitCode {
         eprintln!("missed: {target}");
     }
     if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn args(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seeds: 5, requests: 3000, update: false };
-    while let Some(word) = words.next() {
-        let mut number = || {
-            let value = words.next().ok_or(format!("{word} must be followed by a number"))?;
-            value
-                .parse::<u64>()
-                .ok()
-                .filter(|&value| value > 0)
-                .ok_or(format!("{word} must be a positive number, not {value:?}"))
-        };
-        match word.as_str() {
-            "--seeds" => args.seeds = number()?,
-            "--requests" => args.requests = number()? as usize,
-            "--update" => args.update = true,
-            _ => return Err(format!("unknown argument {word:?}")),
-        }
-    }
-    Ok(args)
 }

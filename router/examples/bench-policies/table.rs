@@ -1,7 +1,5 @@
 //! The table of the results, and the targets of the default policy.
 
-use std::path::Path;
-
 use crate::arena::{Arena, Competitor, Score};
 use crate::workload::{KINDS, Kind};
 
@@ -117,19 +115,4 @@ impl Table {
         let best = others.filter(|(other, _)| **other != Competitor::Oracle).map(|(_, score)| score.p99);
         self.scores[kind][index].p99 <= best.fold(f64::MAX, f64::min)
     }
-}
-
-/// Replaces the text between the marks in `docs/performance/results.md`.
-pub(crate) fn update(markdown: &str) -> Result<(), String> {
-    const BEGIN: &str = "<!-- bench-policies: begin -->\n";
-    const END: &str = "<!-- bench-policies: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
-    let failed = |error: std::io::Error| format!("failed to update {}: {error}", path.display());
-    let text = std::fs::read_to_string(&path).map_err(failed)?;
-    let marks = (text.find(BEGIN), text.find(END));
-    let (Some(begin), Some(end)) = marks else {
-        return Err(format!("{} lacks the line {BEGIN:?} or {END:?}", path.display()));
-    };
-    let text = format!("{}{markdown}{}", &text[..begin + BEGIN.len()], &text[end..]);
-    std::fs::write(&path, text).map_err(failed)
 }

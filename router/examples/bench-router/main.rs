@@ -113,7 +113,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let (text, is_good) = table::markdown(args, &results)?;
     println!("{text}");
     if args.update {
-        table::update(&text)?;
+        let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
+        ::process::reference::update_section(results.as_ref(), "bench-router", &text)?;
     }
     Ok(is_good || !args.strict)
 }

@@ -1,7 +1,6 @@
 //! The figures as tables, compared with their requirements.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -269,18 +268,4 @@ fn machine() -> anyhow::Result<String> {
     let kibibytes: f64 = memory.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN);
     let cores = std::thread::available_parallelism()?;
     Ok(format!("{processor}, {cores} cores, {:.0} GiB", kibibytes / 1048576.0))
-}
-
-/// Writes `text` between the marks of `docs/performance/results.md`.
-pub(crate) fn update(text: &str) -> anyhow::Result<()> {
-    const BEGIN: &str = "<!-- bench-router: begin -->\n";
-    const END: &str = "<!-- bench-router: end -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance/results.md");
-    let document =
-        std::fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
-    let (before, rest) =
-        document.split_once(BEGIN).context("docs/performance/results.md lacks the opening mark")?;
-    let (_, after) = rest.split_once(END).context("docs/performance/results.md lacks the closing mark")?;
-    std::fs::write(&path, format!("{before}{BEGIN}{text}{END}{after}"))
-        .with_context(|| format!("failed to write {}", path.display()))
 }
