@@ -1,6 +1,6 @@
-//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers and the scheduler, as
-//! child processes on free ports of the loopback interface. The cluster has no node, so pods never run. This module is
-//! independent of the products of this repository.
+//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers, as child processes on
+//! free ports of the loopback interface. The cluster has no node, so pods never run. This module is independent of the
+//! products of this repository.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
@@ -110,13 +110,21 @@ impl ControlPlane {
     /// The same as those of [`ControlPlane::start`].
     pub async fn start_controllers(&mut self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig_for("controllers", Some(ADMINS))?;
-        let mut command = self.controller(Program::ControllerManager, &kubeconfig)?;
+        let mut command = Command::new(Program::ControllerManager.find()?);
+        for name in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
+            command.arg(flag(name, kubeconfig.display()));
+        }
         command
+            // Port 0 disables the listener.
+            .args(["--leader-elect=false", "--secure-port=0"])
             .arg(flag("service-account-private-key-file", self.service_accounts.key.display()))
             .arg(flag("root-ca-file", self.authority.certificate().display()))
             // With the default limits, the controllers need four seconds to start.
-            .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-gc-syncs=20"]);
-        self.add_controller(&mut command)?;
+            .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-gc-syncs=20"])
+            .current_dir(self.folder.path());
+        let process = Process::start(&mut command)?;
+        self.guard.add(&process)?;
+        self.controllers.push(process);
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, "default");
         let end = Instant::now() + START_LIMIT;
         while accounts.get_opt("default").await?.is_none() {
@@ -124,16 +132,6 @@ impl ControlPlane {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
-    }
-
-    /// Starts the scheduler, which assigns pods to Node objects.
-    ///
-    /// # Errors
-    /// The program is missing or cannot be started.
-    pub fn start_scheduler(&mut self) -> anyhow::Result<()> {
-        let kubeconfig = self.kubeconfig_for("scheduler", Some(ADMINS))?;
-        let mut command = self.controller(Program::Scheduler, &kubeconfig)?;
-        self.add_controller(&mut command)
     }
 
     /// The URL of the API server.
@@ -244,23 +242,6 @@ impl ControlPlane {
             .args(["--requestheader-username-headers=X-Remote-User"])
             .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-"]);
         Ok(command)
-    }
-
-    fn controller(&self, program: Program, kubeconfig: &Path) -> anyhow::Result<Command> {
-        let mut command = Command::new(program.find()?);
-        for name in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
-            command.arg(flag(name, kubeconfig.display()));
-        }
-        // Port 0 disables the listener.
-        command.args(["--leader-elect=false", "--secure-port=0"]).current_dir(self.folder.path());
-        Ok(command)
-    }
-
-    fn add_controller(&mut self, command: &mut Command) -> anyhow::Result<()> {
-        let process = Process::start(command)?;
-        self.guard.add(&process)?;
-        self.controllers.push(process);
-        Ok(())
     }
 
     /// Fails if a process has ended, or if the time `end` has passed while waiting for `what`.

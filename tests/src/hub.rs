@@ -70,7 +70,6 @@ impl Hub {
         }
         let routes = Router::new()
             .route("/api/models/{owner}/{name}/revision/{revision}", get(revision))
-            .route("/api/models/{owner}/{name}/tree/{revision}", get(tree))
             .route("/{owner}/{name}/resolve/{revision}/{*file}", get(resolve))
             .with_state(Arc::new(repository));
         Ok(Self { server: MockServer::start(host, routes).await? })
@@ -118,25 +117,6 @@ async fn revision(
     axum::Json(json!({"id": repository.name, "sha": COMMIT, "siblings": siblings})).into_response()
 }
 
-async fn tree(
-    UrlPath((owner, name, _)): UrlPath<(String, String, String)>,
-    State(repository): RepositoryState,
-    headers: HeaderMap,
-) -> Response {
-    if let Err(status) = repository.authorize(&owner, &name, &headers) {
-        return status.into_response();
-    }
-    let entries: Vec<Value> = repository
-        .files
-        .iter()
-        .map(|(name, file)| {
-            let lfs = json!({"oid": file.sha256, "size": file.bytes, "pointerSize": 134});
-            json!({"type": "file", "path": name, "size": file.bytes, "oid": COMMIT, "lfs": lfs})
-        })
-        .collect();
-    axum::Json(entries).into_response()
-}
-
 async fn resolve(
     UrlPath((owner, name, _, file)): UrlPath<(String, String, String, String)>,
     State(repository): RepositoryState,
@@ -179,10 +159,9 @@ mod tests {
         std::fs::write(&path, "0123456789").unwrap();
         let hub = Hub::start("127.0.0.1", "owner/name", &[&path]).await.unwrap();
         let url = |path: &str| format!("{}{path}", hub.url());
-        let tree = http::get(&url("/api/models/owner/name/tree/main?recursive=true")).await.unwrap();
-        assert_eq!((&tree.body[0]["path"], &tree.body[0]["size"]), (&json!("model.gguf"), &json!(10)));
         let page = http::get(&url("/api/models/owner/name/revision/main?blobs=true")).await.unwrap();
-        assert_eq!(page.body["siblings"][0]["rfilename"], "model.gguf");
+        let sibling = &page.body["siblings"][0];
+        assert_eq!((&sibling["rfilename"], &sibling["size"]), (&json!("model.gguf"), &json!(10)));
         let file = url("/owner/name/resolve/main/model.gguf");
         let part = crate::http::client().get(&file).header("range", "bytes=7-").send().await.unwrap();
         assert_eq!(part.status().as_u16(), 206);

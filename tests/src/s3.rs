@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{OriginalUri, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use sha2::{Digest as _, Sha256};
 
 use crate::mock::{MockServer, hex, range_start, sha256};
@@ -53,7 +54,7 @@ impl S3 {
     /// # Errors
     /// This machine does not have the address `host`.
     pub async fn start(host: &str, bucket: Bucket) -> anyhow::Result<Self> {
-        let routes = Router::new().fallback(respond).with_state(Arc::new(bucket));
+        let routes = Router::new().route("/{*path}", get(respond)).with_state(Arc::new(bucket));
         Ok(Self { server: MockServer::start(host, routes).await? })
     }
 
@@ -66,15 +67,15 @@ impl S3 {
 
 async fn respond(
     State(bucket): State<Arc<Bucket>>,
-    OriginalUri(uri): OriginalUri,
+    Path(path): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Response {
-    let query = query(&uri);
     if let Err(code) = bucket.check(&uri, &query, &headers) {
         return refusal(StatusCode::FORBIDDEN, code);
     }
-    let path = decode(uri.path());
-    let Some(key) = path.strip_prefix(&format!("/{}", bucket.name)) else {
+    let Some(key) = path.strip_prefix(&bucket.name) else {
         return refusal(StatusCode::NOT_FOUND, "NoSuchBucket");
     };
     match key.strip_prefix('/') {
@@ -170,32 +171,6 @@ impl Bucket {
     }
 }
 
-/// The decoded query parameters.
-fn query(uri: &Uri) -> BTreeMap<String, String> {
-    let pairs = uri.query().unwrap_or_default().split('&');
-    pairs.filter_map(|pair| pair.split_once('=')).map(|(name, value)| (decode(name), decode(value))).collect()
-}
-
-fn decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() {
-        let digits = text.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (bytes[at], digits) {
-            (b'%', Some(byte)) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            (byte, _) => {
-                decoded.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
-}
-
 /// Computes HMAC-SHA-256 (RFC 2104).
 fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
     let mut block = [0; HMAC_BLOCK_BYTES];
@@ -243,7 +218,8 @@ mod tests {
             .parse()
             .unwrap();
             let host = (header::HOST, "examplebucket.s3.amazonaws.com".parse().unwrap());
-            bucket.check(&uri, &query(&uri), &HeaderMap::from_iter([host]))
+            let Query(query) = Query::try_from_uri(&uri).unwrap();
+            bucket.check(&uri, &query, &HeaderMap::from_iter([host]))
         };
         let signature = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404";
         assert_eq!(check(signature), Ok(()));

@@ -14,8 +14,6 @@ pub enum Program {
     ApiServer,
     /// The controllers of Deployments, Jobs, garbage collection and so on.
     ControllerManager,
-    /// The scheduler, which assigns pods to nodes.
-    Scheduler,
     /// The command-line client of Kubernetes.
     Kubectl,
 }
@@ -28,7 +26,6 @@ impl Program {
             Self::Etcd => "etcd",
             Self::ApiServer => "kube-apiserver",
             Self::ControllerManager => "kube-controller-manager",
-            Self::Scheduler => "kube-scheduler",
             Self::Kubectl => "kubectl",
         }
     }

@@ -44,11 +44,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether a sequence needs the requested encoder output of this image.
-    pub fn is_image_needed(&self, digest: ImageDigest) -> bool {
-        self.images.is_held(digest)
-    }
-
     /// Returns a sequence of each request that needs the encoder output of this image.
     pub fn sequences_with_image(&self, digest: ImageDigest) -> Vec<SequenceId> {
         self.slots_with_image(digest).into_iter().map(|slot| self.sequences.get(slot).id).collect()
