@@ -16,7 +16,6 @@ import argparse
 import json
 import pathlib
 import subprocess
-import sys
 
 import bench_http
 import bench_lookup
@@ -86,12 +85,12 @@ def served(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path, 
             throughput(port, bench_lookup.requests("edit", 8, 99), {})
         for work in args.work:
             for case in args.cases:
-                for seed in range(args.rounds):
-                    made = bench_lookup.requests(work, bench_lookup.CONCURRENT[case], seed)
-                    order = list(ports.items())[:: 1 if seed % 2 else -1]
-                    figures = {name: throughput(port, made, {}) for name, port in order}
-                    measured.setdefault((work, case), []).append((figures["drafted"], figures["plain"]))
-                    print(f"  {work} {case:4} round {seed + 1}  {figures}", file=sys.stderr, flush=True)
+
+                def figure_of(kind: str, seed: int) -> float:
+                    return throughput(ports[kind], bench_lookup.requests(work, bench_lookup.CONCURRENT[case], seed), {})
+
+                kinds = ("drafted", "plain")
+                measured[work, case] = bench_lookup.rounds_of(args.rounds, f"{work} {case:4}", kinds, figure_of)
     return measured
 
 
@@ -112,8 +111,8 @@ def main() -> None:
         print_costs("The model as its own draft model", costs_of(args, setup, None))
         measured = served(args, setup, draft, folder)
     print()
-    names = ("with the draft model", "without")
-    all_good = bench_lookup.print_ratios(names, measured, lambda _: WANTED)
+    columns = ("work", "with the draft model", "without")
+    all_good = bench_lookup.print_ratios(columns, bench_lookup.TITLES, measured, lambda _: WANTED)
     if args.strict and not all_good:
         raise SystemExit(1)
 

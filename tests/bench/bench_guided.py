@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import statistics
-import sys
 
 import bench_http
 import cases
 import engines
 from bench_http import Server, throughput
+from bench_lookup import print_ratios, rounds_of
 
 WANTED = 0.9
 CASES = [case for case in cases.CASES if case.name in ("c1", "c8", "c32", "c64")]
@@ -49,24 +48,6 @@ def arguments() -> argparse.Namespace:
     return known.parse_args()
 
 
-def rounds_of(port: int, args: argparse.Namespace, case: cases.Case) -> list[tuple[float, float]]:
-    """Returns the guided and unguided figures of each round, in an order that rotates."""
-    measured = []
-    for seed in range(args.rounds):
-        figures = {}
-        order = ["guided", "plain"] if seed % 2 else ["plain", "guided"]
-        for place, name in enumerate(order):
-            # Each round has different prompts of the same lengths, so that none is in the prefix
-            # cache.
-            work = cases.scenario(case, 2 * seed + place, args.vocabulary)
-            more = {"temperature": args.temperature} | (GUIDED if name == "guided" else {})
-            figures[name] = throughput(port, work["requests"], more)
-            note = f"  {case.name:4} round {seed + 1}  {name:6} {figures[name]:8.1f} tok/s"
-            print(note, file=sys.stderr, flush=True)
-        measured.append((figures["guided"], figures["plain"]))
-    return measured
-
-
 def main() -> None:
     args = arguments()
     setup = bench_http.setup_of(args)
@@ -75,21 +56,20 @@ def main() -> None:
         warmup = cases.scenario(CASES[1], 99, args.vocabulary)
         for more in ({}, GUIDED):
             throughput(server.port, warmup["requests"], more)
-        for case in CASES:
-            if case.name in args.cases:
-                measured[case.name] = rounds_of(server.port, args, case)
+        for case in (case for case in CASES if case.name in args.cases):
+
+            def figure_of(kind: str, seed: int) -> float:
+                is_guided = kind == "guided"
+                # Each run has different prompts of the same lengths, so that none is in the prefix cache.
+                work = cases.scenario(case, 2 * seed + is_guided, args.vocabulary)
+                more = {"temperature": args.temperature} | (GUIDED if is_guided else {})
+                return throughput(server.port, work["requests"], more)
+
+            measured[case.name] = rounds_of(args.rounds, f"{case.name:4}", ("guided", "plain"), figure_of)
     (engines.WORK / "bench-guided.json").write_text(json.dumps(measured, indent=1))
     print(f"{engines.versions()}\n{engines.machine()}\n")
-    print("| case | guided | not guided | ratio | target |\n|---|---|---|---|---|")
-    all_good = True
-    for case in CASES:
-        if case.name not in measured:
-            continue
-        guided, plain = (statistics.median(column) for column in zip(*measured[case.name], strict=True))
-        ratio = statistics.median(guided / plain for guided, plain in measured[case.name])
-        all_good &= ratio >= WANTED
-        mark = "✓" if ratio >= WANTED else "✗"
-        print(f"| {case.title} | {guided:.0f} tok/s | {plain:.0f} tok/s | **{ratio:.2f}** | ≥ {WANTED} {mark} |")
+    titles = {case.name: case.title for case in CASES}
+    all_good = print_ratios(("case", "guided", "not guided"), titles, measured, lambda _: WANTED)
     if args.strict and not all_good:
         raise SystemExit(1)
 

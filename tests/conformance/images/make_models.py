@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -98,7 +99,8 @@ CHATML = (
 )
 
 
-def llava():
+def llava(prefix, seed, image_processor, **image):
+    """`image` is the part of the configuration that determines the tokens of an image."""
     special = ["<unk>", "<s>", "</s>", "<image>", "<pad>", "<|im_start|>", "<|im_end|>"]
     tokenizer = fast_tokenizer(
         train_tokenizer(special, bos="<s>"),
@@ -108,7 +110,7 @@ def llava():
         pad_token="<pad>",
         additional_special_tokens=["<image>"],
     )
-    config = transformers.LlavaConfig(
+    config = getattr(transformers, f"{prefix}Config")(
         vision_config=transformers.CLIPVisionConfig(
             hidden_size=64,
             intermediate_size=128,
@@ -121,14 +123,12 @@ def llava():
         # The native attention supports heads of this size.
         text_config=transformers.LlamaConfig(**{**TEXT, "head_dim": 32}, vocab_size=len(tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_seq_length=16,
+        **image,
     )
-    model = transformers.LlavaForConditionalGeneration(config)
-    draw_weights(model, 0.5, 1, wide=["multi_modal_projector.linear_2"])
-    processor = transformers.LlavaProcessor(
-        image_processor=transformers.CLIPImageProcessor(
-            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-        ),
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    draw_weights(model, 0.5, seed, wide=["multi_modal_projector.linear_2"])
+    processor = getattr(transformers, f"{prefix}Processor")(
+        image_processor=image_processor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
         tokenizer=tokenizer,
         patch_size=14,
         vision_feature_select_strategy="default",
@@ -136,6 +136,11 @@ def llava():
         chat_template=CHATML.replace("IMAGE", "<image>\n"),
     )
     return model, processor, "<image>"
+
+
+def llava_next():
+    grid = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]}
+    return llava("LlavaNext", 13, partial(transformers.LlavaNextImageProcessor, **grid), **grid)
 
 
 def gemma3():
@@ -329,47 +334,6 @@ def smolvlm():
     return idefics3("SmolVLM", 64, 16, seed=17, video_processor=transformers.SmolVLMVideoProcessor())
 
 
-def llava_next():
-    special = ["<unk>", "<s>", "</s>", "<image>", "<pad>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = fast_tokenizer(
-        train_tokenizer(special, bos="<s>"),
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=["<image>"],
-    )
-    pinpoints = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
-    config = transformers.LlavaNextConfig(
-        vision_config=transformers.CLIPVisionConfig(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            image_size=56,
-            patch_size=14,
-            projection_dim=64,
-        ),
-        # The native attention supports heads of this size.
-        text_config=transformers.LlamaConfig(**{**TEXT, "head_dim": 32}, vocab_size=len(tokenizer)),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_grid_pinpoints=pinpoints,
-    )
-    model = transformers.LlavaNextForConditionalGeneration(config)
-    draw_weights(model, 0.5, 13, wide=["multi_modal_projector.linear_2"])
-    processor = transformers.LlavaNextProcessor(
-        image_processor=transformers.LlavaNextImageProcessor(
-            size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=pinpoints
-        ),
-        tokenizer=tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHATML.replace("IMAGE", "<image>\n"),
-    )
-    return model, processor, "<image>"
-
-
 def minicpmv():
     special = ["<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "</image>", "<slice>", "</slice>"]
     special += ["<image_id>", "</image_id>"]
@@ -441,7 +405,7 @@ def phi4_multimodal():
 
 
 FAMILIES = {
-    "llava": llava,
+    "llava": lambda: llava("Llava", 1, transformers.CLIPImageProcessor, image_seq_length=16),
     "gemma3": gemma3,
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
