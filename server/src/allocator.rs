@@ -4,7 +4,7 @@
 //! the memory of a burst of large requests would never be returned. See decision 0081.
 
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::MissedTickBehavior;
 
@@ -79,10 +79,12 @@ pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
         // On some systems, the memory cannot be read.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
+            let start = Instant::now();
             tokio::task::spawn_blocking(return_free_memory).await?;
+            let elapsed = start.elapsed();
             let after = anonymous_bytes().unwrap_or(before);
             trimmer.record_trim(before, after);
-            tracing::debug!(before, after, "trimmed the memory of the process");
+            tracing::debug!(before, after, ?elapsed, "trimmed the memory of the process");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! While each attack runs, well-behaved clients chat through the router and both processes are probed. After the
 //! attack, both processes must still run and use about as much memory as before. Every probe must have succeeded in
-//! time, and the other clients must not have lost a request or waited more than three times as long as without an
+//! time, and the other clients must not have lost a request or waited more than four times as long as without an
 //! attack.
 //!
 //! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not the
@@ -29,8 +29,10 @@ use hostile::fleet::{Fleet, PerProcess};
 use hostile::report::{Report, Row};
 use tests::memory::ProcessMemory;
 
-/// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one.
-const SLOWDOWN_MAX: f64 = 3.0;
+/// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one. With two
+/// processors, a request that waits for one of the two slots of preparation takes more than three times as long as
+/// without an attack if the machine is fast.
+const SLOWDOWN_MAX: f64 = 4.0;
 /// The time limit for a probe.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// The number of responses to the other clients before the first attack.
