@@ -144,8 +144,8 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     println!("cargo:rustc-link-lib=stdc++");
 }
 
-/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo can still have the output
-/// of this script for them, for example with another value of an environment variable.
+/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo may still link them
+/// without running this script again, for example after an environment variable has changed back.
 fn remove_oldest(folders: &Path) {
     const RETAINED: usize = 3;
     let mut versions: Vec<_> = fs::read_dir(folders)

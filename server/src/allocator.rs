@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// for some milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
 /// The largest number of measurements between two trims, which is reached if trims return little memory because it is
-/// in use. So memory that is no longer in use is returned within half a minute.
+/// in use. Memory that becomes unused is returned within half a minute.
 const READINGS_MAX: u32 = 6;
 
 /// Decides when to trim the allocator's memory.

@@ -29,9 +29,9 @@ use hostile::fleet::{Fleet, PerProcess};
 use hostile::report::{Report, Row};
 use tests::memory::ProcessMemory;
 
-/// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one. With two
-/// processors, a request that waits for one of the two slots of preparation takes more than three times as long as
-/// without an attack if the machine is fast.
+/// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one. On one
+/// machine with two processors, the same attack was measured with 2.1 and with 3.4, so the limit leaves room for this
+/// variation.
 const SLOWDOWN_MAX: f64 = 4.0;
 /// The time limit for a probe.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);

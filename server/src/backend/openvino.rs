@@ -1,12 +1,10 @@
 //! The OpenVINO backend.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use anyhow::Context as _;
-use rustix::thread::CpuSet;
 use server_engine::{ModelRunner, SpillIdentity};
 use server_images::ImageProcessor;
 use server_openvino as runtime;
@@ -123,7 +121,7 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("ENABLE_CPU_PINNING", "NO");
     }
     if config.device == "CPU"
-        && let Some(threads) = threads_of_quota(config.tensor_parallel_size > 1)
+        && let Some(threads) = threads_of_quota()
         && set_default("INFERENCE_NUM_THREADS", &threads.to_string())
     {
         tracing::info!(threads, "limited the threads of the model to the CPU limit of the control group");
@@ -138,25 +136,13 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     Ok(properties)
 }
 
-/// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows as many as the
-/// plugin starts by itself: one for each core of one socket, or of all sockets, that this process may use. The plugin does
-/// not know the quota. With more threads, the kernel would stop all of them, in the middle of a step, for the rest of each
-/// period.
-fn threads_of_quota(uses_all_sockets: bool) -> Option<usize> {
+/// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows one for each
+/// processor that this process may use. The plugin does not know the quota. With a thread for each processor, the kernel
+/// would stop all of them, in the middle of a step, for the rest of each period.
+fn threads_of_quota() -> Option<usize> {
     let within_quota = available_parallelism().ok()?.get();
-    let allowed = rustix::thread::sched_getaffinity(None).ok()?;
-    let of_socket = if uses_all_sockets { None } else { processors_of_socket(&allowed) };
-    (within_quota < of_socket.unwrap_or(allowed.count() as usize)).then_some(within_quota)
-}
-
-/// Returns the largest number of these processors that belong to the same socket.
-fn processors_of_socket(allowed: &CpuSet) -> Option<usize> {
-    let mut counts = BTreeMap::new();
-    for processor in (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)) {
-        let file = format!("/sys/devices/system/cpu/cpu{processor}/topology/physical_package_id");
-        *counts.entry(std::fs::read_to_string(file).ok()?).or_default() += 1;
-    }
-    counts.into_values().max()
+    let processors = rustix::thread::sched_getaffinity(None).ok()?.count() as usize;
+    (within_quota < processors).then_some(within_quota)
 }
 
 fn adapter(NamedAdapter { name, path }: &NamedAdapter) -> runtime::AdapterSource {

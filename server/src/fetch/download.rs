@@ -74,7 +74,8 @@ impl Downloader<'_> {
                 Err(error) if !error.may_pass() => return Err(error),
                 Err(error) => error,
             };
-            // A source whose content seems to change is read from the beginning again and again, which is no progress.
+            // An attempt that downloads the same bytes again is no progress: a source that never confirms that the part is
+            // its content would be downloaded from the beginning without end.
             failures = if part.bytes > most_bytes { 0 } else { failures + 1 };
             most_bytes = most_bytes.max(part.bytes);
             if failures >= self.attempts_max {

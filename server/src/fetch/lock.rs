@@ -14,8 +14,8 @@ use super::error::Error;
 const LOCK: &str = "lock";
 /// The interval at which a process that waits tries to lock the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The number of attempts to lock the file between two log entries about the wait.
-const ATTEMPTS_PER_LOG: u64 = 60;
+/// The number of attempts to lock the file between two warnings about the wait.
+const ATTEMPTS_PER_WARNING: u64 = 60;
 
 /// A lock on the folder of a fetch. The operating system releases it when the file is closed, also if the process is
 /// killed. On version 3 of NFS, the lock of a node that is lost remains.
@@ -40,10 +40,12 @@ impl FolderLock {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {
-                    if attempt % ATTEMPTS_PER_LOG == 0 {
+                    if attempt == 0 {
+                        tracing::info!(folder = %into.display(), "waiting for another fetch into this folder");
+                    } else if attempt % ATTEMPTS_PER_WARNING == 0 {
                         tracing::warn!(
                             lock = %path.display(),
-                            "waiting for another fetch into this folder; if there is none, delete the lock and restart this fetch"
+                            "still waiting for another fetch into this folder; if there is none, delete the lock and restart this fetch"
                         );
                     }
                     tokio::time::sleep(POLL_INTERVAL).await;

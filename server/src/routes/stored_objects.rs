@@ -69,8 +69,8 @@ fn with_admission(
     }
     let mut claim = budget.claim();
     claim.grow_to(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-    let admitted = |body| AdmittedBody { body, rest: Bytes::new(), _admitted: admitted, _claim: claim };
-    Ok(response.map(|body| Body::new(admitted(body))))
+    let body = |body| AdmittedBody { body, rest: Bytes::new(), _admitted: admitted, _claim: claim };
+    Ok(response.map(|whole| Body::new(body(whole))))
 }
 
 /// The body of an answer that counts toward the limit until it has been sent.
@@ -134,7 +134,7 @@ mod tests {
     use crate::limits::Admission;
     use crate::listen::connection_builder;
 
-    /// Returns an answer of this size that counts.
+    /// Returns an admitted answer of this size.
     fn answer(bytes: usize, admission: &Admission, budget: &Arc<ByteBudget>) -> Response {
         with_admission("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
     }
