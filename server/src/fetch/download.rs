@@ -27,7 +27,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub(crate) struct Downloader<'a> {
     pub(crate) client: Client,
     pub(crate) progress: &'a Arc<Progress>,
-    /// Number of consecutive attempts that may transfer nothing.
+    /// Number of consecutive attempts that may transfer nothing, and of all attempts that may discard what was downloaded.
     pub(crate) attempts_max: u32,
     /// The model of an earlier fetch into the same folder.
     pub(crate) former: FormerModel,
@@ -59,9 +59,9 @@ impl Downloader<'_> {
         let mut part = Part::open(&path).await?;
         self.progress.add(part.bytes);
         let mut is_resumed = part.bytes > 0;
-        let mut failures = 0;
-        let mut most_bytes = part.bytes;
+        let (mut failures, mut restarts) = (0, 0);
         loop {
+            let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
                     // The part from an earlier attempt may belong to another file.
@@ -74,11 +74,10 @@ impl Downloader<'_> {
                 Err(error) if !error.may_pass() => return Err(error),
                 Err(error) => error,
             };
-            // An attempt that downloads the same bytes again is no progress: a source that never confirms that the part is
-            // its content would be downloaded from the beginning without end.
-            failures = if part.bytes > most_bytes { 0 } else { failures + 1 };
-            most_bytes = most_bytes.max(part.bytes);
-            if failures >= self.attempts_max {
+            failures = if part.bytes > before { 0 } else { failures + 1 };
+            // A source that never confirms that the part is its content would be downloaded from the beginning without end.
+            restarts += u32::from(part.bytes < before);
+            if failures.max(restarts) >= self.attempts_max {
                 return Err(error);
             }
             tracing::warn!(file = file.path, bytes = part.bytes, %error, "download interrupted; it will be resumed");

@@ -39,6 +39,8 @@ struct Web {
     token: Option<&'static str>,
     /// Whether the server ignores `If-Range` and `If-None-Match`.
     ignores_conditions: bool,
+    /// Whether answers with a range have no ETag.
+    omits_etag_of_ranges: bool,
     /// Continues the answer that waits.
     resume: Arc<Notify>,
 }
@@ -97,7 +99,10 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
         }
         Some(Trouble::Succeeds) | None => Body::from(rest),
     };
-    let mut response = Response::builder().header(header::ETAG, etag).header(header::CONTENT_LENGTH, length);
+    let mut response = Response::builder().header(header::CONTENT_LENGTH, length);
+    if from.is_none() || !web.omits_etag_of_ranges {
+        response = response.header(header::ETAG, etag);
+    }
     if let Some(from) = from {
         let range = format!("bytes {from}-{}/{}", content.len() - 1, content.len());
         response = response.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
@@ -230,6 +235,18 @@ async fn a_changed_file_is_not_resumed_from_a_source_that_ignores_if_range() {
     arguments(folder.path(), &["--url", &url]).run().await.unwrap();
     assert!(std::fs::read(folder.path().join("current")).unwrap() == other_content());
     assert_eq!(new.requested_ranges(), [Some("bytes=600000-".to_owned()), None]);
+}
+
+#[tokio::test]
+async fn a_source_that_never_confirms_its_content_is_an_error() {
+    let mut tasks = JoinSet::new();
+    let files = BTreeMap::from([("model.gguf", content())]);
+    let troubles = Mutex::new(vec![Trouble::BreaksOff(400_000); 8]);
+    let web = Arc::new(Web { files, troubles, omits_etag_of_ranges: true, ..Web::default() });
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("{}/model.gguf", web.start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &url, "--attempts", "2"]).run().await.unwrap_err();
+    assert_eq!(web.requested_ranges().len(), 4, "two downloads, each of which was discarded");
 }
 
 #[tokio::test]
