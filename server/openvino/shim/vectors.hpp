@@ -124,10 +124,14 @@ inline float horizontal_sum(Floats values) {
 
 // The sum of integers, which wraps around.
 inline uint32_t horizontal_sum(Words values) {
+#if defined(__AVX2__)
 #if defined(__AVX512F__)
-    return uint32_t(_mm512_reduce_add_epi32((__m512i)values));
-#elif defined(__AVX2__)
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)values), _mm256_extracti128_si256((__m256i)values, 1));
+    // GCC defines _mm512_reduce_add_epi32 by additions of signed integers, which must not overflow.
+    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)values), _mm512_extracti64x4_epi64((__m512i)values, 1));
+#else
+    const __m256i half = (__m256i)values;
+#endif
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
     return uint32_t(_mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1))));
 #else
