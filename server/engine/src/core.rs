@@ -28,6 +28,17 @@ use outputs::{LockWait, StepOutput, StepOutputs};
 mod jobs;
 mod outputs;
 
+/// While images are encoded, the pause after a step that only decodes, in times of the step's duration. The encoder uses the
+/// same processors. A step takes almost as long for one sequence as for several, so images that are encoded earlier make
+/// steps with more sequences.
+const ENCODER_PAUSE: u32 = 3;
+
+/// The pause for the image encoder after a step that took `step_time`.
+fn encoder_pause(step_time: Duration, max_itl: Option<Duration>) -> Duration {
+    let pause = step_time.saturating_mul(ENCODER_PAUSE);
+    max_itl.map_or(pause, |max_itl| pause.min(max_itl.saturating_sub(step_time)))
+}
+
 /// The state of the engine's thread.
 pub(crate) struct Core {
     /// Declared before the runner, so that streams end even if dropping the runner takes long.
@@ -51,6 +62,10 @@ pub(crate) struct Core {
     image_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
+    /// When the pause for the image encoder ends, if there is one.
+    pause_end: Option<Duration>,
+    /// The limit of the time between two tokens of a sequence, pauses included.
+    max_itl: Option<Duration>,
     /// Whether the engine cannot compute a step until blocks are restored, images are encoded or guides are ready.
     is_stalled: bool,
     // These buffers are reused in every step.
@@ -82,6 +97,7 @@ impl Core {
         let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
         let speculator = Speculator::new(draft, vocabulary, config.max_chunk_tokens);
+        let max_itl = config.max_itl;
         let mut scheduler = Scheduler::new(config, layout.size());
         let spill = spill.map(|(spill, key_scheme)| {
             scheduler.enable_spill(key_scheme);
@@ -108,6 +124,8 @@ impl Core {
             image_rate: Rate::default(),
             decode_rate: Rate::default(),
             preemptions_total: 0,
+            pause_end: None,
+            max_itl,
             is_stalled: false,
             batch: Batch::default(),
             step_images: StepImages::default(),
@@ -145,9 +163,9 @@ impl Core {
                     None => return Ok(true),
                 }
             } else if !self.scheduler.is_idle() {
-                match self.commands.try_recv() {
-                    Ok(command) => command,
-                    Err(_) => return Ok(true),
+                match self.next_command(shared) {
+                    Some(command) => command,
+                    None => return Ok(true),
                 }
             } else if self.state == EngineState::Draining {
                 match self.commands.try_recv() {
@@ -176,6 +194,22 @@ impl Core {
                 Command::Wake => self.waker.acknowledge(),
             }
         }
+    }
+
+    /// The next command, if there is one. During a pause, waits for it until the pause ends. Every command ends the pause,
+    /// because it may add work for a step.
+    fn next_command(&mut self, shared: &SharedState) -> Option<Command> {
+        match self.pause_end.take() {
+            Some(end) => self.commands.recv_timeout(end.saturating_sub(shared.clock.now())).ok(),
+            None => self.commands.try_recv().ok(),
+        }
+    }
+
+    /// The pause after a step, if images are encoded and the step only decoded.
+    fn pause_after_step(&self) -> Option<Duration> {
+        let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
+        let has_pause = is_encoding && self.report.prefill_tokens == 0;
+        has_pause.then(|| encoder_pause(self.report.step_time, self.max_itl))
     }
 
     fn submit(&mut self, mut submission: Submission) {
@@ -230,6 +264,7 @@ impl Core {
         // A failed step may end early, so its time says nothing about how long its tokens take.
         if is_computed {
             self.record_step();
+            self.pause_end = self.pause_after_step().map(|pause| shared.clock.now() + pause);
         }
         (self.observer)(&self.report);
         Ok(())
@@ -592,5 +627,23 @@ impl Core {
             self.scheduler.disable_spill();
             self.spill = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_for_the_encoder_is_limited_by_the_inter_token_latency() {
+        let ms = Duration::from_millis;
+        assert_eq!(encoder_pause(ms(10), None), ms(10 * u64::from(ENCODER_PAUSE)));
+        assert_eq!(
+            encoder_pause(ms(10), Some(ms(25))),
+            ms(15),
+            "the next step ends later than the limit otherwise"
+        );
+        assert_eq!(encoder_pause(ms(30), Some(ms(25))), ms(0));
+        assert_eq!(encoder_pause(ms(10), Some(ms(1000))), ms(10 * u64::from(ENCODER_PAUSE)));
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Encoder {
     results: mpsc::Receiver<EncoderRun>,
     outputs: BTreeMap<ImageDigest, Arc<ImageFeatures>>,
     thread: Option<JoinHandle<()>>,
+    /// Number of images that the thread has, those in its queue included.
+    num_images: usize,
     rows_max: u32,
 }
 
@@ -140,6 +142,7 @@ impl Encoder {
             results,
             outputs: BTreeMap::new(),
             thread: Some(thread),
+            num_images: 0,
             rows_max: u32::try_from(cache_bytes / row_bytes).unwrap_or(u32::MAX),
         })
     }
@@ -160,6 +163,7 @@ impl Encoder {
             let image = images.and_then(|images| images.input(request.digest));
             let image = image.expect("invariant: a waiting sequence belongs to a request with its images");
             let job = Job::Encode { digest: request.digest, image: Arc::downgrade(image) };
+            self.num_images += 1;
             self.send(job);
         }
     }
@@ -173,6 +177,7 @@ impl Encoder {
                 collected.runs += 1;
                 collected.time += time;
             }
+            self.num_images -= outcomes.len();
             for (digest, outcome) in outcomes {
                 self.apply(digest, outcome, scheduler, &mut collected);
             }
@@ -203,6 +208,11 @@ impl Encoder {
                 scheduler.cancel_image(digest);
             }
         }
+    }
+
+    /// Whether the thread has images.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.num_images > 0
     }
 
     /// The output of an image that a scheduled sequence holds.
