@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SOURCES: &[&str] = &[
+    "attention/encoder_op.cpp",
     "attention/kernels/dispatch.cpp",
     "attention/op.cpp",
     "attention/rope_fusion.cpp",

@@ -17,9 +17,9 @@ struct HeadSizes {
     size_t key, value;
 };
 
-// The sizes of keys are multiples of 32, and those of values multiples of 16.
-constexpr HeadSizes SIZES[] = {{64, 64},   {64, 80},   {96, 96},   {128, 112}, {128, 128}, {192, 128},
-                               {192, 192}, {256, 256}, {512, 512}, {32, 16},   {64, 512},  {512, 64}};
+// The sizes of keys are multiples of 32, and those of values multiples of 16. The kernels pad others with zeros.
+constexpr HeadSizes SIZES[] = {{64, 64},   {64, 80},   {96, 96}, {128, 112}, {128, 128}, {192, 128}, {192, 192},
+                               {256, 256}, {512, 512}, {32, 16}, {64, 512},  {512, 64},  {72, 72},   {80, 80}};
 constexpr size_t GROUPS[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 48};
 constexpr size_t TOKENS_MAX = 70;
 constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8, Precision::u4};
@@ -61,14 +61,17 @@ struct Case {
     float attention_mass;
     // Whether products with values are subnormal numbers, which tile registers treat as zeros.
     bool has_tiny_values;
+    bool is_bidirectional;
+
+    bool is_padded() const { return sizes.key % KEY_MULTIPLE != 0 || sizes.value % VALUE_MULTIPLE != 0; }
 };
 
 void print(const Case& c) {
     std::fprintf(stderr,
                  "%s, key size %zu, value size %zu, %zu KV heads, group %zu, %zu tokens after %zu, window %zu, precision %d, "
-                 "bf16 %d, block scores %d, rotary %d, attention mass %g, tiny values %d\n",
+                 "bf16 %d, block scores %d, rotary %d, attention mass %g, tiny values %d, bidirectional %d\n",
                  c.tested.name, c.sizes.key, c.sizes.value, c.kv_heads, c.group, c.tokens, c.past, c.window, int(c.precision),
-                 c.is_bf16, c.block_scores, c.rotates, double(c.attention_mass), c.has_tiny_values);
+                 c.is_bf16, c.block_scores, c.rotates, double(c.attention_mass), c.has_tiny_values, c.is_bidirectional);
 }
 
 // The queries, keys or values of a step in the format of the kernels.
@@ -107,8 +110,11 @@ public:
         : case_(c), context_(c.past + c.tokens), blocks_((context_ + BLOCK_TOKENS - 1) / BLOCK_TOKENS), table_(blocks_.size()) {
         layer_.heads = c.kv_heads * c.group;
         layer_.kv_heads = c.kv_heads;
-        layer_.key_size = c.sizes.key;
-        layer_.value_size = c.sizes.value;
+        layer_.key_size = div_up(c.sizes.key, KEY_MULTIPLE) * KEY_MULTIPLE;
+        layer_.value_size = div_up(c.sizes.value, VALUE_MULTIPLE) * VALUE_MULTIPLE;
+        layer_.key_padding = layer_.key_size - c.sizes.key;
+        layer_.value_padding = layer_.value_size - c.sizes.value;
+        layer_.is_bidirectional = c.is_bidirectional;
         layer_.precision = c.precision;
         layer_.scale = 1 / std::sqrt(float(c.sizes.key));
         layer_.window = c.window;
@@ -222,9 +228,10 @@ private:
         };
         const auto query = turned(vector_of(queries, (row * layer_.heads + head) * c.sizes.key, c.sizes.key), at);
         const size_t first = c.window && at + 1 > c.window ? at + 1 - c.window : 0;
+        const size_t last = c.is_bidirectional ? context_ - 1 : at;
         std::vector<double> scores;
         double most = -1e300, total = 0;
-        for (size_t token = first; token <= at; ++token) {
+        for (size_t token = first; token <= last; ++token) {
             const auto key = turned(vector_of(keys, (token * c.kv_heads + kv_head) * c.sizes.key, c.sizes.key), token);
             double sum = 0;
             for (size_t i = 0; i < key.size(); ++i) sum += query[i] * key[i];
@@ -235,7 +242,7 @@ private:
         for (auto& score : scores) total += score = std::exp(score - most);
         if (sinks_) total += std::exp(double(sinks_[head]) - most);
         std::vector<double> to(c.sizes.value, 0.0);
-        for (size_t token = first; token <= at; ++token) {
+        for (size_t token = first; token <= last; ++token) {
             const double weight = scores[token - first] / total;
             masses[kv_head * blocks_.size() + token / BLOCK_TOKENS] += weight;
             const size_t begin = (token * c.kv_heads + kv_head) * c.sizes.value;
@@ -437,8 +444,8 @@ size_t check_attention() {
             c.tokens = i % 3 == 0 ? 1 : 1 + (i * 37 + i / TOKENS_MAX) % TOKENS_MAX;
             c.kv_heads = 1 + i % 3 / 2;
             c.precision = PRECISIONS[(i + i / PRECISION_COUNT) % PRECISION_COUNT];
-            c.is_bf16 = i % 5 == 1;
-            c.rotates = i % 7 == 3 && !c.is_bf16 && c.sizes.key % 32 == 0;
+            c.is_bf16 = i % 5 == 1 && !c.is_padded();
+            c.rotates = i % 7 == 3 && !c.is_bf16 && !c.is_padded();
             c.block_scores = i % 2 == 0;
             c.window = i % 11 == 4 ? 1 + random.below(300) : 0;
             const size_t per_token = c.tokens * c.kv_heads * c.group * (c.sizes.key + c.sizes.value);
@@ -447,6 +454,7 @@ size_t check_attention() {
             c.past = std::min(tokens / 128 * 128, LONG_CONTEXT / 128 * 128) + (i * 29) % 128;
             if (c.past + c.tokens > LONG_CONTEXT) c.past = LONG_CONTEXT - c.tokens;
             c.attention_mass = i % 13 == 5 && c.tokens * c.group >= 16 ? 0.9f : 0.0f;
+            c.is_bidirectional = c.window == 0 && c.attention_mass == 0 && i % 4 < 2;
             Step(c).run(random);
             ++tried;
         }
@@ -455,7 +463,8 @@ size_t check_attention() {
         for (const auto precision : PRECISIONS)
             for (const size_t tokens : {size_t(1), size_t(17)}) {
                 Random random(tokens);
-                Case c{tested, {64, 64}, 1, 2, tokens, LONG_CONTEXT - tokens, 0, precision, false, true, false, 0.0f, false};
+                Case c{tested, {64, 64}, 1,    2,     tokens, LONG_CONTEXT - tokens, 0, precision, false,
+                       true,   false,    0.0f, false, false};
                 Step(c).run(random);
                 c.attention_mass = 0.9f;
                 if (tokens > 1) Step(c).run(random);

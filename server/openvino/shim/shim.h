@@ -153,6 +153,12 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `replaced` returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
+// Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
+// ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
+// returns their number. With OVFLEET_PLUGIN, and for all other attention, the plugin computes it, in blocks of queries wherever
+// it can.
+int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
+
 // Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an
 // ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` returns their number.
 // All other multiplications remain with the plugin.

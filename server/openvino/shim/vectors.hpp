@@ -127,7 +127,8 @@ inline uint32_t horizontal_sum(Words values) {
 #if defined(__AVX2__)
 #if defined(__AVX512F__)
     // GCC defines _mm512_reduce_add_epi32 by additions of signed integers, which must not overflow.
-    const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)values), _mm512_extracti64x4_epi64((__m512i)values, 1));
+    const __m256i half =
+        _mm256_add_epi32(_mm512_castsi512_si256((__m512i)values), _mm512_extracti64x4_epi64((__m512i)values, 1));
 #else
     const __m256i half = (__m256i)values;
 #endif

@@ -251,6 +251,7 @@ pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::Av
 /// small numbers of queries in vectors, with the same bits as in tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+const BF16_ATTENTION_ISAS: [Isa; 2] = [Isa::Amx, Isa::Avx512Bf16];
 
 impl CpuFeatures {
     /// Whether the processor runs kernels of an instruction set.
@@ -281,24 +282,39 @@ pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> Pr
     }
 }
 
-/// Chooses the kernels for the projections of an image encoder. `None` leaves them to the plugin.
+/// The kernels of an image encoder, around which the plugin computes everything else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EncoderPlan {
+    /// The multiplications by integer weights. `None` leaves them to the plugin.
+    pub(crate) projections: Option<NativeProjections>,
+    /// The attention without masks. `None` leaves it to the plugin.
+    pub(crate) attention: Option<Isa>,
+}
+
+/// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another one is
+/// configured. In any other precision, the plugin computes everything.
 ///
-/// By default, an encoder is computed in f32. So kernels that multiply in bf16 are not chosen, and in any other precision, the
-/// plugin computes everything.
-pub(crate) fn encoder_projections(
+/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has such instructions, as
+/// for a language model. In f32, the plugin's attention is faster than the native one.
+pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,
     cpu: CpuFeatures,
-) -> Option<NativeProjections> {
-    let cpu = CpuFeatures { amx: false, ..cpu };
-    match projection_kernels(device, cpu) {
-        ProjectionKernels::Native(isa) if device.inference_precision == "f32" => Some(NativeProjections {
+    precision: &str,
+) -> EncoderPlan {
+    if precision != "f32" {
+        return EncoderPlan::default();
+    }
+    let projections = match projection_kernels(device, CpuFeatures { amx: false, ..cpu }) {
+        ProjectionKernels::Native(isa) => Some(NativeProjections {
             isa,
             products: ProductPrecision::new(isa, options.activation_precision),
             activations: Precision::F32,
         }),
-        ProjectionKernels::Native(_) | ProjectionKernels::Plugin => None,
-    }
+        ProjectionKernels::Plugin => None,
+    };
+    let uses_bf16 = device.is_cpu && device.inference_precision == "bf16";
+    EncoderPlan { projections, attention: cpu.first(&BF16_ATTENTION_ISAS).filter(|_| uses_bf16) }
 }
 
 /// Chooses the kernels of a model.
@@ -327,7 +343,8 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    let attention_isas = if is_bf16 { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[2..] };
+    let attention_isas =
+        if is_bf16 { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[BF16_ATTENTION_ISAS.len()..] };
     let attention = kv_cache.zip(cpu.first(attention_isas)).map(|(kv_cache, isa)| NativeAttention {
         isa,
         kv_cache,

@@ -8,6 +8,7 @@ use std::path::Path;
 use openvino_sys::{ov_compiled_model_t, ov_core_t, ov_model_t};
 
 use crate::Error;
+use crate::cpu::Isa;
 use crate::gguf::TensorSource;
 use crate::kernels::{
     ExpertKernels, ExpertSupport, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
@@ -177,6 +178,7 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_remove_attention_masks(model: *mut ov_model_t, replaced: *mut usize) -> c_int;
+    fn ovfleet_replace_encoder_attention(model: *mut ov_model_t, isa: u32, replaced: *mut usize) -> c_int;
     fn ovfleet_replace_encoder_projections(
         model: *mut ov_model_t,
         isa: u32,
@@ -584,6 +586,18 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     // SAFETY: both pointers are valid for the call.
     let code = unsafe { ovfleet_remove_attention_masks(model.as_mut_ptr(), &raw mut replaced) };
     check(code, "remove the attention masks")?;
+    Ok(replaced)
+}
+
+/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their number: 0 with
+/// `None`, which leaves them to the plugin.
+pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
+    const PLUGIN: u32 = 0;
+    let mut replaced = 0;
+    let isa = isa.map_or(PLUGIN, |isa| isa as u32);
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_replace_encoder_attention(model.as_mut_ptr(), isa, &raw mut replaced) };
+    check(code, "prepare the native attention of the image encoder")?;
     Ok(replaced)
 }
 

@@ -116,7 +116,8 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     for (size_t end = sequence.count, begin; end > 0; end = begin) {
         begin = (end - 1) / tile_tokens * tile_tokens;
         const size_t queries = (end - begin) * group;
-        const size_t keys = sequence.past + end, blocks = div_up(keys, BLOCK_TOKENS);
+        const size_t keys = sequence.past + (layer.is_bidirectional ? sequence.count : end),
+                     blocks = div_up(keys, BLOCK_TOKENS);
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;

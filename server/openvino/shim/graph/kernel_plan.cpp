@@ -1,6 +1,7 @@
 // Carries out a kernel plan, which src/kernels.rs creates.
 #include <cstddef>
 
+#include "../attention/encoder_op.hpp"
 #include "../attention/op.hpp"
 #include "../experts/rewrite.hpp"
 #include "../projection/rewrite.hpp"
@@ -58,6 +59,10 @@ extern "C" int ovfleet_supports_native_projections(ov_model_t* model, int* suppo
                                           : OVFLEET_PLUGIN_EXPERTS;
         *supported = support.supports_all && ovfleet::projection::supports_all(*model->object, support.routers);
     });
+}
+
+extern "C" int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t attention_isa, size_t* replaced) {
+    return ovfleet::guarded([&] { *replaced = ovfleet::replace_encoder_attention(*model->object, isa(attention_isa)); });
 }
 
 extern "C" int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t projection_isa, uint32_t terms,

@@ -44,12 +44,10 @@ bool find_attention(const Parameter& mask, std::vector<std::shared_ptr<Attention
     return true;
 }
 
-// All patches attend to each other. The plugin computes attention in blocks of queries only for values with four dimensions.
+// All patches attend to each other.
 void attend_to_image(Attention& attention) {
-    const auto axis = integers({0});
-    auto unsqueezed = [&](size_t index) { return std::make_shared<op::v0::Unsqueeze>(attention.input_value(index), axis); };
-    auto output = std::make_shared<Attention>(unsqueezed(0), unsqueezed(1), unsqueezed(2), false);
-    attention.output(0).replace(std::make_shared<op::v0::Squeeze>(output, axis)->output(0));
+    const auto input = [&](size_t index) { return attention.input_value(index); };
+    attention.output(0).replace(std::make_shared<Attention>(input(0), input(1), input(2), false)->output(0));
 }
 
 struct WindowInputs {

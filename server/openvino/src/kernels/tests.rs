@@ -57,22 +57,26 @@ impl Case {
 }
 
 #[test]
-fn the_projections_of_an_image_encoder_are_native_in_f32_and_never_multiply_in_bf16() {
-    let plan = |precision: &str, cpu| {
-        let Case { options, device, .. } = Case::new(precision, cpu, NATIVE);
-        encoder_projections(&options, &device, cpu).map(|projections| projections.to_string())
+fn an_image_encoder_has_native_projections_and_multiplies_only_attention_in_bf16() {
+    // The precisions of the device and of the plugin's operations.
+    let plan = |device: &str, plugin: &str, cpu| {
+        let Case { options, device, .. } = Case::new(device, cpu, NATIVE);
+        let EncoderPlan { projections, attention } = plan_encoder(&options, &device, cpu, plugin);
+        (projections.map(|projections| projections.to_string()), attention)
     };
     let native = |isa: &str| Some(format!("native {isa}, int16 products, f32 activations"));
-    assert_eq!(plan("f32", AVX2), native("avx2"));
-    assert_eq!(plan("f32", AMX), native("avx512_vnni"));
-    assert_eq!(plan("f32", NO_FEATURES), None);
-    assert_eq!(plan("bf16", AMX), None);
+    assert_eq!(plan("f32", "f32", AVX2), (native("avx2"), None));
+    assert_eq!(plan("f32", "f32", AMX), (native("avx512_vnni"), None));
+    assert_eq!(plan("bf16", "f32", AVX512_BF16), (native("avx512_vnni"), Some(Isa::Avx512Bf16)));
+    assert_eq!(plan("bf16", "f32", AMX), (native("avx512_vnni"), Some(Isa::Amx)));
+    assert_eq!(plan("f32", "f32", NO_FEATURES), (None, None));
+    assert_eq!(plan("bf16", "bf16", AMX), (None, None));
     let Case { options, device, .. } = Case::new("f32", AVX2, NATIVE);
     for device in [
         DeviceOptions { prefers_accuracy: true, ..device.clone() },
         DeviceOptions { configures_plugin_projections: true, ..device },
     ] {
-        assert_eq!(encoder_projections(&options, &device, AVX2), None);
+        assert_eq!(plan_encoder(&options, &device, AVX2, "f32"), EncoderPlan::default());
     }
 }
 

@@ -1,14 +1,14 @@
-//! Compares the native projections of an image encoder with those of the plugin.
+//! Compares the native projections and the native attention of an image encoder with those of the plugin.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::Random;
-use super::ir::{Ir, operation};
+use super::ir::{Ir, Operation, operation};
 use crate::compiled_graph::CompiledGraph;
 use crate::cpu::{CpuFeatures, Isa};
-use crate::kernels::{NativeProjections, PROJECTION_ISAS, Precision, ProductPrecision};
-use crate::runtime::Core;
+use crate::kernels::{ATTENTION_ISAS, NativeProjections, PROJECTION_ISAS, Precision, ProductPrecision};
+use crate::runtime::{Core, Model};
 use crate::shim;
 
 /// Number of columns of the source, of the first destination, and of the second destination.
@@ -56,11 +56,15 @@ fn compiled(path: &Path, projections: Option<NativeProjections>) -> (CompiledGra
     let mut model = core.read_model(path).unwrap();
     let replaced = projections
         .map_or(0, |projections| shim::replace_encoder_projections(&mut model, projections).unwrap());
+    (compiled_in_f32(core, &model), replaced)
+}
+
+fn compiled_in_f32(core: Arc<Core>, model: &Model) -> CompiledGraph {
     // Without the second property, the plugin rounds activations to 8 bits on some processors.
     let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")]
         .map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let compiled = Arc::new(core.compile(&model, "CPU", &properties).unwrap());
-    (CompiledGraph::new(core, compiled).unwrap(), replaced)
+    let compiled = Arc::new(core.compile(model, "CPU", &properties).unwrap());
+    CompiledGraph::new(core, compiled).unwrap()
 }
 
 fn run(graph: &mut CompiledGraph, source: &[f32]) -> Vec<f32> {
@@ -93,6 +97,59 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
             for (found, expected) in found.iter().zip(&expected) {
                 let difference = (found - expected).abs() / largest;
                 assert!(difference < TOLERANCE, "{isa}, {rows} rows: {found} instead of {expected}");
+            }
+        }
+    }
+}
+
+/// The inputs of an attention.
+const INPUTS: [&str; 3] = ["query", "key", "value"];
+
+/// Compiles the attention of `heads` to each other with the kernels of `isa`, or with those of the plugin. With tiles, only the
+/// tokens of the same tile attend to each other.
+fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_tiles: bool) -> CompiledGraph {
+    let mut ir = Ir::default();
+    let tiles = if has_tiles { "?," } else { "" };
+    let inputs = INPUTS.map(|name| ir.input(name, "f32", &format!("{tiles}{heads},?,{size}")));
+    let attention =
+        Operation { name: "ScaledDotProductAttention", opset: "opset13", attributes: "causal=\"false\"" };
+    let output = ir.operation(&attention, &inputs);
+    ir.operation(&operation("Result", ""), &[output]);
+    ir.write(folder);
+    let core = Arc::new(Core::new().unwrap());
+    let mut model = core.read_model(&folder.join("openvino_model.xml")).unwrap();
+    let replaced = shim::replace_encoder_attention(&mut model, isa).unwrap();
+    assert_eq!(replaced, usize::from(isa.is_some()));
+    compiled_in_f32(core, &model)
+}
+
+#[test]
+fn the_native_attention_of_an_image_encoder_has_the_results_of_the_plugin() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = Random(1);
+    let cpu = CpuFeatures::detect();
+    // Kernels pad heads whose size is not a multiple of 32.
+    for (heads, size, has_tiles) in [(2, 64, true), (3, 72, false), (1, 80, true), (4, 80, false)] {
+        let mut plugin = attention(folder.path(), None, heads, size, has_tiles);
+        for isa in ATTENTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
+            let mut native = attention(folder.path(), Some(isa), heads, size, has_tiles);
+            let tolerance = if matches!(isa, Isa::Amx | Isa::Avx512Bf16) { 1e-2 } else { 1e-5 };
+            // If the first inference had a single token, the plugin's attention would return wrong results for more tokens.
+            for tokens in [33, 1, 150] {
+                let shape = if has_tiles { vec![3, heads, tokens, size] } else { vec![heads, tokens, size] };
+                let count = shape.iter().product();
+                for name in INPUTS {
+                    let values: Vec<f32> =
+                        (0..count).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect();
+                    plugin.set_values(name, &shape, &values).unwrap();
+                    native.set_values(name, &shape, &values).unwrap();
+                }
+                let [expected, found] = [&mut plugin, &mut native].map(|graph| {
+                    graph.request.infer().unwrap();
+                    graph.request.output_at(0).unwrap().values::<f32>().unwrap().to_vec()
+                });
+                let far = expected.iter().zip(&found).find(|(one, other)| (*one - *other).abs() > tolerance);
+                assert_eq!(far, None, "{isa}, {heads} heads of {size}, {tokens} tokens");
             }
         }
     }

@@ -9,11 +9,11 @@ use server_images::{EncoderInputs, FeatureRow, LearnedRows};
 
 use super::files::VisionFiles;
 use super::image_tiles::fit_in_one_run;
-use super::models::{EncoderCompiler, EncoderModels, RowWidths};
+use super::models::{EncoderCompiler, EncoderModels, NativeOperations, RowWidths};
 use crate::config::Config;
 use crate::cpu::CpuFeatures;
 use crate::device::DeviceOptions;
-use crate::kernels::{KernelOptions, NativeProjections, encoder_projections};
+use crate::kernels::{EncoderPlan, plan_encoder};
 use crate::runtime::Core;
 use crate::{Error, memory};
 
@@ -39,32 +39,37 @@ pub struct EncoderReport {
     pub device: String,
     /// The precision of the computations.
     pub precision: String,
+    /// Number of inputs of a projection that the plugin quantizes to 8 bits with one scale; 0 if it quantizes none.
+    pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,
     /// The kernels of the projections: how many are native, if any are.
     pub projections: String,
+    /// The kernels of the attention: how many operations are native, if any are.
+    pub attention: String,
 }
 
 impl EncoderReport {
-    fn compiler(&self, core: Arc<Core>, projections: Option<NativeProjections>) -> EncoderCompiler<'_> {
+    fn compiler(&self, core: Arc<Core>, plan: EncoderPlan) -> EncoderCompiler<'_> {
         let properties = [
             ("INFERENCE_PRECISION_HINT", self.precision.clone()),
             ("INFERENCE_NUM_THREADS", self.threads.to_string()),
             ("PERFORMANCE_HINT", "LATENCY".to_owned()),
+            ("DYNAMIC_QUANTIZATION_GROUP_SIZE", self.quantization_group.clone()),
             // The language model uses the same processors.
             ("ENABLE_CPU_PINNING", "NO".to_owned()),
         ];
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).into();
-        EncoderCompiler { core, device: &self.device, properties, projections, native_projections: 0 }
+        EncoderCompiler { core, device: &self.device, properties, plan, native: NativeOperations::default() }
     }
 }
 
 impl fmt::Display for EncoderReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, precision, threads, projections } = self;
+        let Self { device, precision, quantization_group: _, threads, projections, attention } = self;
         write!(
             formatter,
-            "image encoder: {device}, {precision}, {threads} threads; projections: {projections}"
+            "image encoder: {device}, {precision}, {threads} threads; projections: {projections}; attention: {attention}"
         )
     }
 }
@@ -75,8 +80,7 @@ pub struct OpenVinoImageEncoder {
     models: Option<EncoderModels>,
     files: VisionFiles,
     report: EncoderReport,
-    /// The kernels for multiplications by integer weights. `None` leaves them to the plugin.
-    projections: Option<NativeProjections>,
+    plan: EncoderPlan,
     widths: RowWidths,
     learned_rows: LearnedRows,
     /// Number of pixels in a run of an encoder that reads tiles.
@@ -89,26 +93,31 @@ pub struct OpenVinoImageEncoder {
 /// A model is missing, invalid or not supported.
 pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder>, Error> {
     let Some(files) = VisionFiles::find(&config.model)? else { return Ok(None) };
-    let configured = config.plugin_config.iter().rev().find(|(key, _)| key == "INFERENCE_PRECISION_HINT");
+    let configured = |name: &str, default: &str| {
+        let property = config.plugin_config.iter().rev().find(|(key, _)| key == name);
+        property.map_or_else(|| default.to_owned(), |(_, value)| value.clone())
+    };
     let threads = available_parallelism().map_or(1, usize::from);
     let mut report = EncoderReport {
         device: "CPU".to_owned(),
-        // Half precision changes answers, and the encoder runs once for an image.
-        precision: configured.map_or_else(|| "f32".to_owned(), |(_, precision)| precision.clone()),
+        // Lower precisions change answers, and the encoder runs once for an image.
+        precision: configured("INFERENCE_PRECISION_HINT", "f32"),
+        quantization_group: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
         threads,
         projections: "plugin".to_owned(),
+        attention: "plugin".to_owned(),
     };
     let core = Arc::new(Core::new()?);
-    let device = DeviceOptions {
-        inference_precision: report.precision.clone(),
-        ..DeviceOptions::read(&core, &report.device, &config.plugin_config)
-    };
-    let projections = encoder_projections(&KernelOptions::from(config), &device, CpuFeatures::detect());
-    let mut compiler = report.compiler(core, projections);
+    let device = DeviceOptions::read(&core, &report.device, &config.plugin_config);
+    let plan = plan_encoder(&config.into(), &device, CpuFeatures::detect(), &report.precision);
+    let mut compiler = report.compiler(core, plan);
     let models = EncoderModels::load(&files, &mut compiler)?;
-    let native = compiler.native_projections;
-    if let Some(projections) = projections.filter(|_| native > 0) {
-        report.projections = format!("{native} {projections}");
+    let native = compiler.native;
+    if let Some(projections) = plan.projections.filter(|_| native.projections > 0) {
+        report.projections = format!("{} {projections}", native.projections);
+    }
+    if let Some(isa) = plan.attention.filter(|_| native.attention > 0) {
+        report.attention = format!("{} native {isa}", native.attention);
     }
     let widths = models.widths()?;
     let learned_rows = files.learned_rows()?;
@@ -124,7 +133,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     }
     let run_pixels = RUN_PIXELS_PER_THREAD.saturating_mul(threads);
     let models = Some(models);
-    Ok(Some(OpenVinoImageEncoder { models, files, report, projections, widths, learned_rows, run_pixels }))
+    Ok(Some(OpenVinoImageEncoder { models, files, report, plan, widths, learned_rows, run_pixels }))
 }
 
 impl OpenVinoImageEncoder {
@@ -158,7 +167,7 @@ impl OpenVinoImageEncoder {
         let models = match &mut self.models {
             Some(models) => models,
             None => {
-                let mut compiler = self.report.compiler(Arc::new(Core::new()?), self.projections);
+                let mut compiler = self.report.compiler(Arc::new(Core::new()?), self.plan);
                 self.models.insert(EncoderModels::load(&self.files, &mut compiler)?)
             }
         };

@@ -10,7 +10,7 @@ use super::files::VisionFiles;
 use super::image_tiles::{ImageTiles, gather, tiles_of};
 use super::qwen::{MergerAttention, QwenModels};
 use crate::compiled_graph::CompiledGraph;
-use crate::kernels::NativeProjections;
+use crate::kernels::EncoderPlan;
 use crate::runtime::{Core, Flag, Model};
 use crate::{Error, shim};
 
@@ -34,10 +34,16 @@ pub(super) struct EncoderCompiler<'a> {
     pub(super) core: Arc<Core>,
     pub(super) device: &'a str,
     pub(super) properties: Vec<(String, String)>,
-    /// The kernels for multiplications by integer weights. `None` leaves them to the plugin.
-    pub(super) projections: Option<NativeProjections>,
-    /// Number of native projections in the models that were compiled.
-    pub(super) native_projections: usize,
+    pub(super) plan: EncoderPlan,
+    /// Number of native projections and attention operations in the models that were compiled.
+    pub(super) native: NativeOperations,
+}
+
+/// Numbers of operations that native kernels compute.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NativeOperations {
+    pub(super) projections: usize,
+    pub(super) attention: usize,
 }
 
 impl EncoderCompiler<'_> {
@@ -46,9 +52,15 @@ impl EncoderCompiler<'_> {
         self.compile(model)
     }
 
+    /// Compiles a model in which each attention without a mask is that of the tokens of an image to each other.
+    fn vision_graph(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
+        self.native.attention += shim::replace_encoder_attention(&mut model, self.plan.attention)?;
+        self.compile(model)
+    }
+
     fn compile(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
-        if let Some(projections) = self.projections {
-            self.native_projections += shim::replace_encoder_projections(&mut model, projections)?;
+        if let Some(projections) = self.plan.projections {
+            self.native.projections += shim::replace_encoder_projections(&mut model, projections)?;
         }
         let compiled = Arc::new(self.core.compile(&model, self.device, &self.properties)?);
         CompiledGraph::new(Arc::clone(&self.core), compiled)
@@ -57,7 +69,8 @@ impl EncoderCompiler<'_> {
 
 impl EncoderModels {
     pub(super) fn load(files: &VisionFiles, compiler: &mut EncoderCompiler<'_>) -> Result<Self, Error> {
-        let vision = compiler.graph(&files.vision_embeddings())?;
+        let vision = compiler.core.read_model(&files.vision_embeddings())?;
+        let vision = compiler.vision_graph(vision)?;
         Ok(match files.family {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => {
                 let has_positions = files.family == ModelFamily::Qwen3Vl;
@@ -71,7 +84,7 @@ impl EncoderModels {
                 Self::Qwen(QwenModels {
                     patches: vision,
                     positions,
-                    merger: compiler.compile(merger)?,
+                    merger: compiler.vision_graph(merger)?,
                     deepstack_layers: files.deepstack_layers,
                     attention: if replaced > 0 { MergerAttention::Windows } else { MergerAttention::Masks },
                 })

@@ -33,6 +33,8 @@ static inline size_t part_end(size_t block) {
     return block / length * length + length;
 }
 static_assert(PART_BLOCKS_MAX / 2 % CHUNK_BLOCKS == 0);
+// The numbers of which the sizes of keys and values are multiples.
+constexpr size_t KEY_MULTIPLE = 32, VALUE_MULTIPLE = 16;
 // The largest size of a key or a value.
 constexpr size_t HEAD_SIZE_MAX = 512;
 // The largest number of query heads of a layer.
@@ -55,12 +57,16 @@ struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
     size_t key_size, value_size;
+    // The number of zeros at the end of each query and key, and of each value, that the tensors of a step do not contain.
+    size_t key_padding, value_padding;
     Precision precision;
     // The size of one head of a block in bytes.
     size_t key_bytes, value_bytes;
     float scale;
     // The number of tokens to which a token attends, including itself; 0 if it attends to all.
     size_t window;
+    // Whether a token also attends to the tokens after it in the step.
+    bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
     // The fraction of the attention mass that the keys of a tile of a long prompt must cover; 0 if it attends to all keys.
@@ -96,12 +102,16 @@ static inline const char* unsupported(const Layer& layer) {
     if (!is_within(layer.heads, 1, HEADS_MAX)) return "the number of query heads must be from 1 to 65536";
     if (!is_within(layer.kv_heads, 1, layer.heads) || layer.heads % layer.kv_heads != 0)
         return "the number of KV heads must divide the number of query heads";
-    if (!is_within(layer.key_size, 32, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
-    if (!is_within(layer.value_size, 16, HEAD_SIZE_MAX)) return "the value size must be a multiple of 16, up to 512";
+    if (!is_within(layer.key_size, KEY_MULTIPLE, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
+    if (!is_within(layer.value_size, VALUE_MULTIPLE, HEAD_SIZE_MAX))
+        return "the value size must be a multiple of 16, up to 512";
+    if (layer.key_padding >= layer.key_size || layer.value_padding >= layer.value_size) return "the padding is too large";
+    if (layer.is_bf16 && (layer.key_padding || layer.value_padding)) return "only tensors in f32 are padded";
     if (layer.precision < Precision::f32 || layer.precision > Precision::u4) return "the cache has an unknown precision";
     if (!(layer.scale > 0) || layer.scale > 1e30f) return "the scale must be a positive, finite number";
     if (!(layer.attention_mass >= 0) || layer.attention_mass > 1) return "the attention mass must be from 0 to 1";
     if (layer.window > size_t(INT32_MAX)) return "the sliding window does not fit into 32 bits";
+    if (layer.window && layer.is_bidirectional) return "a bidirectional attention has no sliding window";
     return nullptr;
 }
 
@@ -116,8 +126,8 @@ struct Sequence {
     size_t first_block;
 };
 
-// The tensors of a step. Queries are `[head][key_size]` for each token, and `query_stride` is the number of elements from one
-// token's to the next one's; keys and values are those of the new tokens.
+// The tensors of a step. Queries are `[head][key_size]` for each token, without the padding, and `query_stride` is the number
+// of elements from one token's to the next one's; keys and values are those of the new tokens.
 struct StepTensors {
     const void *queries, *keys, *values;
     size_t query_stride, key_stride, value_stride;

@@ -101,10 +101,15 @@ inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride
     }
 }
 
-// Reads `count` numbers of an input, from an index on, as floats.
-inline void read_floats(const Layer& layer, const void* from, size_t index, size_t count, float* to) {
-    if (!layer.is_bf16) return void(std::memcpy(to, (const float*)from + index, count * sizeof(float)));
-    for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+// Reads the query, key or value of a token and a head as `size` floats, the last of which are zeros without a number in the
+// input. `stride` is the number of numbers from one token to the next.
+inline void read_floats(const Layer& layer, const void* from, size_t stride, size_t token, size_t head, size_t size,
+                        size_t padding, float* to) {
+    const size_t count = size - padding, index = token * stride + head * count;
+    if (layer.is_bf16)
+        for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+    else std::memcpy(to, (const float*)from + index, count * sizeof(float));
+    std::memset(to + count, 0, padding * sizeof(float));
 }
 
 // Applies the rotary embedding of a token to a query or key.
@@ -170,8 +175,8 @@ void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTe
         // The values after the last token are multiplied by a weight of 0, so they must be finite.
         if (position % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
         float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
-        read_floats(layer, tensors.keys, in_step * tensors.key_stride + kv_head * layer.key_size, layer.key_size, key);
-        read_floats(layer, tensors.values, in_step * tensors.value_stride + kv_head * layer.value_size, layer.value_size,
+        read_floats(layer, tensors.keys, tensors.key_stride, in_step, kv_head, layer.key_size, layer.key_padding, key);
+        read_floats(layer, tensors.values, tensors.value_stride, in_step, kv_head, layer.value_size, layer.value_padding,
                     value);
         apply_rope(layer, tensors, in_step, key);
         store_one(layer, key, value, key_block(layer, tensors, block, kv_head), values, position % BLOCK_TOKENS);

@@ -120,7 +120,7 @@ void load_queries(const Layer& layer, const WorkItem& item, const StepTensors& t
         const size_t token = item.sequence->begin + item.token_begin + query / group;
         const size_t head = item.kv_head * group + query % group;
         float* to = tile.queries + query * layer.key_size;
-        read_floats(layer, tensors.queries, token * tensors.query_stride + head * layer.key_size, layer.key_size, to);
+        read_floats(layer, tensors.queries, tensors.query_stride, token, head, layer.key_size, layer.key_padding, to);
         apply_rope(layer, tensors, token, to);
         if (layer.precision == Precision::u4) rotate(to, layer.key_size);
     }
@@ -167,7 +167,7 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     const size_t position = item.sequence->past + item.token_begin + query / (layer.heads / layer.kv_heads);
     const size_t from = layer.window && position + 1 > layer.window ? position + 1 - layer.window : 0;
     const auto within = [&](size_t key) { return key < first_key ? 0 : key - first_key < keys ? key - first_key : keys; };
-    return {within(from), within(position + 1)};
+    return {within(from), within(layer.is_bidirectional ? item.sequence->past + item.sequence->count : position + 1)};
 }
 
 // The keys or values of a block, the position of the block in its chunk, and the memory that is read after it.
@@ -559,13 +559,15 @@ inline void store_output(const Layer& layer, const WorkItem& item, const StepTen
     }
     const size_t group = layer.heads / layer.kv_heads;
     const size_t token = item.sequence->begin + item.token_begin + query / group;
-    const size_t at = (token * layer.heads + item.kv_head * group + query % group) * layer.value_size;
-    for (size_t i = 0; i < layer.value_size; i += LANES) {
+    const size_t size = layer.value_size - layer.value_padding;
+    const size_t at = (token * layer.heads + item.kv_head * group + query % group) * size;
+    for (size_t i = 0; i < size; i += LANES) {
         // Adding zero makes negative zeros positive, as the keys that only other queries of the tile see can do.
         const Floats output = load(values + i) * inverse + 0.0f;
-        if (!layer.is_bf16) ::store((float*)tensors.output + at + i, output);
-        else
+        if (layer.is_bf16)
             for (size_t lane = 0; lane < LANES; ++lane) convert(output[lane], ((bf16*)tensors.output)[at + i + lane]);
+        else if (i + LANES <= size) ::store((float*)tensors.output + at + i, output);
+        else std::memcpy((float*)tensors.output + at + i, &output, (size - i) * sizeof(float));
     }
 }
 

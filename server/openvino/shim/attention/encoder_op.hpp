@@ -1,0 +1,15 @@
+// The native attention of image encoders as an operation of a graph.
+#pragma once
+
+#include <openvino/core/model.hpp>
+
+#include "kernels/attention.hpp"
+
+namespace ovfleet {
+
+// Replaces each attention without a mask, in which all tokens attend to each other, with the native attention, which multiplies
+// in bf16 with the instruction sets `avx512_bf16` and `amx`, and in f32 with all others. Operations whose queries and keys have
+// equal shapes must read them from the same tokens. Returns the number of replaced operations: 0 if `isa` is `plugin`.
+size_t replace_encoder_attention(ov::Model& model, Isa isa);
+
+}  // namespace ovfleet
