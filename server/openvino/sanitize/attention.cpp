@@ -8,6 +8,7 @@
 #include <tbb/task_arena.h>
 
 #include "attention/run.hpp"
+#include "threads.hpp"
 
 namespace {
 

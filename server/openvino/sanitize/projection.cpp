@@ -12,9 +12,9 @@ namespace {
 
 using namespace ovfleet::projection;
 
-constexpr size_t KS[] = {32, 64, 96, 160, 576, 1024};
+constexpr size_t KS[] = {32, 64, 128, 160, 384, 576, 1024};
 constexpr size_t NS[] = {2, 16, 18, 30, 32, 34, 48, 50, 64, 96, 200};
-constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64};
+constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64, WIDE_GROUP};
 constexpr size_t M_MAX = 70;
 
 struct Case {
@@ -25,10 +25,10 @@ struct Case {
 Case with_few_rows(size_t i) {
     return {i,
             1 + (i * 37 + i / M_MAX) % M_MAX,
-            KS[(i + i / 6) % 6],
+            KS[(i + i / 7) % 7],
             NS[(i + i / 11) % 11],
             i % 2 ? size_t(8) : 4,
-            WEIGHT_GROUPS[(i / 2 + i / 3) % 3],
+            WEIGHT_GROUPS[(i / 2 + i / 3) % 4],
             Epilogue(i / 2 % 3)};
 }
 
@@ -41,7 +41,7 @@ Case with_large_sizes(size_t i) {
             LARGE_KS[i % 5],
             NS[(i + i / 11) % 7],
             i % 2 ? size_t(8) : 4,
-            WEIGHT_GROUPS[i / 2 % 2],
+            WEIGHT_GROUPS[i / 2 % 4],
             Epilogue(i / 3 % 3)};
 }
 

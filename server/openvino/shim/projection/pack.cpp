@@ -214,6 +214,8 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
     };
     const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
     if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
+    const auto has_wide_groups = [](const GraphWeight& weight) { return weight.group % WIDE_GROUP == 0; };
+    if ((matmul.bits == 4 || matmul.bits == 8) && all(has_wide_groups)) matmul.group = WIDE_GROUP;
 }
 
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul) {

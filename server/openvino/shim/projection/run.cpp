@@ -53,7 +53,8 @@ void multiply_in_parts(const Product& product, size_t parts) {
     };
     // This buffer belongs to this thread, but other threads access it through the pointer.
     thread_local Buffer<Block> buffer;
-    const size_t count = num_n_blocks(product.matmul), columns = div_up(product.matmul.K / SRC_GROUP, parts) * SRC_GROUP;
+    const size_t unit = std::max(product.matmul.group, SRC_GROUP);
+    const size_t count = num_n_blocks(product.matmul), columns = div_up(product.matmul.K / unit, parts) * unit;
     Block* const blocks = buffer.at_least(count);
     for (size_t block = 0; block < count; ++block) {
         std::fill_n(blocks[block].sums, N_BLOCK, 0.0f);

@@ -220,7 +220,7 @@ impl Projection {
             return Self::with_super_scales(random, k, n);
         }
         let bits = random.pick(&[4, E2M1_BITS, SIX_BITS, 8]);
-        let group = random.pick(&[16, 32, 64, k]);
+        let group = random.pick(&[16, 32, 64, 128, k]);
         let is_possible = k.is_multiple_of(group) && (group != 16 || bits == 4 || bits == 8);
         let group = if is_possible { group } else { 32 };
         let is_signed = random.below(2) == 0;

@@ -101,9 +101,10 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-// Dequantizes a group of a block of columns: for each half of the columns, a row of a tile register for each two weights.
-template <size_t BITS, size_t GROUP>
-inline void dequantize_group(const uint8_t* group, uint8_t* to) {
+// Dequantizes `COUNT` weights of a group for each column of a block, from `first` on: for each half of the columns, a row of a
+// tile register for each two weights.
+template <size_t BITS, size_t COUNT>
+inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
     // The bit positions of the weights of a lane, in the order of the weights: see the layout of `Matmul`.
     constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
@@ -113,9 +114,9 @@ inline void dequantize_group(const uint8_t* group, uint8_t* to) {
             const Floats scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
             // These products are exact in f32, so that a weight is rounded once.
             const Floats offset = -(zero * scale);
-            const uint8_t* quants = group + N_BLOCK * 2 * sizeof(f16) + column * 4;
+            const uint8_t* quants = group + N_BLOCK * 2 * sizeof(f16) + N_BLOCK * first * stored_bits(BITS) / 8 + column * 4;
             uint8_t* rows = to + half * half_bytes + lane * 4;
-            for (size_t at = 0; at < GROUP; at += per_lane, quants += N_BLOCK * 4) {
+            for (size_t at = 0; at < COUNT; at += per_lane, quants += N_BLOCK * 4) {
                 const Words lanes = read<Words>(quants);
                 for (size_t i = 0; i < per_lane; i += 2, rows += TILE_ROW_BYTES) {
                     const Floats even = multiply_add(quants_at<BITS>(lanes, positions[i]), scale, offset);
@@ -183,9 +184,11 @@ void dequantize(const Matmul& matmul, const uint8_t* block, size_t first, size_t
             dequantize_six_bits<GROUP>(matmul, block, first + step, to);
         } else {
             constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
-            const uint8_t* groups = block + (first + step) * (K_STEP / GROUP) * bytes;
-            for (size_t at = 0; at < K_STEP; at += GROUP, groups += bytes)
-                dequantize_group<BITS, GROUP>(groups, to + at / 2 * TILE_ROW_BYTES);
+            constexpr size_t count = GROUP < K_STEP ? GROUP : K_STEP;
+            for (size_t at = 0; at < K_STEP; at += count) {
+                const size_t column = (first + step) * K_STEP + at;
+                dequantize_group<BITS, count>(block + column / GROUP * bytes, column % GROUP, to + at / 2 * TILE_ROW_BYTES);
+            }
         }
         if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
     }
@@ -293,9 +296,10 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
     auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32>
                      : matmul.bits == SIX_BITS
                          ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP> : multiply_as<SIX_BITS, 32>
-                     : matmul.bits == 4   ? matmul.group == 16 ? multiply_as<4, 16> : multiply_as<4, 32>
-                     : matmul.group == 16 ? multiply_as<8, 16>
-                                          : multiply_as<8, 32>;
+                     : has_wide_groups(matmul) ? matmul.bits == 4 ? multiply_as<4, WIDE_GROUP> : multiply_as<8, WIDE_GROUP>
+                     : matmul.bits == 4        ? matmul.group == 16 ? multiply_as<4, 16> : multiply_as<4, 32>
+                     : matmul.group == 16      ? multiply_as<8, 16>
+                                               : multiply_as<8, 32>;
     multiply(matmul, src, range, residual, dst);
 }
 

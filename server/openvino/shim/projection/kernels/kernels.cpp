@@ -190,6 +190,8 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
             if constexpr (TERMS == 2) {
                 for (size_t r = 0; r < R; ++r)
                     for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
+                // Read the weights again, because the sums need the registers.
+                asm("" : "+r"(weights));
                 add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
             }
         }
@@ -221,6 +223,24 @@ struct GroupRange {
     size_t begin, end;
 };
 
+// The products of a wide group of weights and `R` rows, multiplied by the scales of the source.
+template <size_t R, size_t TERMS, size_t BITS>
+inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, const float* scales, Prefetch& prefetch,
+                                Floats (&total)[R][2]) {
+    for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
+    for (size_t at = 0; at < WIDE_GROUP; at += SRC_GROUP) {
+        prefetch.next();
+        Ints sum[R][2];
+        multiply_group<R, TERMS, BITS, SRC_GROUP>(weights, quants, sum);
+        for (size_t r = 0; r < R; ++r)
+            for (size_t v = 0; v < 2; ++v)
+                total[r][v] = fused_multiply_add(as_floats(sum[r][v]), broadcast(scales[r]), total[r][v]);
+        weights += N_BLOCK * SRC_GROUP * stored_bits(BITS) / 8;
+        quants += R * row_bytes(BITS, TERMS);
+        scales += R;
+    }
+}
+
 // Computes a tile of `R` rows and a pair of vectors of a block of columns; or continues its sums with a part of K, to which the
 // quants, the scales and the sums of the source then belong. Outliers are added behind the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
@@ -233,6 +253,16 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
     const size_t begin = IS_PART ? part.begin : 0, end = IS_PART ? part.end : num_groups(matmul);
     for (size_t group = begin; group < end; ++group, sums += R) {
         const GroupWeights<BITS, GROUP> weights(matmul, block, group, pair);
+        if constexpr (GROUP == WIDE_GROUP) {
+            Floats wide[R][2];
+            multiply_wide_group<R, TERMS, BITS>(weights.quants, quants, scales, prefetch, wide);
+            const Floats scale[2] = {weights.scale(0), weights.scale(1)}, zero[2] = {weights.zero(0), weights.zero(1)};
+            for (size_t r = 0; r < R; ++r)
+                for (size_t v = 0; v < 2; ++v) total[r][v] += (wide[r][v] - zero[v] * sums[r]) * scale[v];
+            quants += R * row_bytes(BITS, TERMS) * (WIDE_GROUP / SRC_GROUP);
+            scales += R * (WIDE_GROUP / SRC_GROUP);
+            continue;
+        }
         prefetch.next();
         Ints sum[R][2];
         multiply_group<R, TERMS, BITS, GROUP>(weights.quants, quants, sum);
@@ -251,7 +281,9 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
 
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
 void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    const size_t bytes = n_block_bytes(matmul), times = (range.tile_end - range.tile_begin) * PAIRS * num_groups(matmul);
+    constexpr size_t PREFETCH_COLUMNS = GROUP < SRC_GROUP ? GROUP : SRC_GROUP;
+    const size_t bytes = n_block_bytes(matmul);
+    const size_t times = (range.tile_end - range.tile_begin) * PAIRS * (matmul.K / PREFETCH_COLUMNS);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
         const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
         Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
@@ -279,6 +311,8 @@ void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRang
     auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32>
                      : matmul.bits == SIX_BITS
                          ? is_16 ? multiply_as<R, TERMS, SIX_BITS, SUPER_GROUP> : multiply_as<R, TERMS, SIX_BITS, 32>
+                     : has_wide_groups(matmul)
+                         ? matmul.bits == 4 ? multiply_as<R, TERMS, 4, WIDE_GROUP> : multiply_as<R, TERMS, 8, WIDE_GROUP>
                      : matmul.bits == 4 ? is_16 ? multiply_as<R, TERMS, 4, 16> : multiply_as<R, TERMS, 4, 32>
                      : is_16            ? multiply_as<R, TERMS, 8, 16>
                                         : multiply_as<R, TERMS, 8, 32>;
@@ -303,7 +337,7 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
     tile.scales += part.begin / SRC_GROUP;
     tile.sums += groups.begin;
     const size_t bytes = n_block_bytes(matmul), part_bytes = bytes / matmul.K * (part.end - part.begin);
-    const size_t times = PAIRS * (groups.end - groups.begin);
+    const size_t times = PAIRS * ((part.end - part.begin) / (GROUP < SRC_GROUP ? GROUP : SRC_GROUP));
     const uint8_t* next = matmul.weights + part.next_block * bytes + bytes / matmul.K * part.begin;
     Prefetch prefetch{next, next + part_bytes, (part_bytes / 64 + times - 1) / times};
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
@@ -317,12 +351,13 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
 template <size_t TERMS>
 void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
     const bool is_16 = matmul.group == 16;
-    auto* continue_sums = matmul.bits == E2M1_BITS ? continue_row<TERMS, E2M1_BITS, 32>
-                          : matmul.bits == SIX_BITS
-                              ? is_16 ? continue_row<TERMS, SIX_BITS, SUPER_GROUP> : continue_row<TERMS, SIX_BITS, 32>
-                          : matmul.bits == 4 ? is_16 ? continue_row<TERMS, 4, 16> : continue_row<TERMS, 4, 32>
-                          : is_16            ? continue_row<TERMS, 8, 16>
-                                             : continue_row<TERMS, 8, 32>;
+    auto* continue_sums =
+        matmul.bits == E2M1_BITS  ? continue_row<TERMS, E2M1_BITS, 32>
+        : matmul.bits == SIX_BITS ? is_16 ? continue_row<TERMS, SIX_BITS, SUPER_GROUP> : continue_row<TERMS, SIX_BITS, 32>
+        : has_wide_groups(matmul) ? matmul.bits == 4 ? continue_row<TERMS, 4, WIDE_GROUP> : continue_row<TERMS, 8, WIDE_GROUP>
+        : matmul.bits == 4        ? is_16 ? continue_row<TERMS, 4, 16> : continue_row<TERMS, 4, 32>
+        : is_16                   ? continue_row<TERMS, 8, 16>
+                                  : continue_row<TERMS, 8, 32>;
     continue_sums(matmul, src, part, sums);
 }
 
@@ -489,8 +524,8 @@ struct QuantizedGroup {
     float *scale, *sums;
 };
 
-// Quantizes a group of numbers of a row in a tile of `m_tile` rows. `top` is their largest magnitude.
-inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile,
+// Quantizes a group of numbers of a row in a tile of `m_tile` rows, from a column on. `top` is their largest magnitude.
+inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile, size_t column,
                            const QuantizedGroup& to) {
     const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS, inverse = top > 0 ? most_quant / top : 0;
     *to.scale = top / most_quant * matmul.scale_factor;
@@ -510,12 +545,14 @@ inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VE
             store_bytes(to.quants + m_tile * SRC_GROUP + v * LANES, (Ints)(whole - ((Words)high << TERM_BITS)));
         }
         sum += whole;
-        if ((v + 1) * LANES % matmul.group == 0) {
+        if (!has_wide_groups(matmul) && (v + 1) * LANES % matmul.group == 0) {
             *sums = float(int32_t(horizontal_sum(sum)));
             sums += m_tile;
             sum = Words{};
         }
     }
+    if (has_wide_groups(matmul))
+        *sums = float(int32_t(horizontal_sum(sum))) * *to.scale + (column % WIDE_GROUP == 0 ? 0 : *sums);
 }
 
 // Quantizes a tile, and collects its outliers.
@@ -545,7 +582,7 @@ void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const Quanti
                 move_outliers(matmul, src_rows[r], r, values, found);
                 top = largest_magnitude(values);
             }
-            quantize_group(matmul, values, top, m_tile,
+            quantize_group(matmul, values, top, m_tile, at,
                            {quants + r * SRC_GROUP * quant_bytes(matmul.bits, matmul.terms), scales + r, sums + r});
         }
         for (uint32_t left = found.columns; left != 0; left &= left - 1, ++count) {
@@ -553,7 +590,8 @@ void quantize_tile(const Matmul& matmul, const T* src, size_t tile, const Quanti
             columns[count] = uint32_t(at + column);
             std::memcpy(outliers + count * m_tile, found.values[column], m_tile * sizeof(float));
         }
-        quants += m_tile * row_bytes(matmul), scales += m_tile, sums += m_tile * (SRC_GROUP / matmul.group);
+        quants += m_tile * row_bytes(matmul), scales += m_tile;
+        if ((at + SRC_GROUP) % matmul.group == 0) sums += m_tile * (has_wide_groups(matmul) ? 1 : SRC_GROUP / matmul.group);
     }
 }
 

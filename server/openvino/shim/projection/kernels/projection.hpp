@@ -78,6 +78,9 @@ constexpr size_t SIX_BITS = 6;
 // share, their super-scale.
 constexpr float SUPER_ZERO = 32;
 constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
+// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups of a multiple of this size,
+// or one scale for each row.
+constexpr size_t WIDE_GROUP = 128;
 
 // The number of bits that a quant occupies in memory.
 static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 : bits; }
@@ -102,7 +105,7 @@ struct Matmul {
     size_t K, N;
     // The number of bits of a quant: 4, 8, `E2M1_BITS`, or `SIX_BITS`.
     size_t bits;
-    // The number of weights in a group, 16 or 32.
+    // The number of weights in a group: 16, 32 or `WIDE_GROUP`.
     size_t group;
     // The number of terms of the source. Kernels in bf16 ignore it.
     size_t terms;
@@ -120,6 +123,7 @@ struct Matmul {
     const LoraAdapter* adapters;
 };
 
+static inline bool has_wide_groups(const Matmul& matmul) { return matmul.group == WIDE_GROUP; }
 static inline size_t num_groups(const Matmul& matmul) { return matmul.K / matmul.group; }
 // The number of columns of the destination.
 static inline size_t dst_columns(const Matmul& matmul) { return is_gated(matmul.epilogue) ? matmul.N / 2 : matmul.N; }
@@ -157,7 +161,9 @@ static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
     if (matmul.bits != 4 && matmul.bits != E2M1_BITS && matmul.bits != SIX_BITS && matmul.bits != 8)
         return "weights must have 4, 5, 6 or 8 bits";
-    if (matmul.group != 16 && matmul.group != 32) return "groups must have 16 or 32 weights";
+    if (matmul.group != 16 && matmul.group != 32 && !has_wide_groups(matmul)) return "groups must have 16, 32 or 128 weights";
+    if (has_wide_groups(matmul) && (matmul.K % WIDE_GROUP != 0 || (matmul.bits != 4 && matmul.bits != 8)))
+        return "with wide groups, K must be a multiple of 128, and weights must have 4 or 8 bits";
     if (matmul.bits == E2M1_BITS && matmul.group != 32) return "groups of weights in E2M1 must have 32 weights";
     if (has_super_scales(matmul) && matmul.K % SUPER_BLOCK != 0) return "with super-scales, K must be a multiple of 256";
     if (matmul.terms < 1 || matmul.terms > TERMS_MAX) return "the source must have 1 or 2 terms";
@@ -200,7 +206,8 @@ struct Outliers {
 // The source of the kernels for integers, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
 // The source contains, for each tile and group of 32 columns, the quants of the rows (the first terms of all rows and then
 // their second terms, or numbers of 16 bits), and the scale of each row, multiplied by the scale factor of the weights; and for
-// each group of weights, the sum of the quants of each row. The quants of outliers are 0.
+// each group of weights, the sum of the quants of each row, which are multiplied by their scales if the group is wide. The
+// quants of outliers are 0.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
