@@ -199,7 +199,9 @@ def update(section: str, text: str) -> None:
     before, rest = document.split(begin)
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
-    command = f"`make {section}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
+    # A section may be named after the machine.
+    target = section.removesuffix("-avx2").removesuffix("-avx512")
+    command = f"`make {target}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")
 
 
