@@ -28,15 +28,16 @@ use outputs::{LockWait, StepOutput, StepOutputs};
 mod jobs;
 mod outputs;
 
-/// While images are encoded, the pause after a step that only decodes, in times of the step's duration. The encoder uses the
-/// same processors. A step takes almost as long for one sequence as for several, so images that are encoded earlier make
-/// steps with more sequences.
+/// While images are encoded, the pause after a step that only decodes, as a multiple of the step's duration. The encoder uses
+/// the same processors. A step takes almost as long for one sequence as for several, so if images are encoded sooner, later
+/// steps decode more sequences.
 const ENCODER_PAUSE: u32 = 3;
 
-/// The pause for the image encoder after a step that took `step_time`.
-fn encoder_pause(step_time: Duration, max_itl: Option<Duration>) -> Duration {
-    let pause = step_time.saturating_mul(ENCODER_PAUSE);
-    max_itl.map_or(pause, |max_itl| pause.min(max_itl.saturating_sub(step_time)))
+/// The pause for the image encoder after a step.
+#[derive(Clone, Copy, Debug)]
+struct EncoderPause {
+    began: Duration,
+    end: Duration,
 }
 
 /// The state of the engine's thread.
@@ -62,10 +63,10 @@ pub(crate) struct Core {
     image_rate: Rate,
     decode_rate: Rate,
     preemptions_total: u64,
-    /// When the pause for the image encoder ends, if there is one.
-    pause_end: Option<Duration>,
-    /// The limit of the time between two tokens of a sequence, pauses included.
-    max_itl: Option<Duration>,
+    /// The pause for the image encoder before the next step, if there is one.
+    pause: Option<EncoderPause>,
+    /// Whether the time between two tokens has a target, so that there are no pauses.
+    has_itl_target: bool,
     /// Whether the engine cannot compute a step until blocks are restored, images are encoded or guides are ready.
     is_stalled: bool,
     // These buffers are reused in every step.
@@ -97,7 +98,7 @@ impl Core {
         let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
         let speculator = Speculator::new(draft, vocabulary, config.max_chunk_tokens);
-        let max_itl = config.max_itl;
+        let has_itl_target = config.max_itl.is_some();
         let mut scheduler = Scheduler::new(config, layout.size());
         let spill = spill.map(|(spill, key_scheme)| {
             scheduler.enable_spill(key_scheme);
@@ -124,8 +125,8 @@ impl Core {
             image_rate: Rate::default(),
             decode_rate: Rate::default(),
             preemptions_total: 0,
-            pause_end: None,
-            max_itl,
+            pause: None,
+            has_itl_target,
             is_stalled: false,
             batch: Batch::default(),
             step_images: StepImages::default(),
@@ -196,20 +197,58 @@ impl Core {
         }
     }
 
-    /// The next command, if there is one. During a pause, waits for it until the pause ends. Every command ends the pause,
-    /// because it may add work for a step.
+    /// The next command, if there is one. During a pause, waits for it until the pause ends. A command to wake up ends the pause
+    /// only if there are results for a step.
     fn next_command(&mut self, shared: &SharedState) -> Option<Command> {
-        match self.pause_end.take() {
-            Some(end) => self.commands.recv_timeout(end.saturating_sub(shared.clock.now())).ok(),
-            None => self.commands.try_recv().ok(),
-        }
+        let Some(EncoderPause { began, end }) = self.pause else { return self.commands.try_recv().ok() };
+        let restores = self.num_restores();
+        let command = loop {
+            match self.commands.recv_timeout(end.saturating_sub(shared.clock.now())) {
+                Ok(Command::Wake) => {
+                    self.waker.acknowledge();
+                    self.requests.remove_aborted(&mut self.scheduler);
+                    if self.has_results(shared, restores) || self.scheduler.is_idle() {
+                        break None;
+                    }
+                }
+                result => break result.ok(),
+            }
+        };
+        // The next step records how long the pause was.
+        self.pause = (!self.scheduler.is_idle()).then_some(EncoderPause { began, end: began });
+        command
     }
 
-    /// The pause after a step, if images are encoded and the step only decoded.
-    fn pause_after_step(&self) -> Option<Duration> {
+    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, a waiting one may
+    /// start without a pause. With several tenants, the images of one would slow down the others.
+    fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
-        let has_pause = is_encoding && self.report.prefill_tokens == 0;
-        has_pause.then(|| encoder_pause(self.report.step_time, self.max_itl))
+        let has_ended = |event: &Event| matches!(event, Event::Finished { .. });
+        if !is_encoding
+            || self.report.prefill_tokens > 0
+            || self.scheduler.is_idle()
+            || !self.ended.is_empty()
+            || self.events.iter().any(has_ended)
+            || self.scheduler.has_several_tenants()
+            || self.has_itl_target
+        {
+            return None;
+        }
+        let length = self.report.step_time.saturating_mul(ENCODER_PAUSE);
+        Some(EncoderPause { began: now, end: now + length })
+    }
+
+    fn num_restores(&self) -> usize {
+        self.spill.as_ref().map_or(0, Spill::num_restores)
+    }
+
+    /// Applies the results of other threads. Returns whether there are restored blocks, images or ready guides that a step
+    /// may need; `restores_before` is the former number of restores.
+    fn has_results(&mut self, shared: &SharedState, restores_before: usize) -> bool {
+        self.poll_spill(shared);
+        self.collect_images()
+            || self.guides.collect(&mut self.requests)
+            || self.num_restores() != restores_before
     }
 
     fn submit(&mut self, mut submission: Submission) {
@@ -223,6 +262,7 @@ impl Core {
 
     fn step(&mut self, shared: &SharedState) -> Result<(), RunError> {
         let began = shared.clock.now();
+        let paused = self.pause.take().map_or(Duration::ZERO, |pause| began.saturating_sub(pause.began));
         self.report.clear();
         self.collect_images();
         self.resume_suspended();
@@ -263,8 +303,8 @@ impl Core {
         self.report.step_time = shared.clock.now() - began;
         // A failed step may end early, so its time says nothing about how long its tokens take.
         if is_computed {
-            self.record_step();
-            self.pause_end = self.pause_after_step().map(|pause| shared.clock.now() + pause);
+            self.record_step(paused);
+            self.pause = self.pause_after_step(shared.clock.now());
         }
         (self.observer)(&self.report);
         Ok(())
@@ -441,13 +481,14 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    /// Adds the time of the step to the models from which the times of later steps are predicted.
-    fn record_step(&mut self) {
+    /// Adds the time of the step to the models from which the times of later steps are predicted. Generation has also taken
+    /// the time of the pause before the step.
+    fn record_step(&mut self, paused: Duration) {
         let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);
         self.scheduler.record_step(&self.batch, step_time);
         self.prefill_rate.add(self.report.prefill_tokens, step_time);
-        self.decode_rate.add(self.report.generated_tokens, step_time);
+        self.decode_rate.add(self.report.generated_tokens, step_time + paused);
     }
 
     fn publish(&self, shared: &SharedState) {
@@ -487,14 +528,9 @@ impl Core {
     /// wakes the engine, because it has results or a client has disconnected, or when a restore is overdue. If a command
     /// arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
-        let restores = |core: &Self| core.spill.as_ref().map_or(0, |spill| spill.num_restores());
-        let restores_before = restores(self);
+        let restores_before = self.num_restores();
         loop {
-            self.poll_spill(shared);
-            if self.collect_images()
-                || self.guides.collect(&mut self.requests)
-                || restores(self) != restores_before
-            {
+            if self.has_results(shared, restores_before) {
                 break;
             }
             let deadline = self.spill.as_ref().and_then(|spill| spill.next_deadline());
@@ -627,23 +663,5 @@ impl Core {
             self.scheduler.disable_spill();
             self.spill = None;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pause_for_the_encoder_is_limited_by_the_inter_token_latency() {
-        let ms = Duration::from_millis;
-        assert_eq!(encoder_pause(ms(10), None), ms(10 * u64::from(ENCODER_PAUSE)));
-        assert_eq!(
-            encoder_pause(ms(10), Some(ms(25))),
-            ms(15),
-            "the next step ends later than the limit otherwise"
-        );
-        assert_eq!(encoder_pause(ms(30), Some(ms(25))), ms(0));
-        assert_eq!(encoder_pause(ms(10), Some(ms(1000))), ms(10 * u64::from(ENCODER_PAUSE)));
     }
 }

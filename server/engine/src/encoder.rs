@@ -74,7 +74,7 @@ pub(crate) struct Encoder {
     results: mpsc::Receiver<EncoderRun>,
     outputs: BTreeMap<ImageDigest, Arc<ImageFeatures>>,
     thread: Option<JoinHandle<()>>,
-    /// Number of images that the thread has, those in its queue included.
+    /// Number of images that were sent to the thread, and whose results were not collected yet.
     num_images: usize,
     rows_max: u32,
 }
@@ -210,9 +210,10 @@ impl Encoder {
         }
     }
 
-    /// Whether the thread has images.
+    /// Whether the thread encodes images.
     pub(crate) fn is_busy(&self) -> bool {
-        self.num_images > 0
+        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        self.num_images > 0 && !has_ended
     }
 
     /// The output of an image that a scheduled sequence holds.

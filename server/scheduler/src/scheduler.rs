@@ -285,6 +285,11 @@ impl Scheduler {
         self.suspended_sequences > 0
     }
 
+    /// Whether more than one tenant has sequences or had some recently.
+    pub fn has_several_tenants(&self) -> bool {
+        self.shares.is_shared()
+    }
+
     /// Whether no sequence waits or runs.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()

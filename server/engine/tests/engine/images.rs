@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use server_engine::sim::{SimEncoder, expected_tokens, expected_tokens_with_images};
 use server_engine::{
-    EncoderConfig, Engine, EngineHandle, EngineOptions, Failure, ImageDigest, ImageEncoder, ImageFeatures,
-    ImageInput, ImageSpan, PromptImages, PromptPositions, Request, RequestImages, RunError, SpanAttention,
-    SubmitError, TokenId, TokenStream,
+    EncoderConfig, Engine, EngineHandle, EngineOptions, Event, Failure, ImageDigest, ImageEncoder,
+    ImageFeatures, ImageInput, ImageSpan, PromptImages, PromptPositions, Request, RequestImages, RunError,
+    SpanAttention, SubmitError, TokenId, TokenStream,
 };
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
@@ -180,10 +181,14 @@ impl Gate {
     }
 
     fn start_with_defect(inner: &SimEncoder, defect: BatchDefect) -> (Engine, Self) {
+        Self::start_with(Setup::new(200), inner, defect)
+    }
+
+    fn start_with(setup: Setup, inner: &SimEncoder, defect: BatchDefect) -> (Engine, Self) {
         let (shown, runs) = channel();
         let (go, permits) = channel();
         let gated = GatedEncoder { inner: inner.clone(), shown, go: permits, defect };
-        (start(Setup::new(200), gated, 20), Self { runs, go })
+        (start(setup, gated, 20), Self { runs, go })
     }
 
     /// Waits for the next run, which must have these images, and lets the encoder compute it.
@@ -256,6 +261,85 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     assert_eq!(tokens(second).await, expected(&with_images(2, &[3], 9)));
     assert_eq!(encoder.encoded(), [digest(1), digest(3)]);
     settled(&handle).await;
+}
+
+/// A configuration with steps of a day of simulated time. The engine waits for pauses in real time, so a pause that nothing
+/// ends lets a test wait for days.
+fn with_long_steps() -> Setup {
+    let mut setup = Setup::new(200);
+    setup.sim.costs.step = Duration::from_hours(24);
+    setup
+}
+
+/// Starts to decode a sequence while the encoder is busy with image 1, until the engine pauses after a step. The stream has
+/// 20 tokens; two of them have been received.
+async fn pause(handle: &EngineHandle, gate: &Gate) -> (TokenStream, TokenStream) {
+    let waiting = handle.submit(with_image(1)).unwrap();
+    gate.expect(&[1]);
+    let mut paused = handle.submit(request(&prompt(5, 40), 20)).unwrap();
+    for _ in 0..2 {
+        next_token(&mut paused).await;
+    }
+    (waiting, paused)
+}
+
+/// Waits for the next token of a stream.
+async fn next_token(stream: &mut TokenStream) {
+    while !matches!(stream.next().await.unwrap(), Event::Token { .. }) {}
+}
+
+#[tokio::test]
+async fn an_encoded_image_ends_the_pause_of_generation() {
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let (waiting, mut paused) = pause(&engine.handle(), &gate).await;
+    gate.go.send(()).unwrap();
+    assert_eq!(tokens(waiting).await, expected(&with_image(1)));
+    for _ in 2..20 {
+        next_token(&mut paused).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_ends_the_pause_of_generation() {
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let handle = engine.handle();
+    let (_waiting, mut paused) = pause(&handle, &gate).await;
+    // This request has its only token after a step, in which the other sequence gets a token too.
+    let text = prompt(6, 40);
+    let answer = tokens(handle.submit(request(&text, 1)).unwrap()).await;
+    assert_eq!(answer, expected_tokens(&text, 1, VOCABULARY));
+    next_token(&mut paused).await;
+    gate.go.send(()).unwrap();
+}
+
+#[tokio::test]
+async fn a_pause_of_generation_ends_when_all_clients_disconnect() {
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let handle = engine.handle();
+    let (waiting, paused) = pause(&handle, &gate).await;
+    drop((waiting, paused));
+    settled(&handle).await;
+    // The pause is not left to the next request.
+    let text = prompt(6, 40);
+    let answer = tokens(handle.submit(request(&text, 1)).unwrap()).await;
+    assert_eq!(answer, expected_tokens(&text, 1, VOCABULARY));
+    gate.go.send(()).unwrap();
+}
+
+#[tokio::test]
+async fn generation_does_not_pause_with_a_target_for_the_time_between_tokens_or_with_several_tenants() {
+    let mut with_target = with_long_steps();
+    with_target.engine.scheduler.max_itl = Some(Duration::from_hours(24));
+    for (setup, tenant) in [(with_target, 0), (with_long_steps(), 1)] {
+        let (engine, gate) = Gate::start_with(setup, &SimEncoder::default(), BatchDefect::None);
+        let handle = engine.handle();
+        let _waiting = handle.submit(with_image(1)).unwrap();
+        gate.expect(&[1]);
+        let text = prompt(5, 40);
+        let answer = tokens(handle.submit(Request { tenant, ..request(&text, 20) }).unwrap()).await;
+        assert_eq!(answer, expected_tokens(&text, 20, VOCABULARY));
+        gate.go.send(()).unwrap();
+    }
 }
 
 #[tokio::test]
