@@ -134,6 +134,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         if (matmul.epilogue == Epilogue::residual) adds = true, residual = matmul.N;
         matmul.bits = random.below(2) ? 4 : 8;
         matmul.group = random.below(2) ? 16 : 32;
+        if (matmul.K % WIDE_GROUP == 0 && random.below(2)) matmul.group = WIDE_GROUP;
         if (random.below(3) == 0) matmul.bits = SIX_BITS, matmul.group = matmul.K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
         matmul.terms = 1 + random.below(2);
         stage.has_norm = random.below(2) == 0;
@@ -210,7 +211,10 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
     constexpr size_t bits[] = {4, ovfleet::projection::E2M1_BITS, 8};
     gate_up.bits = bits[random.below(3)], down.bits = bits[random.below(3)];
     const auto group_of = [&](const Matmul& matmul) -> size_t {
-        return matmul.bits != ovfleet::projection::E2M1_BITS && random.below(2) ? 16 : 32;
+        using namespace ovfleet::projection;
+        if (matmul.bits == E2M1_BITS) return 32;
+        if (matmul.K % WIDE_GROUP == 0 && random.below(3) == 0) return WIDE_GROUP;
+        return random.below(2) ? 16 : 32;
     };
     gate_up.group = group_of(gate_up), down.group = group_of(down);
     for (auto* matmul : {&gate_up, &down})

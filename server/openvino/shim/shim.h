@@ -155,8 +155,8 @@ int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
 // Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
 // ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
-// returns their number. With OVFLEET_PLUGIN, and for all other attention, the plugin computes it, in blocks of queries wherever
-// it can.
+// returns their number. All other attention remains with the plugin, as all of it does with OVFLEET_PLUGIN, and is computed in
+// blocks of queries where possible.
 int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
 
 // Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an

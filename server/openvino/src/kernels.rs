@@ -246,7 +246,7 @@ impl fmt::Display for KernelPlan {
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
 /// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
-/// are used only if the model is computed in bf16. The others multiply in f32. Prompts and decodes use the same kernels,
+/// are used only if the device prefers bf16. The others multiply in f32. Prompts and decodes use the same kernels,
 /// so that the result of a token does not depend on the division of its prompt into chunks. The kernels for AMX compute
 /// small numbers of queries in vectors, with the same bits as in tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =

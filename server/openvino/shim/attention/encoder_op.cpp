@@ -107,7 +107,7 @@ private:
     float scale_ = 0;
 };
 
-// A number that is the only one of a constant; `fallback` for other values.
+// The value of a constant with one element; `fallback` for anything else.
 float number_or(const Value& value, float fallback) {
     const auto constant = as<op::v0::Constant>(value);
     return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<float>()[0] : fallback;
@@ -129,7 +129,12 @@ bool is_supported(const Attention& attention, Isa isa) {
         if (one != shape || attention.get_input_element_type(input) != ov::element::f32) return false;
     }
     if (shape[heads].is_dynamic() || shape[head_size].is_dynamic()) return false;
-    if (attention.get_input_size() > MASK && number_or(attention.input_value(MASK), NAN) != 0) return false;
+    // The input after the scale is a sink, which the kernels would have to add.
+    if (attention.get_input_size() > SCALE + 1) return false;
+    // A mask of one zero is added to all scores. A boolean one would exclude them.
+    const bool has_mask = attention.get_input_size() > MASK;
+    if (has_mask && !attention.get_input_element_type(MASK).is_real()) return false;
+    if (has_mask && number_or(attention.input_value(MASK), NAN) != 0) return false;
     const size_t size = size_t(shape[head_size].get_length());
     return !unsupported(layer_of(isa, size_t(shape[heads].get_length()), size, scale_of(attention, size)));
 }

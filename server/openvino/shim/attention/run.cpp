@@ -112,7 +112,8 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(kernels.tile_queries / group, 1);
     // Marks items that have a partial result, until its memory is allocated.
     static float pending;
-    // The last tokens come first, because they have the most keys, and the items at the end should be small.
+    // The last tokens come first, because in causal attention they have the most keys, and the items at the end should be
+    // small.
     for (size_t end = sequence.count, begin; end > 0; end = begin) {
         begin = (end - 1) / tile_tokens * tile_tokens;
         const size_t queries = (end - begin) * group;

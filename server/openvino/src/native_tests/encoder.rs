@@ -105,8 +105,8 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
 /// The inputs of an attention.
 const INPUTS: [&str; 3] = ["query", "key", "value"];
 
-/// Compiles the attention of `heads` to each other with the kernels of `isa`, or with those of the plugin. With tiles, only the
-/// tokens of the same tile attend to each other.
+/// Compiles an attention with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the plugin. With tiles,
+/// only the tokens of the same tile attend to each other.
 fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_tiles: bool) -> CompiledGraph {
     let mut ir = Ir::default();
     let tiles = if has_tiles { "?," } else { "" };

@@ -37,9 +37,9 @@ pub struct EncoderImage {
 pub struct EncoderReport {
     /// The name of the device.
     pub device: String,
-    /// The precision of the computations.
+    /// The precision of the plugin's computations.
     pub precision: String,
-    /// Number of inputs of a projection that the plugin quantizes to 8 bits with one scale; 0 if it quantizes none.
+    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the quantization.
     pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,

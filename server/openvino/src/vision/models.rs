@@ -52,7 +52,7 @@ impl EncoderCompiler<'_> {
         self.compile(model)
     }
 
-    /// Compiles a model in which each attention without a mask is that of the tokens of an image to each other.
+    /// Compiles a model. In every attention without a mask, all tokens of an image or a tile must attend to each other.
     fn vision_graph(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
         self.native.attention += shim::replace_encoder_attention(&mut model, self.plan.attention)?;
         self.compile(model)

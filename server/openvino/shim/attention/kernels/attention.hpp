@@ -33,7 +33,7 @@ static inline size_t part_end(size_t block) {
     return block / length * length + length;
 }
 static_assert(PART_BLOCKS_MAX / 2 % CHUNK_BLOCKS == 0);
-// The numbers of which the sizes of keys and values are multiples.
+// Key sizes are multiples of `KEY_MULTIPLE`, and value sizes are multiples of `VALUE_MULTIPLE`.
 constexpr size_t KEY_MULTIPLE = 32, VALUE_MULTIPLE = 16;
 // The largest size of a key or a value.
 constexpr size_t HEAD_SIZE_MAX = 512;
@@ -57,7 +57,7 @@ struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
     size_t key_size, value_size;
-    // The number of zeros at the end of each query and key, and of each value, that the tensors of a step do not contain.
+    // The number of zeros that the kernels append to each query and key, and to each value, of the tensors of a step.
     size_t key_padding, value_padding;
     Precision precision;
     // The size of one head of a block in bytes.

@@ -101,8 +101,8 @@ inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride
     }
 }
 
-// Reads the query, key or value of a token and a head as `size` floats, the last of which are zeros without a number in the
-// input. `stride` is the number of numbers from one token to the next.
+// Reads the query, key or value of a token and a head as `size` floats, the last `padding` of which are zeros. `stride` is the
+// number of elements from one token to the next.
 inline void read_floats(const Layer& layer, const void* from, size_t stride, size_t token, size_t head, size_t size,
                         size_t padding, float* to) {
     const size_t count = size - padding, index = token * stride + head * count;

@@ -78,8 +78,8 @@ constexpr size_t SIX_BITS = 6;
 // share, their super-scale.
 constexpr float SUPER_ZERO = 32;
 constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
-// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups of a multiple of this size,
-// or one scale for each row.
+// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups whose size is a multiple of
+// it, or one scale for each row.
 constexpr size_t WIDE_GROUP = 128;
 
 // The number of bits that a quant occupies in memory.
@@ -206,8 +206,8 @@ struct Outliers {
 // The source of the kernels for integers, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
 // The source contains, for each tile and group of 32 columns, the quants of the rows (the first terms of all rows and then
 // their second terms, or numbers of 16 bits), and the scale of each row, multiplied by the scale factor of the weights; and for
-// each group of weights, the sum of the quants of each row, which are multiplied by their scales if the group is wide. The
-// quants of outliers are 0.
+// each group of weights, the sum of the quants of each row. For wide groups, each quant of the sum is first multiplied by its
+// scale. The quants of outliers are 0.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
