@@ -65,8 +65,6 @@ pub(crate) struct Core {
     preemptions_total: u64,
     /// The pause for the image encoder before the next step, if there is one.
     pause: Option<EncoderPause>,
-    /// Whether the time between two tokens has a target, so that there are no pauses.
-    has_itl_target: bool,
     /// Whether the engine cannot compute a step until blocks are restored, images are encoded or guides are ready.
     is_stalled: bool,
     // These buffers are reused in every step.
@@ -98,7 +96,6 @@ impl Core {
         let vocabulary = layout.vocabulary;
         let guides = GuideDispatcher::new(vocabulary, clock, waker.clone());
         let speculator = Speculator::new(draft, vocabulary, config.max_chunk_tokens);
-        let has_itl_target = config.max_itl.is_some();
         let mut scheduler = Scheduler::new(config, layout.size());
         let spill = spill.map(|(spill, key_scheme)| {
             scheduler.enable_spill(key_scheme);
@@ -126,7 +123,6 @@ impl Core {
             decode_rate: Rate::default(),
             preemptions_total: 0,
             pause: None,
-            has_itl_target,
             is_stalled: false,
             batch: Batch::default(),
             step_images: StepImages::default(),
@@ -219,8 +215,8 @@ impl Core {
         command
     }
 
-    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, a waiting one may
-    /// start without a pause. With several tenants, the images of one would slow down the others.
+    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, there is none, because a
+    /// waiting sequence may be able to start.
     fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
         let has_ended = |event: &Event| matches!(event, Event::Finished { .. });
@@ -229,8 +225,7 @@ impl Core {
             || self.scheduler.is_idle()
             || !self.ended.is_empty()
             || self.events.iter().any(has_ended)
-            || self.scheduler.has_several_tenants()
-            || self.has_itl_target
+            || !self.scheduler.allows_pauses()
         {
             return None;
         }

@@ -25,9 +25,9 @@ struct Args {
     /// Number of times that the image is encoded. The result is the median of the times.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Round the inputs of native projections to 8 bits.
-    #[arg(long)]
-    int8: bool,
+    /// The precision in which native projections multiply activations: auto or int8.
+    #[arg(long, default_value = "auto", value_parser = activation_precision)]
+    activation_precision: ActivationPrecision,
     /// A property for the device's plugin, `KEY=VALUE`. Repeatable.
     #[arg(long)]
     plugin_config: Vec<String>,
@@ -41,9 +41,16 @@ impl Args {
             Ok((key.to_owned(), value.to_owned()))
         });
         let plugin_config = properties.collect::<anyhow::Result<_>>()?;
-        let activation_precision =
-            if self.int8 { ActivationPrecision::Int8 } else { ActivationPrecision::Auto };
+        let Self { activation_precision, .. } = *self;
         Ok(Config { plugin_config, activation_precision, ..Config::new(self.model.clone()) })
+    }
+}
+
+fn activation_precision(name: &str) -> Result<ActivationPrecision, String> {
+    match name {
+        "auto" => Ok(ActivationPrecision::Auto),
+        "int8" => Ok(ActivationPrecision::Int8),
+        _ => Err("not one of auto, int8".to_owned()),
     }
 }
 

@@ -23,14 +23,15 @@ pub(crate) struct DeviceOptions {
     pub(crate) configures_plugin_cache: bool,
 }
 
+/// The configured value of a property. The last value of a repeated property applies.
+pub(crate) fn configured_property<'a>(plugin_config: &'a [(String, String)], key: &str) -> Option<&'a str> {
+    plugin_config.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+}
+
 impl DeviceOptions {
     /// Reads the configuration, and from the device the properties that are not configured.
     pub(crate) fn read(core: &Core, device: &str, plugin_config: &[(String, String)]) -> Self {
-        // The last value of a repeated property applies.
-        let configured = |key: &str| {
-            let property = plugin_config.iter().rev().find(|(name, _)| name == key);
-            property.map(|(_, value)| value.clone())
-        };
+        let configured = |key: &str| configured_property(plugin_config, key).map(str::to_owned);
         let prefers_accuracy = configured("EXECUTION_MODE_HINT").as_deref() == Some("ACCURACY");
         let precision = |key: &str| match configured(key) {
             Some(value) => value,

@@ -251,7 +251,8 @@ pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::Av
 /// small numbers of queries in vectors, with the same bits as in tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
-const BF16_ATTENTION_ISAS: [Isa; 2] = [Isa::Amx, Isa::Avx512Bf16];
+/// The instruction sets of [`ATTENTION_ISAS`] whose kernels multiply in bf16.
+pub(crate) const BF16_ATTENTION_ISAS: [Isa; 2] = [Isa::Amx, Isa::Avx512Bf16];
 
 impl CpuFeatures {
     /// Whether the processor runs kernels of an instruction set.

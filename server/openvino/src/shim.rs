@@ -592,7 +592,6 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
 /// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their number: 0 with
 /// `None`, which leaves them to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
-    const PLUGIN: u32 = 0;
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
     // SAFETY: both pointers are valid for the call.

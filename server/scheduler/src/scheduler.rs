@@ -285,9 +285,10 @@ impl Scheduler {
         self.suspended_sequences > 0
     }
 
-    /// Whether more than one tenant has sequences or had some recently.
-    pub fn has_several_tenants(&self) -> bool {
-        self.shares.is_shared()
+    /// Whether decodes may pause between steps: the time between two tokens has no target, and only one tenant has sequences
+    /// or had some recently, so that no tenant waits for the work of another.
+    pub fn allows_pauses(&self) -> bool {
+        self.config.max_itl.is_none() && !self.shares.is_shared()
     }
 
     /// Whether no sequence waits or runs.

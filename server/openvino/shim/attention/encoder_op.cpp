@@ -3,7 +3,6 @@
 #include "encoder_op.hpp"
 
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <vector>

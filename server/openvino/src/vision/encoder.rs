@@ -12,7 +12,7 @@ use super::image_tiles::fit_in_one_run;
 use super::models::{EncoderCompiler, EncoderModels, NativeOperations, RowWidths};
 use crate::config::Config;
 use crate::cpu::CpuFeatures;
-use crate::device::DeviceOptions;
+use crate::device::{DeviceOptions, configured_property};
 use crate::kernels::{EncoderPlan, plan_encoder};
 use crate::runtime::Core;
 use crate::{Error, memory};
@@ -93,9 +93,8 @@ pub struct OpenVinoImageEncoder {
 /// A model is missing, invalid or not supported.
 pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder>, Error> {
     let Some(files) = VisionFiles::find(&config.model)? else { return Ok(None) };
-    let configured = |name: &str, default: &str| {
-        let property = config.plugin_config.iter().rev().find(|(key, _)| key == name);
-        property.map_or_else(|| default.to_owned(), |(_, value)| value.clone())
+    let configured = |key: &str, default: &str| {
+        configured_property(&config.plugin_config, key).unwrap_or(default).to_owned()
     };
     let threads = available_parallelism().map_or(1, usize::from);
     let mut report = EncoderReport {

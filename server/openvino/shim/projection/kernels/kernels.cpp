@@ -217,6 +217,10 @@ inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair
     }
 }
 
+// The number of columns of the source between two prefetches.
+template <size_t GROUP>
+constexpr size_t PREFETCH_COLUMNS = GROUP < SRC_GROUP ? GROUP : SRC_GROUP;
+
 // The groups of a part of K.
 struct GroupRange {
     size_t begin, end;
@@ -280,9 +284,8 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
 
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP>
 void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    constexpr size_t PREFETCH_COLUMNS = GROUP < SRC_GROUP ? GROUP : SRC_GROUP;
     const size_t bytes = n_block_bytes(matmul);
-    const size_t times = (range.tile_end - range.tile_begin) * PAIRS * (matmul.K / PREFETCH_COLUMNS);
+    const size_t times = (range.tile_end - range.tile_begin) * PAIRS * (matmul.K / PREFETCH_COLUMNS<GROUP>);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
         const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
         Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
@@ -336,7 +339,7 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
     tile.scales += part.begin / SRC_GROUP;
     tile.sums += groups.begin;
     const size_t bytes = n_block_bytes(matmul), part_bytes = bytes / matmul.K * (part.end - part.begin);
-    const size_t times = PAIRS * ((part.end - part.begin) / (GROUP < SRC_GROUP ? GROUP : SRC_GROUP));
+    const size_t times = PAIRS * ((part.end - part.begin) / PREFETCH_COLUMNS<GROUP>);
     const uint8_t* next = matmul.weights + part.next_block * bytes + bytes / matmul.K * part.begin;
     Prefetch prefetch{next, next + part_bytes, (part_bytes / 64 + times - 1) / times};
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
