@@ -106,9 +106,16 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
 // Returns the first and the third, or the second and the fourth of these quants, as numbers of 16 bits.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
-    const uint32_t shift = uint32_t(odd * 8);
-    if constexpr (BITS == 4) return read<Words>(quants + i / 2 * 2 * FOUR_BYTES) >> (uint32_t(i % 2 * 4) + shift) & 0x000f000f;
-    else return four_at<BITS>(quants, i) >> shift & 0x00ff00ff;
+    // Shifting numbers of 16 bits leaves nothing of their low bytes, so the second and the fourth need no mask.
+    typedef uint16_t Pairs __attribute__((vector_size(LANES * 4)));
+    if constexpr (BITS == 4) {
+        const size_t shift = i % 2 * 4 + odd * 8;
+        const Words nibbles = (Words)(read<Pairs>(quants + i / 2 * 2 * FOUR_BYTES) >> uint16_t(shift));
+        return shift == 12 ? nibbles : nibbles & 0x000f000f;
+    } else {
+        const Words four = four_at<BITS>(quants, i);
+        return odd ? (Words)((Pairs)four >> uint16_t(8)) : four & 0x00ff00ff;
+    }
 }
 
 // Adds the products of a group of weights and one term of `R` rows.
