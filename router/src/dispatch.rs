@@ -302,17 +302,20 @@ impl Dispatch {
         }
     }
 
-    /// Waits until a replica serves `model`. Returns `None` once every replica has reported its models and none serves
-    /// this one.
+    /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its models, or
+    /// if only some have reported them in time: a replica that cannot start must not make every wrong name wait for it.
     ///
     /// # Errors
-    /// Not every replica has reported its models in time, or the waiting room is full.
+    /// No replica has reported its models in time, or the waiting room is full and none has.
     pub async fn await_model(&self, model: Option<&str>) -> Result<Option<Arc<Fleet>>, PlacementError> {
-        self.await_known(|replicas| match model {
+        let found = self.await_known(|replicas| match model {
             Some(model) => replicas.fleet(model),
             None => replicas.only_fleet(),
-        })
-        .await
+        });
+        match found.await {
+            Err(PlacementError::NoReplica) if self.replicas.has_any_reported() => Ok(None),
+            result => result,
+        }
     }
 
     /// Waits until a replica reports that it has the store with this number. Returns `None` once every replica has

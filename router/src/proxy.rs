@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
@@ -60,6 +61,7 @@ use fields::Fields;
 use headers::ForwardingContext;
 use images::RoutingPrompt;
 use outgoing::OutgoingRequest;
+use receive::UnreadBody;
 use record::{RequestRecord, TokensUsed};
 use request_body::RequestBody;
 use retry::Destination;
@@ -87,11 +89,18 @@ pub(crate) async fn serve(
     let request_id = worker.request_ids.of(request.headers());
     let mut record = RequestRecord::new(&worker.app, endpoint, &request_id, request.headers());
     let arrival = Arrival { endpoint, client_address, request_id };
-    let answer = forward(&worker, &arrival, request, &mut record).await;
-    let mut answer = answer.unwrap_or_else(|error| {
-        record.rejected(&error);
-        error.into_response().map(Body::whole)
-    });
+    let (parts, body) = request.into_parts();
+    let mut body = Some(UnreadBody::new(&parts.headers, body));
+    let mut answer = match forward(&worker, &arrival, parts, &mut body, &mut record).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            record.rejected(&error);
+            if let Some(body) = body {
+                body.discard(&worker.app).await;
+            }
+            error.into_response().map(Body::whole)
+        }
+    };
     answer.headers_mut().insert(headers::REQUEST_ID, arrival.request_id);
     Ok(answer)
 }
@@ -106,25 +115,28 @@ struct Arrival {
 async fn forward(
     worker: &Arc<Worker>,
     arrival: &Arrival,
-    request: Request<Incoming>,
+    mut parts: Parts,
+    body: &mut Option<UnreadBody>,
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
     let (app, endpoint) = (&worker.app, arrival.endpoint);
-    let client = app.access().client(request.headers())?;
-    if worker.via.has_passed(request.headers()) {
+    let client = app.access().client(&parts.headers)?;
+    if worker.via.has_passed(&parts.headers) {
         return Err(Error::Loop);
     }
-    if endpoint == Endpoint::Models && matches!(*request.method(), Method::GET | Method::HEAD) {
-        let answer = worker.admin.models(app, request.uri().path())?;
+    if endpoint == Endpoint::Models && matches!(parts.method, Method::GET | Method::HEAD) {
+        let answer = worker.admin.models(app, parts.uri.path())?;
         record.completed(StatusCode::OK, TokensUsed::None);
         return Ok(answer.map(Body::whole));
     }
     record.admitted(app.admit()?, client.clone());
-    let (mut parts, body) = request.into_parts();
     tenant::set_header(&mut parts.headers, client.as_ref(), app.settings().key_isolation);
     let queued = queued_request(&parts)?;
     check_encoding(&parts)?;
-    let body = receive::receive(app, body).await?;
+    let body = match body.take() {
+        Some(body) => body.receive(app).await?,
+        None => Bytes::new(),
+    };
     let fields = routing_fields(endpoint, &parts, &body)?;
     let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
         Some(object) => {

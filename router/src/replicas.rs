@@ -125,6 +125,11 @@ impl Replicas {
         self.fleets.load_full()
     }
 
+    /// Whether any replica has reported its models.
+    pub fn has_any_reported(&self) -> bool {
+        self.all.load().iter().any(|replica| replica.is_listed())
+    }
+
     /// Whether every replica has reported its models, so that a model that is still unknown is not served.
     pub fn are_known(&self) -> bool {
         let all = self.all.load();

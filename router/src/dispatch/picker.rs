@@ -16,7 +16,7 @@ use crate::args::Settings;
 use crate::deferred::defer;
 use crate::fleet::Fleet;
 use crate::health::{Health, HealthConfig, HealthState};
-use crate::ledger::BookingGuard;
+use crate::ledger::{BookingGuard, Cost};
 use crate::metrics::Metrics;
 use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
 use crate::replica::{Replica, Reservation};
@@ -87,6 +87,20 @@ thread_local! {
     pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
+/// The least demand that a request can have.
+fn least(demand: &Demand) -> Demand {
+    Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
+}
+
+/// The load to book for a request. A replica rejects a request that can never fit it, so such a request takes no room from
+/// others.
+fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
+    match candidate.capacity(demand) {
+        Capacity::Never => candidate.cost(&least(demand)),
+        Capacity::Now | Capacity::Later => candidate.cost(demand),
+    }
+}
+
 impl Picker {
     pub(super) fn new(settings: Settings, metrics: Metrics) -> Self {
         Self {
@@ -143,7 +157,7 @@ impl Picker {
                 };
                 let candidate = &scratch.candidates[index];
                 let replica = &scratch.replicas[index];
-                let cost = candidate.cost(demand);
+                let cost = cost_of(candidate, demand);
                 let booking = if race < RACES_MAX {
                     replica.ledger.book_if(candidate.view.version, cost, now)
                 } else {
@@ -172,7 +186,7 @@ impl Picker {
         SCRATCH.with_borrow_mut(|scratch| {
             self.collect_candidates(scratch, search, now);
             let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
-            let booking = replica.ledger.book(candidate.cost(&request.demand), now);
+            let booking = replica.ledger.book(cost_of(candidate, &request.demand), now);
             scratch.terms.clear();
             scratch.terms.push(Terms::default());
             Some(self.assign(search, scratch, 0, booking))
@@ -270,10 +284,7 @@ impl Picker {
         match policy.pick(demand, candidates, terms, &mut *rng) {
             // The size of the request is an estimate. The replica knows the exact size and rejects the request with a
             // better message.
-            Err(NoReplica::NeverFits) => {
-                let least = Demand { prompt_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand };
-                policy.pick(&least, candidates, terms, &mut *rng)
-            }
+            Err(NoReplica::NeverFits) => policy.pick(&least(demand), candidates, terms, &mut *rng),
             result => result,
         }
     }

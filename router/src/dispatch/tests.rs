@@ -186,6 +186,27 @@ async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
 }
 
 #[tokio::test]
+async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
+    let (app, replicas) = app(1, &[]);
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let demand = Demand { sequences: u32::MAX, ..request().demand };
+    let _rejected = dispatch.place(&fleet, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
+    let mut other = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    assert!(futures_util::poll!(other.as_mut()).is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_never_reports_does_not_hide_that_a_model_is_unknown() {
+    let (app, replicas) = app(2, &[]);
+    let dispatch = app.dispatch();
+    assert!(dispatch.await_model(Some("x")).await.is_err(), "no replica has reported");
+    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
+    assert!(dispatch.await_model(Some("x")).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     let (app, replicas) = app(2, &[]);
     let dispatch = app.dispatch();

@@ -48,6 +48,15 @@ fn a_client_that_used_more_than_estimated_waits_longer() {
 }
 
 #[test]
+fn what_costs_nothing_is_possible_after_the_tokens_are_exceeded() {
+    let (mut limits, now) = (RateLimits::default(), Instant::now());
+    assert_eq!(limits.charge(1, RATES, 100, now), Ok(()));
+    limits.settle(1, 100, 10_000);
+    assert!(limits.charge(1, RATES, 1, now).is_err());
+    assert_eq!(limits.charge(1, RATES, 0, now), Ok(()));
+}
+
+#[test]
 fn a_changed_limit_counts_the_usage_under_the_previous_one() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 5000, now), Ok(()));

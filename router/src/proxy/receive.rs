@@ -1,8 +1,10 @@
 //! Receives the body of a client's request, within the limits on its size, its duration and the memory for all bodies.
 
 use bytes::Bytes;
+use http::{HeaderMap, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
+use tokio::time::{Instant, timeout_at};
 
 use crate::app::App;
 use crate::body_budget::{BudgetExceeded, BudgetLimits};
@@ -14,31 +16,56 @@ use crate::error::Error;
 /// Beyond it: the router answers without reading the rest, and closes the connection.
 const DISCARDED_BYTES_MAX: usize = 64 << 20;
 
-/// Receives the whole body.
-///
-/// # Errors
-/// The body exceeds a limit, or the connection broke.
-pub(super) async fn receive(app: &App, mut body: Incoming) -> Result<Bytes, Error> {
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
+/// The body of a request, of which nothing has been read.
+pub(super) struct UnreadBody {
+    body: Incoming,
+    /// Whether the client sends the body only after the router has begun to read it.
+    expects_continue: bool,
+}
+
+impl UnreadBody {
+    pub(super) fn new(headers: &HeaderMap, body: Incoming) -> Self {
+        Self { body, expects_continue: headers.contains_key(header::EXPECT) }
     }
-    let settings = app.settings();
-    let (max_body_bytes, read_timeout) = (settings.max_body_bytes.0, settings.read_timeout);
-    drop(settings);
-    if body.size_hint().lower() > max_body_bytes {
-        return Err(Error::BodyTooLarge(max_body_bytes));
+
+    /// Receives the whole body.
+    ///
+    /// # Errors
+    /// The body exceeds a limit, or the connection broke.
+    pub(super) async fn receive(mut self, app: &App) -> Result<Bytes, Error> {
+        if self.body.is_end_stream() {
+            return Ok(Bytes::new());
+        }
+        let settings = app.settings();
+        let (max_body_bytes, read_timeout) = (settings.max_body_bytes.0, settings.read_timeout);
+        drop(settings);
+        if self.body.size_hint().lower() > max_body_bytes {
+            self.discard(app).await;
+            return Err(Error::BodyTooLarge(max_body_bytes));
+        }
+        let announced = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
+        let deadline = Instant::now() + read_timeout;
+        let received =
+            timeout_at(deadline, receive_parts(app, &mut self.body, announced, max_body_bytes)).await;
+        let received =
+            received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
+        if received.is_err() {
+            // The request is rejected whether or not the rest arrives.
+            let _ = timeout_at(deadline, discard(&mut self.body)).await;
+        }
+        received
     }
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let deadline = tokio::time::Instant::now() + read_timeout;
-    let received =
-        tokio::time::timeout_at(deadline, receive_parts(app, &mut body, announced, max_body_bytes)).await;
-    let received =
-        received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
-    if received.is_err() {
-        // The request is rejected whether or not the rest arrives.
-        let _ = tokio::time::timeout_at(deadline, discard(&mut body)).await;
+
+    /// Discards the body of a request that is rejected without it, so that the client reads the answer. A body that the client
+    /// has not begun to send, and one that is too large, are left unread.
+    pub(super) async fn discard(mut self, app: &App) {
+        let is_small = self.body.size_hint().lower() <= DISCARDED_BYTES_MAX as u64;
+        if is_small && !self.expects_continue {
+            let deadline = Instant::now() + app.settings().read_timeout;
+            // The request is rejected whether or not the body arrives.
+            let _ = timeout_at(deadline, discard(&mut self.body)).await;
+        }
     }
-    received
 }
 
 async fn receive_parts(

@@ -134,6 +134,21 @@ fn invalid_requests_get_the_errors_of_openai() {
 }
 
 #[test]
+fn a_client_that_is_still_sending_gets_the_reason_for_the_rejection() {
+    let upstream = named("m");
+    let router = Router::start(&[&upstream], &["--max-body-bytes=5MiB"]);
+    for (size, headers, status) in [(6 << 20, "", 413), (4 << 20, "x-ovfleet-priority: high\r\n", 400)] {
+        let mut client = router.connect();
+        client.write_all(raw("POST", CHAT, headers, &"x".repeat(size)).as_bytes()).unwrap();
+        assert_eq!(Answer::read(&mut client).status, status);
+    }
+    let mut waiting = router.connect();
+    let head = "host: x\r\ncontent-length: 6000000\r\nexpect: 100-continue\r\n\r\n";
+    waiting.write_all(format!("POST {CHAT} HTTP/1.1\r\n{head}").as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut waiting).status, 413, "without the body");
+}
+
+#[test]
 fn headers_set_the_priority_and_the_timeout() {
     let upstream = named("m");
     let router = Router::start(&[&upstream], &[]);
