@@ -241,6 +241,7 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
         Err(error) => {
             let previous = context.previous_status(object);
             let status = invalid_status(object, previous.as_ref(), &error, Timestamp::now());
+            context.upgrades.release(object.metadata.uid.as_deref().unwrap_or_default());
             let _step = span.step("status");
             context.write_status(object, previous, status).await?;
             return Ok(Action::await_change());

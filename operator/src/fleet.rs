@@ -214,12 +214,12 @@ fn subjects(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<Subject> {
         if pod.component == Component::Router.name() {
             if is_waiting {
                 insert(ReportKind::Admission);
-            } else if sampling == CacheSampling::Sample {
+            } else if sampling == CacheSampling::Sample && pod.is_ready {
                 insert(ReportKind::CacheUsage);
             }
         }
     }
-    // All fetches fetch the same model, and each router reports on all replicas, so one of them is enough.
+    // All fetches fetch the same model, and each ready router reports on all replicas, so one of them is enough.
     let mut seen = HashSet::new();
     subjects.retain(|subject| subject.report == ReportKind::Admission || seen.insert(subject.report));
     subjects

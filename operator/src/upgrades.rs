@@ -5,10 +5,13 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::Store;
 use operator_api::UpgradeState;
+use operator_api::conditions::ACCEPTED;
 
+use crate::validate::REFUSED_BY_CLUSTER;
 use crate::watch::StoredDeployment;
 
 /// The upgrade slots of all resources that this operator manages. Clones share them.
@@ -70,10 +73,17 @@ impl UpgradeLimiter {
     }
 }
 
+/// Whether a resource is being upgraded. An invalid resource is not: its objects are not changed until it is corrected.
 fn is_rolling(object: &StoredDeployment) -> bool {
     let status = object.0.as_ref().ok().and_then(|object| object.status.as_ref());
-    let release = status.and_then(|status| status.release.as_ref());
-    release.is_some_and(|release| release.state == UpgradeState::Rolling)
+    let is_invalid = |condition: &Condition| {
+        condition.type_ == ACCEPTED && condition.status == "False" && condition.reason != REFUSED_BY_CLUSTER
+    };
+    status.is_some_and(|status| {
+        let release = status.release.as_ref();
+        release.is_some_and(|release| release.state == UpgradeState::Rolling)
+            && !status.conditions.iter().any(is_invalid)
+    })
 }
 
 #[cfg(test)]
@@ -123,5 +133,24 @@ mod tests {
         assert!(!limiter.acquire("b"));
         writer.apply_watcher_event(&watcher::Event::Apply(object("a", UpgradeState::Current)));
         assert!(limiter.acquire("b"));
+    }
+
+    #[test]
+    fn an_upgrade_that_stopped_because_the_resource_is_invalid_holds_no_slot() {
+        for (reason, has_slot) in [("InvalidField", false), (REFUSED_BY_CLUSTER, true)] {
+            let (store, mut writer) = reflector::store();
+            let mut stopped = object("a", UpgradeState::Rolling);
+            let accepted = json!({
+                "type": ACCEPTED, "status": "False", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            let status = stopped.0.as_mut().unwrap().status.as_mut().unwrap();
+            status.conditions = vec![serde_json::from_value(accepted).unwrap()];
+            writer.apply_watcher_event(&watcher::Event::Apply(stopped));
+            writer.apply_watcher_event(&watcher::Event::Apply(object("b", UpgradeState::Waiting)));
+            let limiter = UpgradeLimiter::new(1, 1);
+            limiter.register(store);
+            assert_eq!(limiter.acquire("b"), !has_slot, "{reason}");
+        }
     }
 }

@@ -60,6 +60,9 @@ pub enum ValidationError {
     },
 }
 
+/// The reason of [`ValidationError::Rejected`]. The operator tries to create the objects of such a resource again.
+pub(crate) const REFUSED_BY_CLUSTER: &str = "RefusedByCluster";
+
 impl ValidationError {
     /// Returns the reason for conditions, which is stable and in CamelCase.
     #[must_use]
@@ -68,7 +71,7 @@ impl ValidationError {
             Self::Field { .. } => "InvalidField",
             Self::Source => "InvalidSource",
             Self::Undecodable(_) => "Undecodable",
-            Self::Rejected { .. } => "RefusedByCluster",
+            Self::Rejected { .. } => REFUSED_BY_CLUSTER,
         }
     }
 }

@@ -54,6 +54,7 @@ fn pod(name: &str, component: Component, address: &str) -> PodState {
         component: component.name().to_owned(),
         address: Some(address.to_owned()),
         containers_ready: true,
+        is_ready: component == Component::Router,
         ..PodState::default()
     }
 }
@@ -118,6 +119,14 @@ async fn an_unreachable_router_is_ignored() {
     until(&fleet, &mut changes, &pods, |reports| reports.cache_usage.is_some()).await;
     drop(first);
     until(&fleet, &mut changes, &pods, |reports| reports.admitted == names(&["a"])).await;
+}
+
+#[test]
+fn the_cache_usage_is_that_of_a_ready_router() {
+    let starting = PodState { is_ready: false, ..pod("x", Component::Router, "1") };
+    let pods = [starting, pod("y", Component::Router, "2")];
+    let addresses = subjects(&pods, CacheSampling::Sample).into_iter().map(|subject| subject.address);
+    assert_eq!(addresses.collect::<Vec<_>>(), ["2"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -184,7 +184,12 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ => pending,
         };
     }
-    let pods = || present_pods(observed, Component::Server);
+    // Pods of a former template have fetched a former model, unless the template changed for another reason.
+    let is_current = |pod: &&PodState| pod.template_hash == applied.desired.template_hash;
+    let has_fetch = |pod: &PodState| pod.is_fetching || pod.fetched.is_some();
+    let all = || present_pods(observed, Component::Server);
+    let has_current = all().filter(is_current).any(has_fetch);
+    let pods = || all().filter(|pod| !has_current || is_current(pod));
     if let Some(report) = pods().filter_map(|pod| pod.fetched.clone()).find(FetchReport::is_complete) {
         FetchState::complete(report)
     } else if pods().any(has_failed_fetch) {

@@ -204,6 +204,18 @@ fn the_progress_and_the_result_of_a_fetch_are_reported() {
 }
 
 #[test]
+fn pods_of_a_former_model_do_not_hide_that_the_next_one_cannot_be_fetched() {
+    let object = fetching(1);
+    let report = |reason: &str| Some(FetchReport { reason: reason.to_owned(), ..FetchReport::default() });
+    let old = PodState { template_hash: "old".to_owned(), fetched: report("Fetched"), ..replica("a") };
+    let new = PodState { fetched: report("NotFound"), is_ready: false, is_routable: None, ..replica("b") };
+    let status = status_of(&object, observed(&[old.clone(), new]), 1);
+    assert_eq!(reason(&status, "ModelAvailable"), "False NotFound");
+    let status = status_of(&object, observed(&[old, replica("b")]), 1);
+    assert_eq!(reason(&status, "ModelAvailable"), "True Fetched");
+}
+
+#[test]
 fn statuses_that_differ_only_in_times_are_the_same() {
     let object = object(1);
     let applied = applied(&object, observed(&[replica("a")]), 1);
