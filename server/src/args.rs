@@ -3,7 +3,6 @@
 
 mod adapter;
 mod limits;
-mod media;
 mod parsers;
 mod sim;
 mod sleep;
@@ -23,7 +22,6 @@ use server_parsers::{ReasoningFormat, ToolFormat};
 
 pub use adapter::NamedAdapter;
 pub use limits::LimitArgs;
-pub use media::MediaArgs;
 pub use parsers::ParserChoice;
 pub use sim::SimArgs;
 pub use sleep::SleepArgs;
@@ -32,6 +30,7 @@ pub use store::StoreArgs;
 
 use crate::drain::DrainArgs;
 use crate::fetch::FetchArgs;
+use crate::media::MediaPolicy;
 
 /// Serve a language model on OpenVINO with OpenAI's API.
 ///
@@ -301,7 +300,7 @@ pub struct Args {
 
     /// The flags for images that requests refer to by URL or path.
     #[command(flatten)]
-    pub media: MediaArgs,
+    pub media: MediaPolicy,
 
     /// The flags for evicted blocks of the KV cache.
     #[command(flatten)]

@@ -46,8 +46,8 @@ mod tenant;
 pub use api_rules::ApiRules;
 pub use app::{App, ServedModel};
 pub use args::{
-    Args, Backend, ByteSize, Command, LimitArgs, LogFormat, MediaArgs, NamedAdapter, ParserChoice, SimArgs,
-    SleepArgs, SpillArgs, StoreArgs,
+    Args, Backend, ByteSize, Command, LimitArgs, LogFormat, NamedAdapter, ParserChoice, SimArgs, SleepArgs,
+    SpillArgs, StoreArgs,
 };
 pub use authentication::{RequireToken, authenticated};
 pub use backend::{built_in_model_with_images, built_in_text, built_in_text_with, script};
@@ -57,7 +57,7 @@ pub use fetch::{FetchArgs, Format};
 pub use lifecycle::{Lifecycle, Phase};
 pub use limits::{HttpLimits, RETRY_AFTER_MAX};
 pub use load::{ReplicaService, publish};
-pub use media::{MediaDomain, MediaPolicy, Network};
+pub use media::{MediaDomain, MediaPolicy};
 pub use metrics::Metrics;
 pub use model::Model;
 pub use routes::{SleepApi, router, router_with};

@@ -21,11 +21,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::body::Bytes;
+use clap::Args;
+use ipnet::IpNet;
+use process::units::{ByteSize, duration};
 use reqwest::dns::Resolve;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use addresses::AddressPolicy;
-pub use addresses::Network;
+use addresses::{AddressPolicy, network};
 pub(crate) use error::MediaError;
 use files::MediaDirectory;
 use resolve::SystemResolver;
@@ -38,21 +40,51 @@ use web::{RedirectPolicy, WebClient};
 /// Beyond it: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
 pub(crate) const FETCHES_MAX: usize = 16;
 
-/// What the server may fetch, and the limits of a fetch. The fields have the names of the flags.
-#[derive(Clone, Debug)]
+/// The flags that decide what the server may fetch, and the limits of a fetch.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Images")]
 pub struct MediaPolicy {
-    /// The hosts from which images are fetched. None is allowed if this is empty.
+    /// Hosts from which the server fetches images that requests refer to by an http: or https: URL, such as
+    /// `images.example.com,minio.storage.svc:9000`. Repeatable. `all` allows every host.
+    ///
+    /// A host must be equal to the host of the URL: its subdomains are other hosts. A host without a port is allowed on
+    /// ports 80 and 443, a host with a port only on that port. The server resolves names itself, connects only to public
+    /// addresses (see --allowed-media-networks), and uses no proxy. Default: URLs are refused; clients send images as
+    /// data: URLs.
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub allowed_media_domains: Vec<MediaDomain>,
-    /// The networks whose addresses are allowed in addition to public ones.
-    pub allowed_media_networks: Vec<Network>,
-    /// The directory from which files are read.
+
+    /// Networks that are not public, from which the server may nevertheless fetch images of --allowed-media-domains, such
+    /// as `10.96.0.0/12` for an object store in the cluster. Repeatable.
+    ///
+    /// Link-local addresses and others at which clouds offer credentials are always refused. Default: the server connects
+    /// only to public addresses.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
+    pub allowed_media_networks: Vec<IpNet>,
+
+    /// Directory from which the server reads images that requests refer to by an absolute path or a file: URL.
+    ///
+    /// Every client can read every file in the directory that is an image. Links that lead out of the directory are refused.
+    /// Default: no files are read.
+    #[arg(long, value_name = "PATH")]
     pub allowed_local_media_path: Option<PathBuf>,
-    /// Whether redirects to allowed URLs are followed.
+
+    /// Follow up to five redirects when fetching an image. The URL of each redirect must be allowed too.
+    #[arg(long)]
     pub media_url_allow_redirects: bool,
-    /// Time in which an image must be fetched, and time to wait until that begins.
+
+    /// Time in which an image must be fetched, including redirects.
+    ///
+    /// Beyond it: 400, `invalid_image_url`.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
-    /// Size of an image file in bytes.
-    pub max_image_bytes: usize,
+
+    /// Maximum file size of an image that is fetched or read. Accepts a unit, such as 4MiB. No image may be larger than
+    /// 20 MiB.
+    ///
+    /// Beyond it: 400, `invalid_image_url`.
+    #[arg(long, value_name = "SIZE", default_value = "20MB")]
+    pub max_image_bytes: ByteSize,
 }
 
 impl Default for MediaPolicy {
@@ -64,7 +96,7 @@ impl Default for MediaPolicy {
             allowed_local_media_path: None,
             media_url_allow_redirects: false,
             image_fetch_timeout: Duration::from_secs(5),
-            max_image_bytes: 20_000_000,
+            max_image_bytes: ByteSize(20_000_000),
         }
     }
 }
@@ -97,7 +129,7 @@ impl MediaFetcher {
             allowed_local_media_path,
             media_url_allow_redirects,
             image_fetch_timeout: timeout,
-            max_image_bytes: bytes_max,
+            max_image_bytes,
         } = policy;
         let directory = match allowed_local_media_path {
             Some(path) => {
@@ -117,6 +149,7 @@ impl MediaFetcher {
             let client = WebClient::new(policy, redirects, resolver);
             Some(client.context("failed to create the HTTP client of --allowed-media-domains")?)
         };
+        let bytes_max = max_image_bytes.to_usize();
         Ok(Self { web, directory, timeout, bytes_max, slots: Arc::new(Semaphore::new(FETCHES_MAX)) })
     }
 

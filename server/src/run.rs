@@ -137,7 +137,7 @@ impl Args {
             limits: limits.http(),
             sleep,
             store: store.config(),
-            media: media.policy(),
+            media,
             backend: BackendConfig {
                 backend,
                 model,

@@ -8,10 +8,6 @@ use std::fmt;
 
 use server_scheduler::TokenId;
 
-pub use thread_lock::{ThreadGuard, ThreadLock};
-
-mod thread_lock;
-
 /// Returns the number of threads that compute allowed tokens: a quarter of the processors, because the model needs the
 /// others and does not wait for these threads.
 pub fn guide_threads() -> usize {

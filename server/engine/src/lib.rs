@@ -38,9 +38,7 @@ mod workers;
 pub use clock::Clock;
 pub use encoder::{EncoderConfig, ImageEncoder};
 pub use engine::{Engine, EngineConfig, EngineOptions, MAX_QUEUE_LIMIT, StartError};
-pub use guide::{
-    CommitLock, Guide, GuideError, GuideState, Progress, ThreadGuard, ThreadLock, TokenSet, guide_threads,
-};
+pub use guide::{CommitLock, Guide, GuideError, GuideState, Progress, TokenSet, guide_threads};
 pub use handle::{EngineError, EngineHandle, EngineLimits, SubmitError};
 pub use hash::mix;
 pub use images::{

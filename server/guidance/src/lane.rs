@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use llguidance::TokenParser;
-use server_engine::{ThreadGuard, ThreadLock};
+use parking_lot::{ArcReentrantMutexGuard, RawMutex, RawThreadId, ReentrantMutex};
 
 use crate::memory::{OwnedMemory, TotalMemory, lexer_bytes, parser_bytes};
+
+/// Prevents other threads from using the lexer of a lane until it is dropped.
+pub(crate) type LaneGuard = ArcReentrantMutexGuard<RawMutex, RawThreadId, ()>;
 
 /// A lexer, and the parser in the start state of the form.
 pub(crate) struct Lane {
     start: TokenParser,
-    lock: Arc<ThreadLock>,
+    lock: Arc<ReentrantMutex<()>>,
     starts: AtomicUsize,
     is_broken: AtomicBool,
     /// The memory of the lexer and of `start` when it was last measured.
@@ -54,14 +57,14 @@ impl Lane {
         self.starts.load(Ordering::Relaxed)
     }
 
-    /// Waits until no other thread uses the lexer.
-    pub(crate) fn lock(&self) -> ThreadGuard {
-        self.lock.lock()
+    /// Waits until no other thread uses the lexer. A thread can lock a lane several times.
+    pub(crate) fn lock(&self) -> LaneGuard {
+        self.lock.lock_arc()
     }
 
     /// Like [`Self::lock`], but returns `None` instead of waiting.
-    pub(crate) fn try_lock(&self) -> Option<ThreadGuard> {
-        self.lock.try_lock()
+    pub(crate) fn try_lock(&self) -> Option<LaneGuard> {
+        self.lock.try_lock_arc()
     }
 
     /// Whether every operation of the lexer fails.

@@ -72,7 +72,7 @@ fn parsers_are_selected_by_name_and_the_help_lists_them_all() {
 
 #[test]
 fn images_are_fetched_only_from_given_places() {
-    let default = parse(&["--backend=sim"]).unwrap().media.policy();
+    let default = parse(&["--backend=sim"]).unwrap().media;
     assert_eq!(format!("{default:?}"), format!("{:?}", crate::MediaPolicy::default()));
     let given = parse(&[
         "--backend=sim",
@@ -84,11 +84,14 @@ fn images_are_fetched_only_from_given_places() {
         "--image-fetch-timeout=2s",
         "--max-image-bytes=1MiB",
     ]);
-    let given = given.unwrap().media.policy();
+    let given = given.unwrap().media;
     assert_eq!((given.allowed_media_domains.len(), given.allowed_media_networks.len()), (3, 2));
     assert_eq!(given.allowed_local_media_path, Some("/x".into()));
     assert!(given.media_url_allow_redirects);
-    assert_eq!((given.image_fetch_timeout, given.max_image_bytes), (Duration::from_secs(2), 1 << 20));
+    assert_eq!(
+        (given.image_fetch_timeout, given.max_image_bytes),
+        (Duration::from_secs(2), ByteSize(1 << 20))
+    );
     for (wrong, reason) in [
         ("--allowed-media-domains=*.example", "is not a host"),
         ("--allowed-media-networks=10.0.0.0", "is not a network"),

@@ -155,7 +155,7 @@ fn policy(domains: &[&str]) -> MediaPolicy {
         allowed_local_media_path: None,
         media_url_allow_redirects: false,
         image_fetch_timeout: Duration::from_secs(5),
-        max_image_bytes: BYTES_MAX,
+        max_image_bytes: ByteSize(BYTES_MAX as u64),
     }
 }
 

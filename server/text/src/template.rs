@@ -10,7 +10,6 @@ mod functions;
 pub mod limits;
 mod probe;
 mod python;
-mod strftime;
 
 pub(crate) use chat::DEFAULT;
 pub use chat::{ChatTemplate, RenderError, RenderInput, TemplateError};

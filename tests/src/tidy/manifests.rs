@@ -45,7 +45,7 @@ const EDGES: [(&str, &[&str]); 16] = [
 /// The external dependencies of crates that deliberately have few: the pure core, and the types for serialization.
 const OUTSIDE: [(&str, &[&str]); 6] = [
     ("server-gguf", &["thiserror"]),
-    ("server-guidance", &["llguidance", "serde_json", "thiserror", "toktrie"]),
+    ("server-guidance", &["llguidance", "parking_lot", "serde_json", "thiserror", "toktrie"]),
     ("server-images", &["image", "serde_json", "sha2", "thiserror"]),
     ("server-openai", &["serde", "serde_json", "serde_path_to_error"]),
     ("server-parsers", &["serde_json"]),

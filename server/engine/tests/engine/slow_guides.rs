@@ -3,11 +3,12 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use parking_lot::ReentrantMutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
     BeamSearch, Clock, CommitLock, EarlyStopping, Failure, Guide, GuideError, GuideState, Progress,
-    PromptLookup, Request, ThreadLock, TokenId, TokenSet,
+    PromptLookup, Request, TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
@@ -40,7 +41,7 @@ enum Slowness {
     /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),
     /// Other threads use the shared state, sometimes for a long time.
-    Random(Arc<ThreadLock>),
+    Random(Arc<ReentrantMutex<()>>),
 }
 
 #[derive(Clone, Debug)]
@@ -84,7 +85,7 @@ impl GuideState for SlowState {
 
     fn try_lock_commit(&self) -> Option<CommitLock> {
         let Slowness::Random(shared) = &self.slowness else { return Some(Box::new(())) };
-        shared.try_lock().map(|guard| Box::new(guard) as CommitLock)
+        shared.try_lock_arc().map(|guard| Box::new(guard) as CommitLock)
     }
 
     fn fork(&self) -> Box<dyn GuideState> {
@@ -167,7 +168,7 @@ async fn slow_guides_change_no_token_under_load() {
         let (engine, reports) = Setup::new(60).start_observed();
         let alone = Setup::new(2000).start();
         let (handle, alone_handle) = (engine.handle(), alone.handle());
-        let shared = Arc::new(ThreadLock::default());
+        let shared = Arc::new(ReentrantMutex::default());
         let mut tasks = JoinSet::new();
         for which in 0..40 {
             let (request, form) = one_of_many(which, &mut rng);

@@ -2,13 +2,15 @@
 
 use std::{cell::Cell, fmt, time::SystemTime};
 
+use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
+use jiff::{Timestamp, tz::TimeZone};
 use minijinja::{
     Error, ErrorKind, Value, filters,
     formatting::{self, FormatStyle},
     value::{Kwargs, Rest, StringInput, ValueKind},
 };
 
-use super::{limits, python, strftime};
+use super::{limits, python};
 
 /// An exception that a template raised with `raise_exception`.
 #[derive(Debug)]
@@ -41,7 +43,17 @@ pub(super) fn raise_exception(message: Value) -> Result<Value, Error> {
 }
 
 pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
-    strftime::utc(NOW.get(), format).map_err(|problem| Error::new(ErrorKind::InvalidOperation, problem))
+    let failed = |error| Error::new(ErrorKind::InvalidOperation, "strftime_now failed").with_source(error);
+    formatted(NOW.get(), format).map_err(failed)
+}
+
+/// Formats `time` in UTC, in the POSIX locale, as Python does by default.
+fn formatted(time: SystemTime, format: &str) -> Result<String, jiff::Error> {
+    let config = Config::new().custom(PosixCustom::new());
+    let time = Timestamp::try_from(time)?.to_zoned(TimeZone::UTC);
+    let mut text = String::new();
+    BrokenDownTime::from(&time).format_with_config(&config, format, &mut text)?;
+    Ok(text)
 }
 
 /// The filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.

@@ -185,3 +185,29 @@ fn an_invalid_source_is_rejected() {
     assert!(matches!(new("{% for %}".to_owned()), Err(TemplateError::Syntax(_))));
     assert!(matches!(new("x".repeat(limits::SOURCE_BYTES_MAX + 1)), Err(TemplateError::TooLong)));
 }
+
+#[test]
+fn strftime_now_formats_in_utc_as_python_does() {
+    let formatted = |seconds: u64, format: &str| {
+        let now = Some(UNIX_EPOCH + Duration::from_secs(seconds));
+        let format = json!({ "format": format });
+        single("{{ strftime_now(format) }}").render(&RenderInput {
+            extra: format.as_object(),
+            now,
+            ..RenderInput::default()
+        })
+    };
+    for (seconds, format, expected) in [
+        (0, "%Y-%m-%d %H:%M:%S %A %j", "1970-01-01 00:00:00 Thursday 001"),
+        (951_782_400, "%d %B %Y", "29 February 2000"),
+        (951_868_800, "%e %b %y %D", " 1 Mar 00 03/01/00"),
+        (1_735_603_200, "%d %b %Y|%-d|%-m|%p %I", "31 Dec 2024|31|12|AM 12"),
+        (1_735_689_599, "%F %T %w %Z %z %%", "2024-12-31 23:59:59 2 UTC +0000 %"),
+        (1_735_689_599, "%c|%x|%X", "Tue Dec 31 23:59:59 2024|12/31/24|23:59:59"),
+    ] {
+        assert_eq!(formatted(seconds, format).unwrap(), expected, "{format}");
+    }
+    for wrong in ["%E", "50%"] {
+        assert!(causes(formatted(0, wrong).unwrap_err()).contains("strftime"), "{wrong}");
+    }
+}
