@@ -128,7 +128,7 @@ impl Metrics {
                 "Runs of the image encoder, each of which encoded one or more images",
             ),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
-            image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image"),
+            image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image; for images that are encoded together, their mean"),
             unencoded_image_tokens: metrics.zero(
                 "unencoded_image_tokens",
                 "Tokens of images that are being encoded or wait for the encoder",

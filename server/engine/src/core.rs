@@ -31,7 +31,7 @@ mod outputs;
 /// While images are encoded, the pause after a step that only decodes, as a multiple of the step's duration. The encoder uses
 /// the same processors. A step takes almost as long for one sequence as for several, so if images are encoded sooner, later
 /// steps decode more sequences.
-const ENCODER_PAUSE: u32 = 3;
+const ENCODER_PAUSE_STEPS: u32 = 3;
 
 /// The pause for the image encoder after a step.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +229,7 @@ impl Core {
         {
             return None;
         }
-        let length = self.report.step_time.saturating_mul(ENCODER_PAUSE);
+        let length = self.report.step_time.saturating_mul(ENCODER_PAUSE_STEPS);
         Some(EncoderPause { began: now, end: now + length })
     }
 
@@ -476,8 +476,8 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    /// Adds the time of the step to the models from which the times of later steps are predicted. Generation has also taken
-    /// the time of the pause before the step.
+    /// Adds the time of the step to the models from which the times of later steps are predicted. The decode rate also includes
+    /// the pause before the step, because it delayed the tokens.
     fn record_step(&mut self, paused: Duration) {
         let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);

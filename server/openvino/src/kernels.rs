@@ -117,7 +117,8 @@ pub(crate) enum ProductPrecision {
     /// Activations are integers of 8 bits, with a scale for each 32 activations. Those far above the root mean square
     /// of their row are multiplied in f32.
     Int8,
-    /// Activations are integers of 15 bits, in two terms of 8 bits, with a scale for each 32 activations.
+    /// Activations are integers of 15 bits, with a scale for each 32 activations. Kernels with VNNI multiply them in two
+    /// terms of 8 bits, and all others as one number of 16 bits.
     Int16,
     /// Activations and weights are in bf16.
     Bf16,

@@ -17,8 +17,7 @@ pub const SCORED_TOKENS_MAX: u32 = 128;
 /// vocabulary. Without this limit, the logits of a step could need gigabytes.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
-/// Number of image tokens that are with the image encoder at a time: those of the images that it encodes and of those that
-/// it encodes next. With an image in reserve, it does not wait for the engine between two images. With a longer queue, the
+/// Number of tokens of the images that are being encoded or are queued for the image encoder. With an image in reserve, it does not wait for the engine between two images. With a longer queue, the
 /// images of a request with a higher priority would have to wait for all of it.
 ///
 /// Beyond it: further images wait in the order of their requests. A single image may have more tokens.

@@ -202,11 +202,13 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
 pub(crate) fn may_compile(body: &[u8]) -> bool {
     // `format` is in `text` of responses. The last entry is the beginning of an escape sequence, which can hide the
     // name of a key.
-    const SIGNS: [&[u8]; 6] = [
+    const SIGNS: [&[u8]; 8] = [
         b"\"response_format\"",
         b"\"structured_outputs\"",
+        b"\"structural_tag\"",
         b"\"guided_",
         b"\"tools\"",
+        b"\"functions\"",
         b"\"format\"",
         b"\\u00",
     ];

@@ -75,7 +75,7 @@ pub(super) fn resolve(
         choices,
         candidates,
         beams,
-        lookup: lookup::lookup(generation, target.model)?,
+        lookup: lookup::lookup(generation, target)?,
         draft: lookup::draft(generation, target.model),
         sampling: Sampling { logprobs: reported, prompt_logprobs, ..sampling(generation, target)? },
         text,

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use server_engine::{
-    BeamSearch, DraftModelParams, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId,
+    BeamSearch, DraftModelParams, Guide, PromptLookup, Request, Sampling, StopCriteria, TokenId, mix,
 };
 use server_openai::Generation;
 
 use super::images::{self, AssignedImages, ConversationImage};
 use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
-use crate::limits::CHOICES_MAX;
+use crate::limits::{CHOICES_MAX, ECHO_BYTES_MAX, PROMPT_LOGPROBS_TOTAL_MAX};
 use crate::model::Model;
 
 /// Tokenized prompts, with the name of their parameter, and with their texts if they are echoed.
@@ -136,6 +136,31 @@ impl ResolvedParameters {
         Err(Error::coded("integer_above_max_value", name, problem))
     }
 
+    /// Checks that the choices do not repeat too much about the prompts.
+    ///
+    /// # Errors
+    /// The answer would contain too many log probabilities of prompt tokens, or too much of their text.
+    fn check_repeated(&self, requests: &[Request], echoes: &[String]) -> Result<(), Error> {
+        let choices = u64::from(self.choices);
+        let param = if choices > 1 { "n" } else { "prompt" };
+        let tokens: u64 = requests.iter().map(|request| request.prompt.len() as u64).sum();
+        let scored = self.sampling.prompt_logprobs.map_or(0, |top| u64::from(top) + 1);
+        if tokens * choices * scored > PROMPT_LOGPROBS_TOTAL_MAX {
+            let problem = format!(
+                "{choices} choices for each prompt with log probabilities of {tokens} prompt tokens exceed the limit of \
+                 {PROMPT_LOGPROBS_TOTAL_MAX} log probabilities"
+            );
+            return Err(Error::coded("integer_above_max_value", param, problem));
+        }
+        let echoed = echoes.iter().map(|echo| echo.len() as u64).sum::<u64>() * choices;
+        if echoed > ECHO_BYTES_MAX {
+            let problem =
+                format!("the choices would repeat {echoed} bytes of prompts (limit: {ECHO_BYTES_MAX})");
+            return Err(Error::coded("integer_above_max_value", param, problem));
+        }
+        Ok(())
+    }
+
     /// The context length; `None` if longer prompts are truncated.
     pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
         self.truncate.is_none().then_some(target.limits.requests.max_model_len)
@@ -165,8 +190,14 @@ impl ResolvedParameters {
             if is_truncated && let Some(echo) = echoes.get_mut(index).filter(|echo| !echo.is_empty()) {
                 *echo = tokenizer.decode(&prompt, false);
             }
-            requests.push(self.request(prompt, &images, param, tokens_max, target)?);
+            let mut request = self.request(prompt, &images, param, tokens_max, target)?;
+            if index > 0 && request.sampling.seed == target.seed {
+                // The request sets no seed, so the choices of its prompts are independent.
+                request.sampling.seed = mix(target.seed ^ mix(index as u64));
+            }
+            requests.push(request);
         }
+        self.check_repeated(&requests, &echoes)?;
         echoes.resize(count, String::new());
         let discards = tokens_max.is_some_and(|most| most.tokens == 0);
         let reply = Reply {

@@ -2,6 +2,7 @@
 
 use expect_test::expect;
 use serde_json::json;
+use server_engine::TokenId;
 
 use crate::harness::{IM_END, Parrot, Server, Setup, completion};
 
@@ -145,6 +146,34 @@ async fn a_prompt_in_each_of_its_four_forms() {
     assert_eq!(texts(json!([[97, 98], [97, 98, 99, 100]]), 1).await, both);
     // All choices of a prompt come before those of the next prompt.
     assert_eq!(texts(json!(["ab", "abcd"]), 2).await, [one.clone(), one, other.clone(), other].concat());
+}
+
+#[tokio::test]
+async fn equal_prompts_have_independent_answers_unless_there_is_a_seed() {
+    let server = Server::parrot(TEXT);
+    let texts = async |seed: Option<u32>| {
+        let sampled = json!({
+            "prompt": ["ab", "ab"], "temperature": 1.5, "max_tokens": 30, "ignore_eos": true, "seed": seed,
+        });
+        let answer = server.post(PATH, completion(sampled)).await.json();
+        [0, 1].map(|choice| answer["choices"][choice]["text"].as_str().unwrap().to_owned())
+    };
+    let [one, other] = texts(None).await;
+    assert_ne!(one, other);
+    let [one, other] = texts(Some(7)).await;
+    assert_eq!(one, other);
+}
+
+#[tokio::test]
+async fn choices_repeat_only_a_limited_amount_about_the_prompt() {
+    let runner = Parrot::new(TEXT.bytes().map(TokenId::from));
+    let server = Setup { max_model_len: 1024, ..Setup::new(runner) }.start();
+    let message = async |n: u32| {
+        let scored = json!({"prompt": "a".repeat(1000), "n": n, "prompt_logprobs": 20, "max_tokens": 1});
+        server.post(PATH, completion(scored)).await.body
+    };
+    assert!(message(128).await.contains("exceed the limit of 2097152 log probabilities"));
+    assert!(!message(32).await.contains("exceed the limit"));
 }
 
 #[tokio::test]

@@ -218,6 +218,7 @@ fn shared_parameters() -> Vec<Value> {
         json!({"frequency_penalty": 2.5}),
         json!({"presence_penalty": -2.5}),
         json!({"logit_bias": {"x": 1}}),
+        json!({"logit_bias": {"05": 1}}),
         json!({"logit_bias": {"259": 1}}),
         json!({"logit_bias": {"1": "a"}}),
         json!({"logit_bias": {"1": 101}}),
@@ -285,6 +286,7 @@ async fn parameters_that_both_endpoints_share() {
         400 decimal_above_max_value frequency_penalty | frequency_penalty: 2.5 is not a number from -2 to 2
         400 decimal_below_min_value presence_penalty | presence_penalty: -2.5 is not a number from -2 to 2
         400 invalid_value logit_bias.x | logit_bias.x: the name must be a token ID, an integer of at least 0
+        400 invalid_value logit_bias.05 | logit_bias.05: the name must be a token ID, an integer of at least 0
         400 invalid_value logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
         400 invalid_type logit_bias.1 | logit_bias.1: "a" is not a number from -100 to 100
         400 decimal_above_max_value logit_bias.1 | logit_bias.1: 101 is not a number from -100 to 100

@@ -509,6 +509,8 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let message = "the server stopped before the response was complete, or failed to store it";
     let error = json!({"code": "server_error", "message": message});
     assert_eq!((&lost["status"], &lost["error"]), (&json!("failed"), &error));
+    let next = server.post(PATH, request(json!({"previous_response_id": id(&begun)}))).await;
+    assert_eq!(next.status, 200, "the lost response is not still being generated: {}", next.body);
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ void ExpertsOp::check_attributes() const {
 }
 
 void ExpertsOp::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The tensors must have the types as which the kernels read their memory.
+    // The kernels read the memory of the tensors as these types.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of native experts has the type ",
                         tensor.get_element_type(), " instead of ", expected);

@@ -41,7 +41,7 @@ ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*
 }
 
 // Divides the weights of a token's experts by their sum, unless the graph does. If the weights are the softmax of logits,
-// corrects its axis, which is that of the numbers of an expert instead of that of the experts.
+// moves the softmax to the axis of the experts: the front end applies it to the last axis, which has size 1.
 void normalize_weights(const ov::Model& model) {
     const auto ends_with = [](const std::string& name, const std::string& end) {
         return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;

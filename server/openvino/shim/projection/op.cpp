@@ -54,7 +54,7 @@ void Projection::check_attributes() const {
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The tensors must have the types as which the kernels read their memory. A plugin that computes in f16 would pass f16
+    // The kernels read the memory of the tensors as these types. A plugin that computes in f16 would pass f16
     // tensors.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a native projection has the type ",

@@ -51,7 +51,7 @@ void multiply_in_parts(const Product& product, size_t parts) {
         float sums[N_BLOCK];
         std::atomic<size_t> parts;
     };
-    // This buffer belongs to this thread, but other threads access it through the pointer.
+    // The loop below must use the pointer: in another thread, the name of the buffer refers to that thread's own buffer.
     thread_local Buffer<Block> buffer;
     const size_t unit = std::max(product.matmul.group, SRC_GROUP);
     const size_t count = num_n_blocks(product.matmul), columns = div_up(product.matmul.K / unit, parts) * unit;

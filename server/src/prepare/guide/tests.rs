@@ -541,5 +541,7 @@ fn an_error_names_the_parameter_of_an_invalid_form() {
 fn a_key_with_escaped_letters_may_demand_a_form_too() {
     assert!(may_compile(br#"{"tools": []}"#));
     assert!(may_compile(br#"{"\u0074ools": []}"#));
+    assert!(may_compile(br#"{"functions": []}"#));
+    assert!(may_compile(br#"{"structural_tag": "{\"type\": \"structural_tag\"}"}"#));
     assert!(!may_compile(br#"{"messages": [{"role": "user", "content": "a tool"}]}"#));
 }

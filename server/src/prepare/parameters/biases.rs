@@ -20,9 +20,11 @@ pub(super) fn logit_bias(generation: &Generation, target: Target<'_>) -> Result<
     }
     let read = |(token, value): (&String, &serde_json::Value)| {
         let param = || format!("logit_bias.{token}");
-        let token: TokenId = token
-            .parse()
-            .map_err(|_| Error::invalid(param(), "the name must be a token ID, an integer of at least 0"))?;
+        // A token that is written in two ways would have two biases.
+        let token: TokenId =
+            token.parse().ok().filter(|number: &TokenId| number.to_string() == *token).ok_or_else(|| {
+                Error::invalid(param(), "the name must be a token ID, an integer of at least 0")
+            })?;
         known(token, target).map_err(|problem| Error::invalid(param(), problem))?;
         super::Kind::Number(-100.0, 100.0).check(&param(), value)?;
         Ok((token, value.as_f64().unwrap_or(0.0) as f32))

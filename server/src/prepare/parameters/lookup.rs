@@ -6,6 +6,7 @@ use server_openai::Generation;
 use crate::error::Error;
 use crate::model::Model;
 use crate::prepare::encode::Encoder;
+use crate::prepare::prepared::Target;
 
 /// The default number of draft tokens, which is OVMS's.
 const NUM_DRAFT_TOKENS_DEFAULT: u32 = 5;
@@ -15,13 +16,17 @@ const NGRAM_SIZE_DEFAULT: u32 = 3;
 const CONFIDENT_DRAFT_TOKENS_DEFAULT: u32 = 20;
 
 /// Returns the prompt lookup of a request, if the request or the server enables it.
-pub(super) fn lookup(generation: &Generation, model: &Model) -> Result<Option<PromptLookup>, Error> {
+pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Option<PromptLookup>, Error> {
+    let model = target.model;
     let predicted = generation.prediction.as_ref().map(|prediction| prediction.text()).unwrap_or_default();
     let is_enabled = model.prompt_lookup || generation.max_ngram_size.is_some() || !predicted.is_empty();
     if !is_enabled {
         return Ok(None);
     }
-    let prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
+    let mut prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
+    // No answer is longer than the context.
+    prediction.truncate(target.limits.requests.max_model_len as usize);
+    prediction.shrink_to_fit();
     let defaults = &model.text.defaults;
     Ok(Some(PromptLookup {
         max_ngram_size: generation.max_ngram_size.or(defaults.ngram_max).unwrap_or(NGRAM_SIZE_DEFAULT),

@@ -238,6 +238,9 @@ fn a_schema_is_flat_here_and_nested_in_chat_completions() {
     // The form that OVMS's clients send.
     let parsed_format = format(&request(&json!({"response_format": nested})));
     assert_eq!(Value::Object(parsed_format), flat_one);
+    let bare = json!({"type": "json_schema", "json_schema": {"type": "object"}});
+    let parsed_format = format(&request(&json!({"response_format": bare})));
+    assert_eq!(Value::Object(parsed_format), json!({"type": "json_schema", "schema": {"type": "object"}}));
     assert_eq!(Value::Object(format(&request(&json!({})))), json!({"type": "text"}));
     let other = json!({"type": "regex", "pattern": "a+"});
     assert_eq!(Value::Object(chat_format(other.as_object().unwrap())), other);

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use server_openai::responses::{Item, Response};
+use server_openai::responses::Item;
 
 use crate::app::App;
 use crate::error::Error;
@@ -95,7 +95,7 @@ impl<'a> Lookup<'a> {
         let mut history = Vec::new();
         for number in (0..chain.len()).rev() {
             let link = chain.link(number)?.map_err(|id| lost(&id))?;
-            if number == 0 && !link.is_final()? {
+            if number == 0 && !link.is_final() {
                 let problem = format!("the response {name:?} is still being generated");
                 return Err(Error::invalid(PARAM, problem));
             }
@@ -266,10 +266,11 @@ fn too_long(name: &str) -> Error {
 }
 
 impl Link {
-    fn is_final(&self) -> Result<bool, Error> {
+    fn is_final(&self) -> bool {
         match self {
-            Self::Live(live) => Ok(live.is_final()),
-            Self::Stored(stored) => Ok(stored.head::<Response>().map_err(damaged)?.status.is_final()),
+            Self::Live(live) => live.is_final(),
+            // A response in progress is live, unless the process that generated it has ended.
+            Self::Stored(_) => true,
         }
     }
 

@@ -94,7 +94,8 @@ impl Spm {
                     joinable.insert(token.clone(), (id, pieces.scores[id as usize], kind == Kind::Unused));
                 }
                 Kind::Byte => {
-                    let byte = fallback_byte(token).ok_or(format!("has byte token {token:?}"))?;
+                    let byte = fallback_byte(token)
+                        .ok_or(format!("has the byte token {token:?}; expected <0x00> to <0xFF>"))?;
                     bytes[usize::from(byte)] = Some(id);
                 }
                 Kind::UserDefined => user_defined.push((token.as_str(), id)),
