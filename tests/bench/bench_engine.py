@@ -84,7 +84,8 @@ class Bench:
             model, max_chunk_tokens=chunk, max_itl_ms=max_itl_ms, activation_precision=precision
         )
         result = engines.run_engine(self.engine, setup, work, self.folder)
-        self.configs[f"ovfleet on {form}"] = result["config"]
+        if max_itl_ms is None:
+            self.configs[f"ovfleet on {form}"] = result["config"]
         return result
 
     def peer(self, work: dict) -> dict:

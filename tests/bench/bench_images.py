@@ -296,7 +296,8 @@ def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     else:
         lines.append("")
     encode = {case: [each["ovfleet"]["encode_seconds"] for each in rounds] for case, rounds in measured.items()}
-    times = ", ".join(f"{statistics.median(each):.1f} s ({case})" for case, each in encode.items())
+    titles = {"c1": "1 at a time", "c8": "8 concurrent", "turns": "conversations"}
+    times = ", ".join(f"{statistics.median(each):.1f} s ({titles[case]})" for case, each in encode.items())
     lines.append(f"- ovfleet's encoder, for an image: {times}")
     return "\n".join(lines), all_good
 
