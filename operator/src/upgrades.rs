@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::FutureExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::Store;
@@ -49,18 +50,15 @@ impl UpgradeLimiter {
     #[must_use]
     pub fn acquire(&self, uid: &str) -> bool {
         let mut slots = self.slots();
-        // Only the status of a resource shows that its upgrade began before this process started, so all resources
-        // must be known.
-        if slots.stores.len() < slots.scopes {
-            return false;
-        }
         let objects: Vec<_> = slots.stores.iter().flat_map(Store::state).collect();
         let present: HashSet<String> = objects.iter().filter_map(|object| object.uid()).collect();
         slots.holders.retain(|holder| present.contains(holder));
         let rolling = objects.iter().filter(|object| is_rolling(object)).filter_map(|object| object.uid());
         let mut upgrading: HashSet<String> = rolling.collect();
         upgrading.extend(slots.holders.iter().cloned());
-        let has_slot = upgrading.contains(uid) || upgrading.len() < slots.limit;
+        // Only the status of a resource shows that its upgrade began before this process started, so further upgrades
+        // begin once all resources are listed.
+        let has_slot = upgrading.contains(uid) || slots.are_listed() && upgrading.len() < slots.limit;
         if has_slot {
             slots.holders.insert(uid.to_owned());
         }
@@ -70,6 +68,14 @@ impl UpgradeLimiter {
     /// Releases the slot of the resource with this UID, if it has one.
     pub fn release(&self, uid: &str) {
         self.slots().holders.remove(uid);
+    }
+}
+
+impl Slots {
+    /// Whether the resources of all scopes are listed.
+    fn are_listed(&self) -> bool {
+        let is_listed = |store: &Store<_>| matches!(store.wait_until_ready().now_or_never(), Some(Ok(())));
+        self.stores.len() == self.scopes && self.stores.iter().all(is_listed)
     }
 }
 
@@ -88,6 +94,7 @@ fn is_rolling(object: &StoredDeployment) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::reflector::store::Writer;
     use kube::runtime::{reflector, watcher};
     use operator_api::{LlmDeployment, LlmDeploymentStatus, ReleaseStatus};
     use serde_json::json;
@@ -106,12 +113,21 @@ mod tests {
         kube::core::DeserializeGuard(Ok(object))
     }
 
+    fn listed(
+        objects: impl IntoIterator<Item = StoredDeployment>,
+    ) -> (Store<StoredDeployment>, Writer<StoredDeployment>) {
+        let (store, mut writer) = reflector::store();
+        writer.apply_watcher_event(&watcher::Event::Init);
+        for object in objects {
+            writer.apply_watcher_event(&watcher::Event::InitApply(object));
+        }
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        (store, writer)
+    }
+
     #[test]
     fn a_limited_number_of_resources_is_upgraded_at_the_same_time() {
-        let (store, mut writer) = reflector::store();
-        for uid in ["a", "b", "c"] {
-            writer.apply_watcher_event(&watcher::Event::Apply(object(uid, UpgradeState::Waiting)));
-        }
+        let (store, mut writer) = listed(["a", "b", "c"].map(|uid| object(uid, UpgradeState::Waiting)));
         let limiter = UpgradeLimiter::new(2, 1);
         assert!(!limiter.acquire("a"), "no store is registered yet");
         limiter.register(store);
@@ -125,9 +141,8 @@ mod tests {
 
     #[test]
     fn an_upgrade_that_began_before_this_process_holds_a_slot() {
-        let (store, mut writer) = reflector::store();
-        writer.apply_watcher_event(&watcher::Event::Apply(object("a", UpgradeState::Rolling)));
-        writer.apply_watcher_event(&watcher::Event::Apply(object("b", UpgradeState::Waiting)));
+        let (store, mut writer) =
+            listed([object("a", UpgradeState::Rolling), object("b", UpgradeState::Waiting)]);
         let limiter = UpgradeLimiter::new(1, 1);
         limiter.register(store);
         assert!(!limiter.acquire("b"));
@@ -136,9 +151,30 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_begins_once_the_resources_of_all_namespaces_are_listed() {
+        let (store, _writer) =
+            listed([object("a", UpgradeState::Rolling), object("b", UpgradeState::Waiting)]);
+        let (other, mut writer) = reflector::store();
+        let limiter = UpgradeLimiter::new(2, 2);
+        limiter.register(store);
+        limiter.register(other);
+        assert_eq!(
+            ["a", "b"].map(|uid| limiter.acquire(uid)),
+            [true, false],
+            "an upgrade that has begun continues"
+        );
+        writer.apply_watcher_event(&watcher::Event::Init);
+        writer.apply_watcher_event(&watcher::Event::InitApply(object("c", UpgradeState::Rolling)));
+        assert!(!limiter.acquire("b"));
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        assert!(!limiter.acquire("b"));
+        writer.apply_watcher_event(&watcher::Event::Apply(object("c", UpgradeState::Current)));
+        assert!(limiter.acquire("b"));
+    }
+
+    #[test]
     fn an_upgrade_that_stopped_because_the_resource_is_invalid_holds_no_slot() {
         for (reason, has_slot) in [("InvalidField", false), (REFUSED_BY_CLUSTER, true)] {
-            let (store, mut writer) = reflector::store();
             let mut stopped = object("a", UpgradeState::Rolling);
             let accepted = json!({
                 "type": ACCEPTED, "status": "False", "reason": reason, "message": "",
@@ -146,8 +182,7 @@ mod tests {
             });
             let status = stopped.0.as_mut().unwrap().status.as_mut().unwrap();
             status.conditions = vec![serde_json::from_value(accepted).unwrap()];
-            writer.apply_watcher_event(&watcher::Event::Apply(stopped));
-            writer.apply_watcher_event(&watcher::Event::Apply(object("b", UpgradeState::Waiting)));
+            let (store, _writer) = listed([stopped, object("b", UpgradeState::Waiting)]);
             let limiter = UpgradeLimiter::new(1, 1);
             limiter.register(store);
             assert_eq!(limiter.acquire("b"), !has_slot, "{reason}");
