@@ -39,6 +39,13 @@ impl FairQueue {
         self.now = self.now.max(start);
     }
 
+    /// Refunds the prompt of a request that ends before it has begun to run.
+    pub(crate) fn refund(&mut self, tenant: u128, prompt_tokens: u32) {
+        if let Some(clock) = self.clocks.get_mut(&tenant) {
+            *clock = clock.saturating_sub(u64::from(prompt_tokens));
+        }
+    }
+
     /// Charges a tenant for the tokens that one of its requests has generated.
     pub(crate) fn charge_generated(&mut self, tenant: u128, tokens: u32) {
         let clock = self.clocks.entry(tenant).or_insert(self.now);
@@ -89,6 +96,16 @@ mod tests {
         assert_eq!(one, other);
         queue.charge_generated(1, 50);
         assert!(queue.arrive(1, 10) > queue.arrive(2, 10));
+    }
+
+    #[test]
+    fn requests_that_never_run_cost_nothing() {
+        let mut queue = FairQueue::default();
+        for _ in 0..60 {
+            queue.arrive(1, 30_000);
+            queue.refund(1, 30_000);
+        }
+        assert_eq!(queue.arrive(1, 10), queue.arrive(2, 10));
     }
 
     #[test]

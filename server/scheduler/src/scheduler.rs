@@ -334,7 +334,11 @@ impl Scheduler {
         self.release_blocks(slot);
         let sequence = self.sequences.remove(slot);
         self.shares.remove_sequence(sequence.group.tenant);
-        self.fairness.charge_generated(sequence.group.tenant, sequence.generated_tokens());
+        if sequence.cached_tokens.is_some() {
+            self.fairness.charge_generated(sequence.group.tenant, sequence.generated_tokens());
+        } else {
+            self.fairness.refund(sequence.group.tenant, sequence.group.prompt_tokens);
+        }
         self.uncomputed_tokens -= u64::from(sequence.uncomputed_tokens());
         self.suspended_sequences -= u32::from(sequence.is_suspended);
         if let Some(index) = sequence.batch_index {

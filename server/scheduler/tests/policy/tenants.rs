@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use server_scheduler::{
-    Batch, CacheSize, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria, TokenId,
+    Batch, CacheSize, Event, NewRequest, SampledToken, Scheduler, SchedulerConfig, SequenceId, StopCriteria,
+    TokenId,
 };
 
 use crate::script::config;
@@ -180,4 +181,36 @@ fn a_long_queue_of_another_tenant_does_not_hide_a_request() {
     assert_eq!((scheduler.load().running, scheduler.load().waiting), (7, 200));
     let request = submit(&mut scheduler, VICTIM, 1, 1);
     assert!(step(&mut scheduler).contains(&request));
+}
+
+#[test]
+fn requests_that_were_aborted_in_the_queue_do_not_delay_later_ones() {
+    let config = SchedulerConfig { max_num_seqs: 1, max_queue: 256, max_model_len: 512, ..config() };
+    let mut scheduler = Scheduler::new(config, CacheSize { block_tokens: 4, blocks_total: 1024 });
+    let submit = |scheduler: &mut Scheduler, id, tenant| {
+        let stop = StopCriteria { max_tokens: 1, ..StopCriteria::default() };
+        let request = NewRequest { tenant, ..NewRequest::new(id, 1, vec![7; 400], stop) };
+        scheduler.submit(request).expect("the queue has room");
+    };
+    let mut batch = Batch::default();
+    submit(&mut scheduler, 0, VICTIM);
+    for id in 1..100 {
+        submit(&mut scheduler, id, VICTIM);
+        scheduler.abort(SequenceId::new(id, 0));
+    }
+    for (id, tenant) in [(100, VICTIM), (101, ATTACKER), (102, ATTACKER)] {
+        submit(&mut scheduler, id, tenant);
+    }
+    let mut events = Vec::new();
+    while !scheduler.is_idle() {
+        scheduler.schedule(&mut batch);
+        let sampled: Vec<_> = batch.samples.iter().map(|&id| SampledToken::new(id, 7)).collect();
+        scheduler.commit(&batch, &sampled, &mut events);
+        scheduler.check_invariants();
+    }
+    let answered = events.iter().filter_map(|event| match event {
+        Event::Finished { sequence, .. } => Some(sequence.request),
+        _ => None,
+    });
+    assert_eq!(answered.collect::<Vec<_>>(), [0, 101, 100, 102]);
 }
