@@ -130,7 +130,7 @@ impl server_engine::Guide for Guide {
         let state = State::new(Arc::clone(&self.compiled));
         Ok(match &self.preface {
             None => Box::new(state),
-            Some(preface) => Box::new(PrefacedState::new(Arc::clone(preface), state)),
+            Some(preface) => Box::new(PrefacedState::start(Arc::clone(preface), state)?),
         })
     }
 }

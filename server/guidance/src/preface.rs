@@ -77,6 +77,8 @@ pub(crate) struct PrefacedState<S> {
     preface: Arc<Preface>,
     phase: Phase,
     form: S,
+    /// Whether the form may begin with a newline, which is then not layout.
+    form_takes_newline: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -86,21 +88,28 @@ enum Phase {
     /// The answer is in the text; `tail` is the end of the text.
     Free { tail: Vec<u8> },
     /// The answer is after the mark.
-    Marked { form_takes_newline: bool },
+    Marked,
     /// The answer is in the form after the preface.
     Form,
 }
 
-impl<S> PrefacedState<S> {
-    pub(crate) fn new(preface: Arc<Preface>, form: S) -> Self {
+impl<S: GuideState> PrefacedState<S> {
+    /// Creates the state before the preface of a form in its start state.
+    ///
+    /// # Errors
+    /// The form's first tokens cannot be computed.
+    pub(crate) fn start(preface: Arc<Preface>, mut form: S) -> Result<Self, GuideError> {
         let phase = if preface.open.is_some() { Phase::Lead } else { Phase::Free { tail: Vec::new() } };
-        Self { preface, phase, form }
+        let mut first = TokenSet::new(preface.vocabulary.len() as u32);
+        form.allow(&mut first)?;
+        let form_takes_newline = preface.newline.is_some_and(|newline| first.contains(newline));
+        Ok(Self { preface, phase, form, form_takes_newline })
     }
 }
 
 impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
-        let Self { preface, phase, form } = self;
+        let Self { preface, phase, form, .. } = self;
         match phase {
             Phase::Lead => {
                 let progress = form.allow(allowed)?;
@@ -112,12 +121,9 @@ impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
                 preface.remove_overlong(tail, allowed);
                 Ok(Progress::Open)
             }
-            Phase::Marked { form_takes_newline } => {
+            Phase::Marked => {
                 let progress = form.allow(allowed)?;
-                if let Some(newline) = preface.newline {
-                    *form_takes_newline = allowed.contains(newline);
-                    allowed.insert(newline);
-                }
+                preface.newline.into_iter().for_each(|newline| allowed.insert(newline));
                 Ok(progress)
             }
             Phase::Form => form.allow(allowed),
@@ -135,18 +141,18 @@ impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
                 tail.extend_from_slice(self.preface.vocabulary.bytes(token));
                 let found = tail.windows(close.len()).position(|window| window == close);
                 match found.map(|at| &tail[at + close.len()..]) {
-                    Some([]) => self.phase = Phase::Marked { form_takes_newline: false },
+                    Some([]) => self.phase = Phase::Marked,
                     Some(_) => self.phase = Phase::Form,
                     // Keep only what may be the beginning of the mark.
                     None => drop(tail.drain(..(tail.len() + 1).saturating_sub(close.len()))),
                 }
                 return Ok(Progress::Open);
             }
-            Phase::Marked { form_takes_newline: false } if Some(token) == self.preface.newline => {
+            Phase::Marked if Some(token) == self.preface.newline && !self.form_takes_newline => {
                 self.phase = Phase::Form;
                 return Ok(Progress::Open);
             }
-            Phase::Lead | Phase::Marked { .. } => self.phase = Phase::Form,
+            Phase::Lead | Phase::Marked => self.phase = Phase::Form,
             Phase::Form => {}
         }
         self.form.commit(token)
@@ -156,7 +162,7 @@ impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
         match self.phase {
             // The form is not used before the preface ends.
             Phase::Free { .. } => Some(Box::new(())),
-            Phase::Lead | Phase::Marked { .. } | Phase::Form => self.form.try_lock_commit(),
+            Phase::Lead | Phase::Marked | Phase::Form => self.form.try_lock_commit(),
         }
     }
 

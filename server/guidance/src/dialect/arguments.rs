@@ -16,6 +16,16 @@ const REFERENCES_MAX: usize = 16;
 /// A regular expression for names that are not in the schema.
 pub(super) const ANY_NAME: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 
+/// A terminal for any text with the length that the schema of a string allows.
+pub(super) fn text_of_length(schema: &Value) -> String {
+    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u64);
+    let min = count("minLength").unwrap_or(0);
+    match count("maxLength") {
+        None => format!("/(?s:.{{{min},}})/"),
+        Some(max) => format!("/(?s:.{{{min},{}}})/", max.max(min)),
+    }
+}
+
 /// The schema of all arguments, which its parts may refer to.
 pub(super) struct Root<'a> {
     pub(super) schema: &'a Value,

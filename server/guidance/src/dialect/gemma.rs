@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::arguments::{
-    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, others, separated, unsupported,
+    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, others, separated, text_of_length, unsupported,
 };
 use crate::FormError;
 use crate::lark::{Writer, choice, join};
@@ -113,13 +113,7 @@ fn string(writer: &mut Writer<'_>, schema: &Value, at: &str) -> Result<String, F
     if schema.get("pattern").is_some() {
         return Err(unsupported(at, "pattern"));
     }
-    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u64);
-    let min = count("minLength").unwrap_or(0);
-    let text = match count("maxLength") {
-        None => format!("/(?s:.{{{min},}})/"),
-        Some(max) => format!("/(?s:.{{{min},{}}})/", max.max(min)),
-    };
-    quoted(writer, &text)
+    quoted(writer, &text_of_length(schema))
 }
 
 /// Writes a text between quotes. If the quotes are not special tokens, the text ends at the first quote.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, others};
+use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, others, text_of_length};
 use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
 use crate::schema;
 use crate::{Dialect, FormError};
@@ -119,12 +119,7 @@ fn is_any_text(schema: &Value) -> bool {
 /// Writes a text with length limits and a pattern, followed by its end tag, as one terminal that ends at the
 /// first end tag.
 fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, FormError> {
-    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u64);
-    let (min, max) = (count("minLength").unwrap_or(0), count("maxLength"));
-    let mut parts = vec![match max {
-        None => format!("/(?s:.{{{min},}})/"),
-        Some(max) => format!("/(?s:.{{{min},{}}})/", max.max(min)),
-    }];
+    let mut parts = vec![text_of_length(schema)];
     if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
         let (open, pattern) = match pattern.strip_prefix('^') {
             Some(rest) => ("", rest),

@@ -83,6 +83,20 @@ fn sampled_texts_are_reasoning_followed_by_the_form() {
 }
 
 #[test]
+fn a_form_that_begins_with_a_newline_reads_it_even_if_several_tokens_are_committed_at_once() {
+    let form = Form::Regex { pattern: "\n(yes|no)".to_owned(), at: "regex".to_owned() };
+    let guide = compile(&form).after(COMPILER.preface(None, "</think>").unwrap());
+    let vocabulary = COMPILER.vocabulary();
+    let (_, mut state) = first(&guide);
+    for token in [vocabulary.special("</think>").unwrap(), u32::from(b'\n'), u32::from(b'y')] {
+        state.commit(token).unwrap();
+    }
+    let mut allowed = server_engine::TokenSet::new(vocabulary.len() as u32);
+    state.allow(&mut allowed).unwrap();
+    assert!(allowed.contains(u32::from(b'e')) && !allowed.contains(u32::from(b'y')));
+}
+
+#[test]
 fn a_fork_is_independent() {
     let guide = object().after(COMPILER.preface(Some("<think>"), "</think>").unwrap());
     let vocabulary = COMPILER.vocabulary();
