@@ -94,11 +94,16 @@ impl PythonString {
 
     /// Whether `letter` is the quote that closes a string that is not triple-quoted.
     pub(crate) fn is_closed_by(&self, letter: char) -> bool {
-        self.state == State::Short && self.escape.is_none() && letter == self.quote
+        let is_escaped = self.escape.as_ref().is_some_and(|escape| !escape.starts_with('0'));
+        self.state == State::Short && !is_escaped && letter == self.quote
     }
 
     /// Treats the quote that would have closed the string as text.
     pub(crate) fn keep_quote(&mut self, to: &mut String) {
+        // The quote ends an octal code, because it is not within an escape (`is_closed_by`).
+        if let Some(digits) = self.escape.take() {
+            self.octal_code(&digits, to);
+        }
         self.push(self.quote, to);
     }
 
@@ -117,6 +122,7 @@ impl PythonString {
         let Some(mut escape) = self.escape.take() else { return Text::More };
         let digits_wanted = match escape.chars().next() {
             None => return self.escape_begins(letter, to),
+            Some('0') => return self.octal(escape, letter, to),
             Some('x') => 2,
             Some('u') => 4,
             Some(_) => 8,
@@ -137,10 +143,30 @@ impl PythonString {
         Text::More
     }
 
+    /// Reads the character after `\0`, which may be followed by two further octal digits.
+    fn octal(&mut self, mut escape: String, letter: char, to: &mut String) -> Text {
+        let is_digit = letter.is_digit(8);
+        if is_digit {
+            escape.push(letter);
+        }
+        if is_digit && escape.len() < 3 {
+            self.escape = Some(escape);
+            return Text::More;
+        }
+        self.octal_code(&escape, to);
+        // No escape is open now, so the recursion is one level deep.
+        if is_digit { Text::More } else { self.step(letter, to) }
+    }
+
+    fn octal_code(&mut self, digits: &str, to: &mut String) {
+        self.code(u32::from_str_radix(digits, 8).expect("invariant: at most three octal digits"), to);
+    }
+
     /// Reads the character after a backslash.
     fn escape_begins(&mut self, letter: char, to: &mut String) -> Text {
         let meant = match letter {
-            'x' | 'u' | 'U' => {
+            // Models write `\1` to `\9` as references to groups, so only octal codes that begin with 0 are read.
+            'x' | 'u' | 'U' | '0' => {
                 self.escape = Some(letter.to_string());
                 return Text::More;
             }
@@ -151,7 +177,6 @@ impl PythonString {
             'b' => '\u{8}',
             'v' => '\u{b}',
             'f' => '\u{c}',
-            '0' => '\0',
             '\\' | '\'' | '"' => letter,
             // A backslash before a newline is a line continuation, which has no content.
             '\n' => return Text::More,
