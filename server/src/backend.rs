@@ -16,7 +16,7 @@ use server_engine::{
     CacheLayout, Clock, DraftRunner, EncoderConfig, Engine, EngineConfig, EngineOptions, SchedulerConfig,
     SpillConfig,
 };
-use server_text::{LoadOptions, ModelText, TextSource};
+use server_text::{ModelText, TextSource};
 
 use crate::app::ServedModel;
 use crate::args::Backend;
@@ -150,7 +150,7 @@ fn load_openvino(_: &BackendConfig, _: Option<u32>) -> anyhow::Result<Runners> {
 fn load_texts(config: &BackendConfig, source: Option<&TextSource>) -> anyhow::Result<Texts> {
     let started = Instant::now();
     let mut text = match source {
-        Some(source) => source.load(&LoadOptions::default()).context(NO_TOKENIZER)?,
+        Some(source) => source.load().context(NO_TOKENIZER)?,
         None if config.sim.sim_images => sim::text_with_images()?,
         None => built_in_text()?,
     };

@@ -23,7 +23,7 @@ mod vocabulary;
 pub use defaults::GenerationDefaults;
 pub use detokenizer::{DetokenizeOptions, Detokenizer};
 pub use error::{EncodeError, LoadError};
-pub use model::{LoadOptions, ModelText, TextSource, model_name};
+pub use model::{ModelText, TextSource, model_name};
 pub use stop::{StopFilter, StopFilterOutput};
 pub use template::{
     Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,

@@ -32,13 +32,6 @@ pub struct ModelText {
     pub name: String,
 }
 
-/// Options that override or supplement the information in the model files.
-#[derive(Clone, Debug, Default)]
-pub struct LoadOptions {
-    /// The name of the pre-tokenizer to use instead of the one that a GGUF file with byte-level BPE specifies.
-    pub pre_tokenizer: Option<String>,
-}
-
 /// An open model file or folder, before its text files are loaded.
 #[derive(Debug)]
 pub struct TextSource(Source);
@@ -80,9 +73,9 @@ impl TextSource {
     ///
     /// # Errors
     /// The errors are the same as those of [`ModelText::load`].
-    pub fn load(&self, options: &LoadOptions) -> Result<ModelText, LoadError> {
+    pub fn load(&self) -> Result<ModelText, LoadError> {
         match &self.0 {
-            Source::Gguf(file) => ModelText::from_gguf(file, options),
+            Source::Gguf(file) => ModelText::from_gguf(file),
             Source::Folder(folder) => ModelText::from_folder(folder),
         }
     }
@@ -94,23 +87,15 @@ impl ModelText {
     /// # Errors
     /// A file is missing, unreadable or invalid; the message names the file and the field.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LoadError> {
-        Self::load_with(path, &LoadOptions::default())
-    }
-
-    /// Loads the model at `path`, with options.
-    ///
-    /// # Errors
-    /// The errors are the same as those of [`ModelText::load`].
-    pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, LoadError> {
-        TextSource::open(path)?.load(options)
+        TextSource::open(path)?.load()
     }
 
     /// Loads the model from an open GGUF file.
     ///
     /// # Errors
     /// The errors are the same as those of [`ModelText::load`].
-    pub fn from_gguf(file: &GgufFile, options: &LoadOptions) -> Result<Self, LoadError> {
-        let tokenizer = Arc::new(tokenizer::from_gguf(file, options.pre_tokenizer.as_deref())?);
+    pub fn from_gguf(file: &GgufFile) -> Result<Self, LoadError> {
+        let tokenizer = Arc::new(tokenizer::from_gguf(file)?);
         let text = |key: &str| file.get(key).and_then(Value::str);
         Ok(Self {
             chat_template: gguf_template(file, &tokenizer)?,

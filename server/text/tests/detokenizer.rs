@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use server_gguf::{GgufFile, write::GgufWriter};
-use server_text::{DetokenizeOptions, Detokenizer, LoadOptions, ModelText, Tokenizer};
+use server_text::{DetokenizeOptions, Detokenizer, ModelText, Tokenizer};
 use tempfile::TempDir;
 
 /// A SentencePiece tokenizer with every byte, some pieces and a special token.
@@ -29,7 +29,7 @@ fn tokenizer(add_space_prefix: bool) -> Arc<Tokenizer> {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
     writer.write(&path).unwrap();
-    ModelText::from_gguf(&GgufFile::open(&path).unwrap(), &LoadOptions::default()).unwrap().tokenizer
+    ModelText::from_gguf(&GgufFile::open(&path).unwrap()).unwrap().tokenizer
 }
 
 fn options(skip_special: bool) -> DetokenizeOptions {

@@ -9,7 +9,7 @@ use server_gguf::{
     GgufFile,
     write::{GgufWriter, write_parts},
 };
-use server_text::{LoadOptions, ModelText, RenderInput};
+use server_text::{ModelText, RenderInput};
 use tempfile::TempDir;
 
 struct Folder(TempDir);
@@ -235,7 +235,7 @@ fn a_gguf_file_gives_templates_defaults_and_names() {
         .metadata("tokenizer.chat_template", "{{ eos_token }}!")
         .metadata("tokenizer.chat_template.tool_use", "tools");
     writer.write(&path).unwrap();
-    let model = ModelText::from_gguf(&GgufFile::open(&path).unwrap(), &LoadOptions::default()).unwrap();
+    let model = ModelText::from_gguf(&GgufFile::open(&path).unwrap()).unwrap();
     assert_eq!(
         (model.name.as_str(), model.context_tokens_max, model.vocabulary_size),
         ("small", Some(512), 4)

@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::Value as Json;
 use server_gguf::{GgufFile, write::GgufWriter};
-use server_text::{LoadError, LoadOptions, ModelText, TEXT_BYTES_MAX, Tokenizer};
+use server_text::{LoadError, ModelText, TEXT_BYTES_MAX, Tokenizer};
 use tempfile::TempDir;
 
 fn golden(name: &str) -> Json {
@@ -28,11 +28,11 @@ fn ids(text: &str) -> Vec<u32> {
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
-fn load(writer: &GgufWriter, options: &LoadOptions) -> Result<ModelText, LoadError> {
+fn load(writer: &GgufWriter) -> Result<ModelText, LoadError> {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
     writer.write(&path).unwrap();
-    ModelText::from_gguf(&GgufFile::open(&path).unwrap(), options)
+    ModelText::from_gguf(&GgufFile::open(&path).unwrap())
 }
 
 fn byte_level(golden: &Json, pre: &str) -> GgufWriter {
@@ -70,7 +70,7 @@ fn compare(golden: &Json, kind: &str, parse_special: bool) {
     let texts = strings(&golden["texts"]);
     let lists = strings(&golden["lists"]);
     for (pre, expected) in golden[kind].as_object().unwrap() {
-        let model = load(&byte_level(golden, pre), &LoadOptions::default()).unwrap();
+        let model = load(&byte_level(golden, pre)).unwrap();
         let mut wrong = Vec::new();
         for (text, list) in texts.iter().zip(expected.as_array().unwrap()) {
             let expected = ids(&lists[list.as_u64().unwrap() as usize]);
@@ -101,7 +101,7 @@ fn special_tokens_are_parsed_on_request() {
 fn byte_level_text_survives_the_way_to_tokens_and_back() {
     let golden = golden("byte_level.json");
     for pre in ["smollm", "llama-bpe", "deepseek-llm", "viking"] {
-        let model = load(&byte_level(&golden, pre), &LoadOptions::default()).unwrap();
+        let model = load(&byte_level(&golden, pre)).unwrap();
         for text in strings(&golden["texts"]) {
             let tokens = model.tokenizer.encode(&text, false, false).unwrap();
             assert_eq!(model.tokenizer.decode(&tokens, false), text, "{pre}");
@@ -127,7 +127,7 @@ fn sentencepiece(golden: &Json) -> GgufWriter {
 fn sentencepiece_models_give_the_librarys_tokens_and_text() {
     for name in ["sentencepiece.json", "sentencepiece_prefix.json"] {
         let golden = golden(name);
-        let model = load(&sentencepiece(&golden), &LoadOptions::default()).unwrap();
+        let model = load(&sentencepiece(&golden)).unwrap();
         let (texts, lists) = (strings(&golden["texts"]), strings(&golden["ids"]));
         for ((text, list), decoded) in texts.iter().zip(&lists).zip(strings(&golden["decoded"])) {
             let expected = ids(list);
@@ -147,7 +147,7 @@ fn beginning_and_end_are_added_as_the_file_says() {
     let encode = |pre: &str, set: &dyn Fn(&mut GgufWriter)| {
         let mut writer = byte_level(&golden, pre);
         set(&mut writer);
-        load(&writer, &LoadOptions::default()).map(|model| {
+        load(&writer).map(|model| {
             let tokenizer = model.tokenizer;
             let tokens = tokenizer.encode("a", true, true).unwrap();
             let text = |token: &u32| tokenizer.token_text(*token);
@@ -176,13 +176,11 @@ fn beginning_and_end_are_added_as_the_file_says() {
 }
 
 #[test]
-fn an_unknown_pre_tokenizer_is_refused_by_name_and_can_be_replaced() {
+fn an_unknown_pre_tokenizer_is_refused_by_name() {
     let golden = golden("byte_level.json");
     let writer = byte_level(&golden, "frobnicate");
-    let error = load(&writer, &LoadOptions::default()).unwrap_err().to_string();
+    let error = load(&writer).unwrap_err().to_string();
     assert!(error.contains("tokenizer.ggml.pre is \"frobnicate\""), "{error}");
-    let options = LoadOptions { pre_tokenizer: Some("smollm".to_owned()) };
-    assert!(load(&writer, &options).is_ok());
 }
 
 #[test]
@@ -191,7 +189,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     let refused = |set: &dyn Fn(&mut GgufWriter), part: &str| {
         let mut writer = byte_level(&golden, "smollm");
         set(&mut writer);
-        let error = load(&writer, &LoadOptions::default()).unwrap_err().to_string();
+        let error = load(&writer).unwrap_err().to_string();
         assert!(error.contains(part), "{error} lacks {part}");
     };
     refused(
@@ -293,7 +291,7 @@ fn no_text_has_fewer_tokens_than_its_lower_bound() {
     let texts: Vec<String> =
         strings(&golden_bytes["texts"]).into_iter().chain((0..200).map(random_text)).collect();
     for (name, writer) in models {
-        let tokenizer = load(&writer, &LoadOptions::default()).unwrap().tokenizer;
+        let tokenizer = load(&writer).unwrap().tokenizer;
         for text in &texts {
             for parse_special in [false, true] {
                 let tokens = tokenizer.encode(text, false, parse_special).unwrap().len();
@@ -310,9 +308,8 @@ fn no_text_has_fewer_tokens_than_its_lower_bound() {
 #[test]
 fn long_runs_of_one_character_take_linear_time() {
     let golden_bytes = golden("byte_level.json");
-    let tokenizer =
-        |pre: &str| load(&byte_level(&golden_bytes, pre), &LoadOptions::default()).unwrap().tokenizer;
-    let spm = load(&sentencepiece(&golden("sentencepiece_prefix.json")), &LoadOptions::default()).unwrap();
+    let tokenizer = |pre: &str| load(&byte_level(&golden_bytes, pre)).unwrap().tokenizer;
+    let spm = load(&sentencepiece(&golden("sentencepiece_prefix.json"))).unwrap();
     let pipelines = ["smollm", "llama-bpe", "gpt-4o", "deepseek-llm", "jais-2", "exaone-moe"];
     for tokenizer in pipelines.map(tokenizer).into_iter().chain([spm.tokenizer]) {
         for unit in [" ", "A", "\n "] {
@@ -328,7 +325,7 @@ fn long_runs_of_one_character_take_linear_time() {
 #[test]
 fn tokens_know_their_bytes() {
     let golden = golden("byte_level.json");
-    let model = load(&byte_level(&golden, "smollm"), &LoadOptions::default()).unwrap();
+    let model = load(&byte_level(&golden, "smollm")).unwrap();
     let tokenizer = &model.tokenizer;
     let token = |text: &str| tokenizer.token_id(text).unwrap();
     assert_eq!(tokenizer.token_bytes(token("Ċ")), b"\n");

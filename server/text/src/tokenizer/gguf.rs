@@ -26,11 +26,11 @@ const KINDS: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Builds the tokenizer of `file`. `pre_tokenizer` replaces the name in the file.
-pub(crate) fn from_gguf(file: &GgufFile, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
+/// Builds the tokenizer of `file`.
+pub(crate) fn from_gguf(file: &GgufFile) -> Result<Tokenizer, LoadError> {
     let metadata = Metadata { file };
     match metadata.require(MODEL, Value::str, "is not a string")? {
-        "gpt2" => byte_level(&metadata, pre_tokenizer),
+        "gpt2" => byte_level(&metadata),
         "gemma4" => sentencepiece_merges(&metadata),
         "llama" => sentencepiece_scores(&metadata),
         other => {
@@ -40,11 +40,8 @@ pub(crate) fn from_gguf(file: &GgufFile, pre_tokenizer: Option<&str>) -> Result<
 }
 
 /// Byte-level BPE, as introduced by GPT-2.
-fn byte_level(metadata: &Metadata<'_>, pre_tokenizer: Option<&str>) -> Result<Tokenizer, LoadError> {
-    let name = match pre_tokenizer {
-        Some(name) => name,
-        None => metadata.optional(PRE, Value::str, "is not a string")?.unwrap_or("default"),
-    };
+fn byte_level(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
+    let name = metadata.optional(PRE, Value::str, "is not a string")?.unwrap_or("default");
     let pre = pre::named(name)
         .ok_or_else(|| metadata.fault(PRE, format!("is {name:?}, which is not a supported pre-tokenizer")))?;
     let tokens = metadata.tokens()?;
