@@ -93,14 +93,6 @@ impl Value {
         }
     }
 
-    /// The array, if the value is one.
-    pub fn array(&self) -> Option<&Array> {
-        match self {
-            Self::Array(array) => Some(array),
-            _ => None,
-        }
-    }
-
     /// The strings, if the value is an array of strings.
     pub fn strs(&self) -> Option<&[String]> {
         match self {

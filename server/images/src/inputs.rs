@@ -30,12 +30,6 @@ impl<T> Tensor<T> {
     pub fn values(&self) -> &[T] {
         &self.values
     }
-
-    /// The values without their shape.
-    #[must_use]
-    pub fn into_values(self) -> Vec<T> {
-        self.values
-    }
 }
 
 /// The inputs of the vision encoder for one image.

@@ -33,6 +33,7 @@ const EXPERTS: &str = "_exps.";
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights with exact ones.
 /// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
 pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<Model, Error> {
+    reject_unknown_types(file)?;
     hyperparameters::check(file)?;
     reject_unproven_experts(file)?;
     match read_with(file, max_model_len, GraphInput::Vectors) {
@@ -181,6 +182,15 @@ const EXPERT_ARCHITECTURES: [&str; 3] = ["gpt-oss", "llama", "qwen3moe"];
 
 fn has_experts(file: &GgufFile) -> bool {
     file.tensors().iter().any(|entry| entry.name.contains(EXPERTS))
+}
+
+fn reject_unknown_types(file: &GgufFile) -> Result<(), Error> {
+    match file.tensors().iter().find(|tensor| !tensor.kind.is_decodable() && tensor.shape.len() > 1) {
+        Some(TensorEntry { name, kind, .. }) => {
+            Err(Error::Unsupported(format!("the type {kind} of its tensor {name} is not supported")))
+        }
+        None => Ok(()),
+    }
 }
 
 fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {

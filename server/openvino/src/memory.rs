@@ -5,15 +5,16 @@ use std::path::Path;
 
 use crate::numa;
 
-/// The folder in which the files of control groups are mounted. A container sees those of its own group.
+/// The folder in which control groups are mounted.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that this process can still allocate: the minimum of the bytes available on the machine, within the limit of
-/// its control group, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of these
+/// Bytes that this process can still allocate: the minimum of the bytes available on the machine, within the limits of
+/// its control groups, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of these
 /// numbers.
 pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
-    let group = group_available(Path::new(CONTROL_GROUPS));
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = group_available(Path::new(CONTROL_GROUPS), &groups);
     [machine, group, numa::available_bytes()].into_iter().flatten().min()
 }
 
@@ -59,22 +60,36 @@ const VERSION_2: ControllerFiles = ControllerFiles {
 };
 
 const VERSION_1: ControllerFiles = ControllerFiles {
-    limit: "memory/memory.limit_in_bytes",
-    usage: "memory/memory.usage_in_bytes",
-    statistics: "memory/memory.stat",
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    statistics: "memory.stat",
     page_cache: ["total_inactive_file", "total_active_file"],
 };
 
-/// Bytes that remain within the limit of the control group whose files are in `root`. `None` if the group has no limit.
-/// In version 1, a group without a limit has one that exceeds the memory of any machine.
-fn group_available(root: &Path) -> Option<u64> {
-    [VERSION_2, VERSION_1].iter().find_map(|files| files.available(root))
+/// Bytes that remain within the limits of the control groups of a process and of the groups that contain these. `None` if
+/// none has a limit. In version 1, a group without a limit has one that exceeds the memory of any machine.
+///
+/// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own group is
+/// mounted, at the root.
+fn group_available(mount: &Path, groups: &str) -> Option<u64> {
+    let limit = |line: &str| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let (files, root) = match controllers {
+            "" => (VERSION_2, mount.to_owned()),
+            _ if controllers.split(',').any(|name| name == "memory") => (VERSION_1, mount.join("memory")),
+            _ => return None,
+        };
+        let group = root.join(path.trim_start_matches('/'));
+        let groups = group.ancestors().take_while(|folder| folder.starts_with(&root));
+        groups.filter_map(|folder| files.available(folder)).min()
+    };
+    groups.lines().filter_map(limit).min()
 }
 
 impl ControllerFiles {
     /// The limit minus the used memory that the kernel cannot reclaim, in bytes.
-    fn available(&self, root: &Path) -> Option<u64> {
-        let read = |name| fs::read_to_string(root.join(name)).ok();
+    fn available(&self, folder: &Path) -> Option<u64> {
+        let read = |name| fs::read_to_string(folder.join(name)).ok();
         let limit: u64 = read(self.limit)?.trim().parse().ok()?;
         let used: u64 = read(self.usage)?.trim().parse().ok()?;
         let statistics = read(self.statistics).unwrap_or_default();
@@ -99,14 +114,36 @@ mod tests {
         assert_eq!(meminfo_available("MemFree: 1 kB"), None);
     }
 
-    /// Returns the available bytes of a control group with these files.
-    fn available_with(files: &[(&str, &str)]) -> Option<u64> {
+    /// Returns the available bytes of a process in these groups, with these files.
+    fn available_in(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
         let root = tempfile::tempdir().unwrap();
-        fs::create_dir(root.path().join("memory")).unwrap();
         for (name, text) in files {
-            fs::write(root.path().join(name), text).unwrap();
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
         }
-        group_available(root.path())
+        group_available(root.path(), groups)
+    }
+
+    fn available_with(files: &[(&str, &str)]) -> Option<u64> {
+        available_in("4:cpu,memory:/\n0::/\n", files)
+    }
+
+    #[test]
+    fn the_smallest_limit_of_the_group_and_those_around_it_counts() {
+        let files = [
+            ("system.slice/memory.max", "900\n"),
+            ("system.slice/memory.current", "500\n"),
+            ("system.slice/a.service/memory.max", "800\n"),
+            ("system.slice/a.service/memory.current", "100\n"),
+            ("system.slice/b.service/memory.max", "10\n"),
+            ("system.slice/b.service/memory.current", "1\n"),
+        ];
+        assert_eq!(available_in("0::/system.slice/a.service\n", &files), Some(400));
+        assert_eq!(available_in("0::/system.slice/b.service\n", &files), Some(9));
+        // The path is that of the host, and only the container's own group is mounted.
+        let own = [("memory/memory.limit_in_bytes", "70\n"), ("memory/memory.usage_in_bytes", "20\n")];
+        assert_eq!(available_in("7:memory:/docker/1\n0::/\n", &own), Some(50));
     }
 
     #[test]

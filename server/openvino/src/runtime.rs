@@ -13,7 +13,8 @@ use ov::{ov_element_type_e as ElementType, ov_status_e as Status};
 
 use crate::{Error, library};
 pub use profile::NodeTime;
-use status::{c_string, check, property};
+pub(crate) use status::{c_path, c_string};
+use status::{check, property};
 pub(crate) use tensor::{Element, Flag, Tensor};
 
 mod profile;
@@ -53,7 +54,7 @@ impl Core {
 
     /// Reads an OpenVINO IR.
     pub(crate) fn read_model(&self, path: &Path) -> Result<Model, Error> {
-        let path = c_string(&path.to_string_lossy(), "read the model's path")?;
+        let path = c_path(path)?;
         let mut model = ptr::null_mut();
         // SAFETY: the path is NUL-terminated; null selects the weights file next to the model.
         let status = unsafe { ov::ov_core_read_model(self.0, path.as_ptr(), ptr::null(), &raw mut model) };

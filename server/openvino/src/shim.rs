@@ -13,7 +13,7 @@ use crate::gguf::TensorSource;
 use crate::kernels::{
     ExpertKernels, ExpertSupport, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
 };
-use crate::runtime::{CompiledModel, Core, Model};
+use crate::runtime::{CompiledModel, Core, Model, c_path, c_string};
 use crate::weights::{Matrix, MatrixShape, Quants, Zeros};
 
 /// The same as `ovfleet_tensor_rows` in `shim/shim.h`.
@@ -249,15 +249,6 @@ fn check(code: c_int, what: &'static str) -> Result<(), Error> {
     // SAFETY: after a failed call the message is a NUL-terminated string that this thread's shim owns.
     let message = unsafe { CStr::from_ptr(ovfleet_last_error()) };
     Err(Error::runtime(what, &message.to_string_lossy()))
-}
-
-fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
-    CString::new(text).map_err(|_| Error::runtime(what, "the text contains a NUL byte"))
-}
-
-fn c_path(path: &Path) -> Result<CString, Error> {
-    CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| Error::runtime("use a path", "the path contains a NUL byte"))
 }
 
 /// Reads a GGUF file as a stateful model.

@@ -57,7 +57,8 @@ impl Qwen {
         let statistics = if is_qwen3 { ColorStatistics::HALF } else { ColorStatistics::CLIP };
         let width_field = if family == ModelFamily::Qwen2Vl { "embed_dim" } else { "hidden_size" };
         let width_field = format!("vision_config.{width_field}");
-        let (width, heads) = (model.count(&width_field)?, model.count("vision_config.num_heads")?);
+        let (width, heads) =
+            (model.count(&width_field)?, model.count_up_to("vision_config.num_heads", 1 << 16)?);
         if width % (heads * 4) != 0 {
             return Err(
                 model.fault(&width_field, format!("is {width}; a multiple of 4 * num_heads is expected"))

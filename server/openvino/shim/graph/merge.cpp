@@ -50,7 +50,8 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
         // A constant with one element applies to all rows.
         if (num_elements(a) == 1 || num_elements(b) == 1) return num_elements(a) == num_elements(b) && are_equal(a, b);
         // Constants are concatenated byte by byte, so their elements must fill whole bytes.
-        return type.bitwidth() >= 8 || num_elements(a) * type.bitwidth() % 8 == 0;
+        const auto fills_bytes = [&](const NodePtr& node) { return num_elements(node) * type.bitwidth() % 8 == 0; };
+        return fills_bytes(a) && fills_bytes(b);
     }
     // The new shape of a merged weight follows from its rows.
     if (ov::is_type<op::v1::Reshape>(a)) return same_form(a->get_input_node_shared_ptr(0), b->get_input_node_shared_ptr(0));

@@ -48,7 +48,7 @@ impl TensorSource {
     /// The file cannot be read.
     ///
     /// # Panics
-    /// Panics if the number or the rows do not exist.
+    /// Panics if no tensor has this number, or if the rows are out of its range.
     pub(crate) fn read(&self, number: usize, rows: Range<usize>) -> Result<Matrix, Error> {
         thread_local! {
             static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

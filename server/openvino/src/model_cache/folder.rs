@@ -29,6 +29,11 @@ const COMPILED_MAX: usize = 8;
 /// Beyond it: the least recently used is deleted.
 const FINGERPRINTS_MAX: usize = 512;
 
+/// Number of unfinished graphs and compiled models in `--cache-dir`.
+///
+/// Beyond it: the one that was written to least recently is deleted.
+const UNFINISHED_MAX: usize = 8;
+
 /// The age at which an unfinished file is removed, because the process that was writing it must have ended.
 const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 
@@ -36,8 +41,12 @@ const UNFINISHED_AGE: Duration = Duration::from_hours(24);
 const UNFINISHED: &str = "part-";
 
 /// The prefixes of file names, and the maximum number of entries with each prefix.
-const KINDS: [(&str, usize); 3] =
-    [("graph-", GRAPHS_MAX), ("compiled-", COMPILED_MAX), ("fingerprint-", FINGERPRINTS_MAX)];
+const KINDS: [(&str, usize); 4] = [
+    ("graph-", GRAPHS_MAX),
+    ("compiled-", COMPILED_MAX),
+    ("fingerprint-", FINGERPRINTS_MAX),
+    (UNFINISHED, UNFINISHED_MAX),
+];
 
 /// A folder that only the current user and root can write to.
 #[derive(Debug)]
@@ -48,7 +57,8 @@ pub(crate) struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Opens the folder of the current user in `cache_dir`, and creates it if it does not exist.
+    /// Opens the folder of the current user in `cache_dir`, creates it if it does not exist, and removes old files,
+    /// because a process that is killed while it writes leaves an unfinished file.
     ///
     /// # Errors
     /// The folder cannot be created, or another user owns it or can write to it.
@@ -74,7 +84,9 @@ impl PrivateFolder {
                 metadata.mode() & 0o777
             )));
         }
-        Ok(Self { directory, shown })
+        let folder = Self { directory, shown };
+        folder.evict_old_files();
+        Ok(folder)
     }
 
     /// The path of a file, which no other user can redirect while this folder is open.
@@ -224,7 +236,9 @@ mod tests {
         }
         put("graph-99.bin".to_owned(), 2000);
         put("part-1-graph-1.bin".to_owned(), 2 * 24 * 3600);
-        put("part-2-graph-1.bin".to_owned(), 60);
+        for age in 0..12 {
+            put(format!("part-2{age:02}-compiled-1"), age);
+        }
         put("notes".to_owned(), 1_000_000);
         evict(folder.path(), now).unwrap();
         let mut left: Vec<String> = fs::read_dir(folder.path())
@@ -236,7 +250,8 @@ mod tests {
         for age in 0..GRAPHS_MAX {
             expected.extend(["bin", "xml"].map(|ending| format!("graph-{age:02}.{ending}")));
         }
-        expected.extend(["notes", "part-2-graph-1.bin"].map(str::to_owned));
+        expected.push("notes".to_owned());
+        expected.extend((0..UNFINISHED_MAX).map(|age| format!("part-2{age:02}-compiled-1")));
         assert_eq!(left, expected);
     }
 }

@@ -1,6 +1,7 @@
 //! Errors and strings of OpenVINO's C API.
 
 use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
 use std::ptr;
 
 use openvino_sys as ov;
@@ -28,8 +29,13 @@ pub(super) fn check(status: Status, what: &'static str) -> Result<(), Error> {
     Err(Error::runtime(what, &message))
 }
 
-pub(super) fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
+pub(crate) fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::runtime(what, "the text contains a NUL byte"))
+}
+
+pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
+    CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| Error::runtime("use a path", "the path contains a NUL byte"))
 }
 
 /// The property whose value `read` returns as a string.

@@ -5,6 +5,7 @@ use crate::reference::{
     difference_allowed, is_independent_of_the_batch, load_file, recipe, worst_difference,
 };
 use server_gguf::TensorType;
+use server_gguf::write::GgufWriter;
 
 fn check(architecture: &'static str) {
     for kind in [TensorType::Q8_0, TensorType::Q4K, TensorType::F16] {
@@ -232,4 +233,15 @@ fn an_unknown_architecture_is_rejected_by_name() {
     recipe("nosuch", TensorType::F16).write(file.path());
     let refused = load_file(file.path(), &[]).err().unwrap().chain();
     assert!(refused.contains("\"nosuch\""), "{refused}");
+}
+
+#[test]
+fn a_type_that_cannot_be_decoded_is_rejected_by_name() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = GgufWriter::new("llama");
+    let kind = TensorType::Iq4Xs;
+    writer.tensor("blk.0.attn_q.weight", &[256, 2], kind, vec![0; 2 * kind.block_bytes()]);
+    writer.write(file.path()).unwrap();
+    let refused = load_file(file.path(), &[]).err().unwrap().chain();
+    assert!(refused.contains("the type IQ4_XS of its tensor blk.0.attn_q.weight"), "{refused}");
 }
