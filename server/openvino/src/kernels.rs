@@ -293,11 +293,11 @@ pub(crate) struct EncoderPlan {
     pub(crate) attention: Option<Isa>,
 }
 
-/// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another one is
-/// configured. In any other precision, the plugin computes everything.
+/// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
+/// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has such instructions, as
-/// for a language model. In f32, the plugin's attention is faster than the native one.
+/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has such
+/// instructions, as for a language model. In f32, the plugin's attention is faster than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,

@@ -21,7 +21,7 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
     return std::equal(leading.begin(), leading.end(), sizes.begin());
 }
 
-// Which products of the experts are behind a node: none, or the second ones.
+// Whether the search, which walks from outputs to inputs, has already passed the second products of the experts.
 enum class Behind { none, second_products };
 
 // The input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts. If a

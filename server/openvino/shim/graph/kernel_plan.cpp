@@ -4,6 +4,7 @@
 #include "../attention/encoder_op.hpp"
 #include "../attention/op.hpp"
 #include "../experts/rewrite.hpp"
+#include "../projection/fuse_stages.hpp"
 #include "../projection/rewrite.hpp"
 #include "deferred.hpp"
 #include "model.hpp"
@@ -91,6 +92,7 @@ extern "C" int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel
             const ovfleet::projection::Target target{projection_isa, activations, plan->projection_terms};
             if (plan->native_experts) ovfleet::experts::replace_experts(graph, target);
             *projections = ovfleet::projection::replace_projections(graph, target);
+            ovfleet::projection::fuse_stages(graph);
         }
         ovfleet::fill_constants(graph);
     });

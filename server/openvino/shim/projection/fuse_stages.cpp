@@ -91,6 +91,7 @@ void fuse_stages(ov::Model& model) {
         for (const auto& one : chain) fused.insert(one.get());
         if (chain.size() > 1) fuse(chain);
     }
+    model.validate_nodes_and_infer_types();
 }
 
 }  // namespace ovfleet::projection

@@ -10,7 +10,7 @@ namespace ovfleet::projection {
 namespace {
 
 // The number of attributes of a stage.
-constexpr size_t STAGE_NUMBERS = 11;
+constexpr size_t STAGE_NUMBERS = 12;
 // The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above the
 // numbers of any model, and far below numbers that overflow.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
@@ -50,6 +50,7 @@ void Projection::check_attributes() const {
     }
     check(!gives_residual_ || residual > 0, "no stage adds the residual that is an output");
     check(!to_bf16_ || !ends_with_residual(), "the residual must be f32");
+    check(!to_bf16_ || !is_activation(stages_.back().matmul.epilogue), "the destination of an activation must be f32");
     check(get_input_size() == MEMORY + 1 + (residual > 0) + has_adapters(), "the number of inputs is wrong");
 }
 
@@ -137,10 +138,10 @@ std::shared_ptr<ov::Node> Projection::clone_with_new_inputs(const ov::OutputVect
 
 template <typename Visit>
 void Projection::each_number(Visit visit) {
-    for (auto& [matmul, has_norm, adapter_bytes] : stages_) {
+    for (auto& [matmul, has_norm, has_bias, adapter_bytes] : stages_) {
         visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group), visit(matmul.terms);
         visit(matmul.scale_factor), visit(matmul.epilogue), visit(matmul.epsilon), visit(has_norm);
-        visit(matmul.adapter_count), visit(adapter_bytes);
+        visit(has_bias), visit(matmul.adapter_count), visit(adapter_bytes);
     }
 }
 
@@ -224,6 +225,7 @@ bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inp
     for (const auto& stage : stages_) {
         Matmul matmul = stage.matmul;
         if (stage.has_norm) matmul.norm = reinterpret_cast<const float*>(memory);
+        if (stage.has_bias) matmul.bias = reinterpret_cast<const float*>(memory + bias_at(stage));
         matmul.weights = memory + weights_at(stage);
         if (is_new && num_thread_groups() > 1) place(matmul);
         if (stage.adapter_bytes > 0) matmul.adapters = reinterpret_cast<const LoraAdapter*>(memory + adapters_at(stage));

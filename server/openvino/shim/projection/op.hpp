@@ -21,13 +21,16 @@ enum Input : size_t { SRC, MEMORY, RESIDUAL };
 // operation, or the sum of an earlier stage that adds the residual.
 struct Stage {
     Matmul matmul;
-    bool has_norm;
+    bool has_norm, has_bias;
     size_t adapter_bytes;
 };
 
-// The positions of the weights of a stage in its memory, after its norm, and of its adapters, after the weights; and the size
-// of its memory.
-inline size_t weights_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
+// The positions of the bias of a stage in its memory, after its norm, of its weights, and of its adapters; and the size of its
+// memory.
+inline size_t bias_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
+inline size_t weights_at(const Stage& stage) {
+    return bias_at(stage) + (stage.has_bias ? num_n_blocks(stage.matmul) * N_BLOCK * sizeof(float) : 0);
+}
 inline size_t adapters_at(const Stage& stage) {
     return weights_at(stage) + num_n_blocks(stage.matmul) * n_block_bytes(stage.matmul);
 }

@@ -13,7 +13,6 @@
 #include "../graph/model.hpp"
 #include "../graph/weights.hpp"
 #include "adapters.hpp"
-#include "fuse_stages.hpp"
 #include "op.hpp"
 #include "pack.hpp"
 
@@ -111,6 +110,29 @@ NodePtr swiglu_of(const Output& product, size_t N) {
     return swish->input_value(direct) == first && sigmoid && sigmoid->input_value(0) == first ? gated : nullptr;
 }
 
+// The node that adds a constant to each row of a product, and the constant; null if no node does.
+struct Bias {
+    NodePtr sum;
+    std::vector<float> numbers;
+};
+
+Bias bias_of(const Output& product, size_t N) {
+    auto sum = ov::as_type_ptr<op::v1::Add>(only_reader(product));
+    if (!sum || !sum->get_output_partial_shape(0).same_scheme(product.get_partial_shape())) return {};
+    auto bias = constant_of(sum->get_input_node_shared_ptr(sum->input_value(0) == product ? 1 : 0));
+    if (!bias || ov::shape_size(bias->get_shape()) != N || bias->get_shape().back() != N) return {};
+    return {sum, bias->cast_vector<float>()};
+}
+
+// The activation that a node computes; `none` if it computes something else.
+Epilogue activation_of(const NodePtr& node) {
+    if (auto gelu = ov::as_type_ptr<op::v7::Gelu>(node))
+        return gelu->get_approximation_mode() == op::GeluApproximationMode::ERF ? Epilogue::gelu : Epilogue::gelu_tanh;
+    if (!ov::is_type<op::v4::Swish>(node)) return Epilogue::none;
+    if (node->get_input_size() == 1 || is_number(node->get_input_node_shared_ptr(1), 1)) return Epilogue::silu;
+    return is_number(node->get_input_node_shared_ptr(1), QUICK_GELU_ALPHA) ? Epilogue::quick_gelu : Epilogue::none;
+}
+
 // Whether a value is the output of the model, perhaps reshaped or converted.
 bool is_result(const Output& value) {
     auto reader = only_reader(value);
@@ -189,9 +211,16 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
         src = norm->input;
         matmul.epsilon = norm->epsilon;
     }
+    const auto bias = bias_of(end, matmul.N);
+    if (bias.sum) end = bias.sum->output(0);
+    const bool is_bf16 = target.activations == Activations::bf16;
+    const auto activation = only_reader(end);
     if (auto swiglu = swiglu_of(end, matmul.N)) {
         matmul.epilogue = Epilogue::swiglu;
         end = swiglu->output(0);
+    } else if (!is_bf16 && activation && activation_of(activation) != Epilogue::none) {
+        matmul.epilogue = activation_of(activation);
+        end = activation->output(0);
     } else if (auto sum = ov::as_type_ptr<op::v1::Add>(only_reader(end))) {
         const Output other = sum->input_value(sum->input_value(0) == end ? 1 : 0);
         const bool is_same = other.get_partial_shape().same_scheme(end.get_partial_shape()) && other != end;
@@ -204,10 +233,11 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     std::vector<uint8_t> adapters;
     const auto lora = lora_of(*node);
     if (lora) adapters = pack_adapters(lora->parts, norm ? norm->weights.data() : nullptr, matmul);
-    const Stage stage{matmul, norm.has_value(), adapters.size()};
+    const Stage stage{matmul, norm.has_value(), bias.sum != nullptr, adapters.size()};
     const auto factors = norm ? norm->weights : std::vector<float>();
-    const auto fill = [weight, stage, factors, adapters = std::move(adapters)](uint8_t* to) {
+    const auto fill = [weight, stage, factors, bias = bias.numbers, adapters = std::move(adapters)](uint8_t* to) {
         std::copy(factors.begin(), factors.end(), reinterpret_cast<float*>(to));
+        if (stage.has_bias) pack_bias(stage.matmul, bias.data(), reinterpret_cast<float*>(to + bias_at(stage)));
         pack(weight, stage.matmul, to + weights_at(stage));
         std::copy(adapters.begin(), adapters.end(), to + adapters_at(stage));
     };
@@ -215,7 +245,6 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     const auto memory = ovfleet::deferred_constant(ov::element::u8, {bytes}, {{bytes, fill, {}}});
 
     // Values between native projections remain f32; all other values have the precision of the operations around them.
-    const bool is_bf16 = target.activations == Activations::bf16;
     if (is_bf16 && !std::dynamic_pointer_cast<Projection>(src.get_node_shared_ptr())) src = as_bf16(src);
     const bool to_bf16 = is_bf16 && matmul.epilogue != Epilogue::residual && !is_result(end);
     ov::OutputVector inputs{src, memory};
@@ -255,7 +284,6 @@ size_t replace_projections(ov::Model& model, const Target& target) {
     }
     const auto expected = lora_parts(model);
     OPENVINO_ASSERT(parts == expected, "only ", parts, " of ", expected, " parts of adapters are in the native projections");
-    fuse_stages(model);
     model.validate_nodes_and_infer_types();
     return replaced;
 }

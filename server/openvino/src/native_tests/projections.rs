@@ -1,6 +1,7 @@
 //! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every form of weights,
 //! any number of rows. The kernels for AMX also run over the C++ model of tiles, on any processor.
 
+use std::f64::consts::PI;
 use std::ffi::c_int;
 use std::ops::Range;
 
@@ -68,6 +69,10 @@ enum Epilogue {
     Residual = 1,
     SwiGlu = 2,
     ClampedSwiGlu = 3,
+    Gelu = 4,
+    GeluTanh = 5,
+    Silu = 6,
+    QuickGelu = 7,
 }
 
 impl Epilogue {
@@ -75,6 +80,32 @@ impl Epilogue {
     fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::ClampedSwiGlu)
     }
+
+    /// The activation of a number; `None` if the epilogue is not a function of each number.
+    fn activation(self, x: f64) -> Option<f64> {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        Some(match self {
+            Self::None | Self::Residual | Self::SwiGlu | Self::ClampedSwiGlu => return None,
+            Self::Gelu => 0.5 * x * (1.0 + error_function(x / 2.0_f64.sqrt())),
+            Self::GeluTanh => x * sigmoid((8.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))),
+            Self::Silu => x * sigmoid(x),
+            Self::QuickGelu => x * sigmoid(1.702 * x),
+        })
+    }
+}
+
+/// The integral of `2 / sqrt(pi) * exp(-t^2)` from 0 to `x`, by Simpson's rule.
+fn error_function(x: f64) -> f64 {
+    const STEPS: u32 = 200;
+    let end = x.clamp(-6.0, 6.0);
+    let width = end / f64::from(STEPS);
+    let weight = |step: u32| match step {
+        0 | STEPS => 1.0,
+        step if step % 2 == 1 => 4.0,
+        _ => 2.0,
+    };
+    let terms = (0..=STEPS).map(|step| weight(step) * (-(width * f64::from(step)).powi(2)).exp());
+    2.0 / PI.sqrt() * width / 3.0 * terms.sum::<f64>()
 }
 
 /// The number of bits that denotes weights of MXFP4, whose quants are codes of E2M1.
@@ -214,8 +245,17 @@ impl Projection {
     }
 
     fn of_size(random: &mut Random, k: usize, n: usize) -> Self {
-        let epilogue =
-            random.pick(&[Epilogue::None, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::ClampedSwiGlu]);
+        let epilogue = random.pick(&[
+            Epilogue::None,
+            Epilogue::Residual,
+            Epilogue::SwiGlu,
+            Epilogue::ClampedSwiGlu,
+            Epilogue::Gelu,
+            Epilogue::GeluTanh,
+            Epilogue::Silu,
+            Epilogue::QuickGelu,
+        ]);
+        let may_be_bf16 = epilogue != Epilogue::Residual && epilogue.activation(0.0).is_none();
         if k.is_multiple_of(256) && random.below(3) == 0 {
             return Self::with_super_scales(random, k, n);
         }
@@ -235,7 +275,7 @@ impl Projection {
             terms: random.pick(&[1, 2]),
             is_signed,
             epilogue,
-            activations: FloatType::of(epilogue != Epilogue::Residual && random.below(2) == 0),
+            activations: FloatType::of(may_be_bf16 && random.below(2) == 0),
             quants: (0..n * k).map(|_| random_quant(random, bits, is_signed)).collect(),
             zeros: (0..groups).map(|_| random.below(64) as f32 / 4.0).collect(),
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
@@ -443,6 +483,11 @@ impl Projection {
             let ExpectedValue { value, tolerance } = product(column);
             match self.epilogue {
                 Epilogue::None => ExpectedValue { value, tolerance },
+                Epilogue::Gelu | Epilogue::GeluTanh | Epilogue::Silu | Epilogue::QuickGelu => {
+                    let activated = self.epilogue.activation(value).unwrap_or(value);
+                    // The slopes are below 1.2, and the error of erf is below 1.5e-7.
+                    ExpectedValue { value: activated, tolerance: tolerance * 1.2 + value.abs() * 1e-6 }
+                }
                 Epilogue::Residual => {
                     let residual = f64::from(residual[column]);
                     ExpectedValue { value: value + residual, tolerance: tolerance + residual.abs() * 1e-6 }

@@ -301,6 +301,7 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
                      : matmul.group == 16      ? multiply_as<8, 16>
                                                : multiply_as<8, 32>;
     multiply(matmul, src, range, residual, dst);
+    activate(matmul, src, range, dst);
 }
 
 // Below 128 rows per thread, it takes longer to dequantize all weights in each thread than to read rows that other threads have

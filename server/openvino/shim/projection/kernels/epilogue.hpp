@@ -48,6 +48,42 @@ inline Floats sigmoid(Floats x) {
     return (x < 0 ? e : one) / (one + e);
 }
 
+// Computes erf(x) with an error of up to 1.5e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
+inline Floats error_function(Floats x) {
+    const Floats size = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
+    Floats sum = 1.061405429f * t - 1.453152027f;
+    sum = sum * t + 1.421413741f;
+    sum = sum * t - 0.284496736f;
+    sum = sum * t + 0.254829592f;
+    const Floats result = 1.0f - sum * t * exponential(-size * size);
+    return x < 0 ? -result : result;
+}
+
+inline Floats activated(Epilogue epilogue, Floats x) {
+    constexpr float sqrt_half = 0.70710678f, sqrt_8_over_pi = 1.5957691f;
+    switch (epilogue) {
+        case Epilogue::gelu: return 0.5f * x * (1.0f + error_function(sqrt_half * x));
+        // (1 + tanh(y)) / 2 is sigmoid(2 * y).
+        case Epilogue::gelu_tanh: return x * sigmoid(sqrt_8_over_pi * (x + 0.044715f * x * x * x));
+        case Epilogue::silu: return x * sigmoid(x);
+        default: return x * sigmoid(QUICK_GELU_ALPHA * x);
+    }
+}
+
+// Applies the activation of a matrix, if it has one, to a part of the destination. This second pass over numbers in the cache
+// needs no registers of the products.
+__attribute__((noinline)) inline void activate(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
+                                               FloatData dst) {
+    if (!is_activation(matmul.epilogue)) return;
+    const size_t begin = range.block_begin * N_BLOCK, last = range.block_end * N_BLOCK, end = last < matmul.N ? last : matmul.N;
+    const size_t last_row = range.tile_end * src.m_tile, end_row = last_row < src.M ? last_row : src.M;
+    for (size_t row = range.tile_begin * src.m_tile; row < end_row; ++row) {
+        float* numbers = (float*)dst.data + row * matmul.N;
+        for (size_t i = begin; i < end; i += LANES)
+            store_up_to(numbers + i, activated(matmul.epilogue, load_up_to(numbers + i, end - i)), end - i);
+    }
+}
+
 // Multiplies the first half of the columns by the second half.
 inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
     if (epilogue == Epilogue::swiglu) return gate * sigmoid(gate) * up;

@@ -424,6 +424,7 @@ QuantizedSrc quantized(const Matmul& matmul, const PackedSrc& src) {
 
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     multiply_rows<M_TILE_MAX>(matmul, quantized(matmul, src), range, residual, dst);
+    activate(matmul, src, range, dst);
 }
 
 void multiply_k_part(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums) {
@@ -437,6 +438,7 @@ void finish(const Matmul& matmul, const PackedSrc& src, size_t block, const floa
         if (src.lora) add_adapters<1>(matmul, block, pair, src.lora, total);
         store_dst(matmul, total[0], block, pair, 0, residual, dst);
     }
+    activate(matmul, src, {0, 1, block, block + 1, block}, dst);
 }
 
 // The bits of the magnitudes of numbers. As integers, they have the same order as the magnitudes, and NaN is the largest.

@@ -38,11 +38,19 @@ enum class Epilogue : int64_t {
     // The same with clamped numbers, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1. The
     // numbers of the first half are at most the limit, and so are the magnitudes of the second half.
     clamped_swiglu,
+    // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32.
+    gelu,
+    gelu_tanh,
+    silu,
+    quick_gelu,
 };
-constexpr float CLAMPED_SWIGLU_LIMIT = 7.0f, CLAMPED_SWIGLU_ALPHA = 1.702f;
+constexpr float CLAMPED_SWIGLU_LIMIT = 7.0f, CLAMPED_SWIGLU_ALPHA = 1.702f, QUICK_GELU_ALPHA = 1.702f;
 
 // Whether an epilogue multiplies the first half of the columns by the second half.
 static inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::swiglu || epilogue == Epilogue::clamped_swiglu; }
+
+// Whether an epilogue is a function of each number.
+static inline bool is_activation(Epilogue epilogue) { return epilogue >= Epilogue::gelu; }
 
 // An adapter, which adds up * (down * src) to the product for the rows of its tokens.
 struct LoraAdapter {
@@ -167,7 +175,7 @@ static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.bits == E2M1_BITS && matmul.group != 32) return "groups of weights in E2M1 must have 32 weights";
     if (has_super_scales(matmul) && matmul.K % SUPER_BLOCK != 0) return "with super-scales, K must be a multiple of 256";
     if (matmul.terms < 1 || matmul.terms > TERMS_MAX) return "the source must have 1 or 2 terms";
-    if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::clamped_swiglu) return "the epilogue is unknown";
+    if (matmul.epilogue < Epilogue::none || matmul.epilogue > Epilogue::quick_gelu) return "the epilogue is unknown";
     if (is_gated(matmul.epilogue) && matmul.N % 2 != 0) return "with SwiGLU, N must be even";
     if (!(matmul.scale_factor > 0) || matmul.scale_factor > 1e38f) return "the scale factor must be a positive, finite number";
     if (!(matmul.epsilon >= 0) || matmul.epsilon > 1e38f) return "the epsilon must be a finite number, at least 0";
