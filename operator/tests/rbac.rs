@@ -42,7 +42,7 @@ fn the_operator_has_these_rights_and_cannot_read_or_change_secrets() {
     }
     expect![[r#"
         ovfleet.dev llmdeployments: get,list,watch
-        ovfleet.dev llmdeployments/status: get,patch
+        ovfleet.dev llmdeployments/status: patch
         ovfleet.dev llmdeployments/finalizers: update
          configmaps,persistentvolumeclaims,serviceaccounts,services: get,list,watch,create,patch,delete
          secrets: create

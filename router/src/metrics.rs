@@ -290,7 +290,7 @@ impl ReplicaGauges {
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
             trusted: metrics
-                .zero("replica_trusted", "1 if the replica may receive requests, 0 while it is ejected"),
+                .zero("replica_trusted", "1 if the router trusts the replica, 0 while it is ejected and until the requests after that have succeeded"),
             report_age: metrics.seconds(
                 "replica_report_age",
                 "Time since the last load report of the replica",
@@ -324,7 +324,7 @@ impl ReplicaGauges {
             let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, view.booked.in_flight.into());
             set(&self.unreported, view.booked.unreported.into());
-            set(&self.trusted, i64::from(state != HealthState::Ejected));
+            set(&self.trusted, i64::from(state == HealthState::Trusted));
             if let Some(reported) = view.reported {
                 let empty = replica.status().load.blocks_free;
                 set(&self.running, reported.running.into());

@@ -341,6 +341,27 @@ fn the_operator_runs_on_nodes_with_the_architecture_of_its_image() -> anyhow::Re
 }
 
 #[test]
+fn empty_values_and_names_like_numbers_render_valid_objects() -> anyhow::Result<()> {
+    let empty = ["image.pullPolicy", "log.level", "log.format"].map(|value| format!("--set={value}=null"));
+    let mut arguments = vec!["--namespace=7", "--set-string=watch.namespaces={123}"];
+    arguments.extend(empty.iter().map(String::as_str));
+    for version in HELMS {
+        let objects = objects(&render(version, &arguments)?)?;
+        let namespaces = objects.iter().filter_map(|object| object["metadata"].get("namespace"));
+        assert!(namespaces.clone().count() > 0);
+        assert!(namespaces.clone().all(|namespace| namespace == "7" || namespace == "123"));
+        let args = objects
+            .iter()
+            .find_map(|object| object.pointer("/spec/template/spec/containers/0/args")?.as_array().cloned());
+        let args = args.context("no operator")?;
+        assert!(args.iter().all(|arg| arg.as_str().is_some_and(|arg| !arg.ends_with('='))), "{args:?}");
+        let no_ports = ["--set=networkPolicy.enabled=true,networkPolicy.apiServerPorts=null"];
+        assert!(render(version, &no_ports).is_err(), "a rule without ports would allow all of them");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_operator_can_change_its_own_lease_only() -> anyhow::Result<()> {
     let objects = objects(&render("helm4", &[])?)?;
     let rules = objects.iter().filter(|object| object["kind"] == "Role");

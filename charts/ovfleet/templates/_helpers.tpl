@@ -4,7 +4,7 @@
 
 {{- define "ovfleet.selector" -}}
 app.kubernetes.io/name: ovfleet-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "ovfleet.labels" -}}
@@ -32,7 +32,7 @@ in pods, and cannot grant rights that it does not have. */ -}}
   verbs: [get, list, watch]
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # Needed for ownerReferences with blockOwnerDeletion.
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments/finalizers]
