@@ -128,7 +128,7 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         Stage stage{};
         auto& matmul = stage.matmul;
         matmul.K = columns;
-        matmul.epilogue = Epilogue(random.below(3));
+        matmul.epilogue = Epilogue(random.below(size_t(Epilogue::quick_gelu) + 1));
         matmul.N = 64 * (1 + random.below(4));
         if (matmul.epilogue == Epilogue::residual && adds) matmul.N = residual;
         if (matmul.epilogue == Epilogue::residual) adds = true, residual = matmul.N;
@@ -138,19 +138,13 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         if (random.below(3) == 0) matmul.bits = SIX_BITS, matmul.group = matmul.K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
         matmul.terms = 1 + random.below(2);
         stage.has_norm = random.below(2) == 0;
+        stage.has_bias = random.below(2) == 0;
         matmul.adapter_count = random.below(3) == 0 ? 1 : 0;
         stage.adapter_bytes = matmul.adapter_count ? 1 << 14 : 0;
-        const int64_t valid[] = {int64_t(matmul.K),
-                                 int64_t(matmul.N),
-                                 int64_t(matmul.bits),
-                                 int64_t(matmul.group),
-                                 int64_t(matmul.terms),
-                                 bits_of(1),
-                                 int64_t(matmul.epilogue),
-                                 bits_of(1e-5f),
-                                 stage.has_norm,
-                                 int64_t(matmul.adapter_count),
-                                 int64_t(stage.adapter_bytes)};
+        const int64_t valid[] = {
+            int64_t(matmul.K),     int64_t(matmul.N), int64_t(matmul.bits),          int64_t(matmul.group),
+            int64_t(matmul.terms), bits_of(1),        int64_t(matmul.epilogue),      bits_of(1e-5f),
+            stage.has_norm,        stage.has_bias,    int64_t(matmul.adapter_count), int64_t(stage.adapter_bytes)};
         for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
         bytes += memory_bytes(stage);
         columns = dst_columns(matmul);

@@ -22,6 +22,22 @@ struct Case {
     Epilogue epilogue;
 };
 
+Epilogue epilogue_of(size_t i) {
+    constexpr Epilogue all[] = {Epilogue::none,      Epilogue::residual, Epilogue::swiglu,    Epilogue::gelu,
+                                Epilogue::gelu_tanh, Epilogue::silu,     Epilogue::quick_gelu};
+    return all[i % std::size(all)];
+}
+
+double activated(Epilogue epilogue, double x) {
+    const auto sigmoid = [](double y) { return 1 / (1 + std::exp(-y)); };
+    switch (epilogue) {
+        case Epilogue::gelu: return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+        case Epilogue::gelu_tanh: return x * sigmoid(std::sqrt(8 / M_PI) * (x + 0.044715 * x * x * x));
+        case Epilogue::silu: return x * sigmoid(x);
+        default: return x * sigmoid(1.702 * x);
+    }
+}
+
 Case with_few_rows(size_t i) {
     return {i,
             1 + (i * 37 + i / M_MAX) % M_MAX,
@@ -29,7 +45,7 @@ Case with_few_rows(size_t i) {
             NS[(i + i / 11) % 11],
             i % 2 ? size_t(8) : 4,
             WEIGHT_GROUPS[(i / 2 + i / 3) % 4],
-            Epilogue(i / 2 % 3)};
+            epilogue_of(i / 2)};
 }
 
 // Sizes around those at which the kernels for AMX divide rows and weights differently.
@@ -42,7 +58,7 @@ Case with_large_sizes(size_t i) {
             NS[(i + i / 11) % 7],
             i % 2 ? size_t(8) : 4,
             WEIGHT_GROUPS[i / 2 % 4],
-            Epilogue(i / 3 % 3)};
+            epilogue_of(i / 3)};
 }
 
 // The magnitude above which a number of a row is certainly an outlier.
@@ -61,7 +77,7 @@ void check_case(const TestedKernels& tested, Case test) {
     else if (bits == 8 && group != SUPER_GROUP && i / 2 % 3 == 0) bits = SIX_BITS;
     const size_t terms = 1 + i / 3 % 2;
     const float most_quant = terms == 1 ? 127 : 127 << TERM_BITS;
-    const bool is_bf16 = epilogue != Epilogue::residual && i % 5 == 2, has_norm = i % 4 == 1;
+    const bool is_bf16 = epilogue != Epilogue::residual && !is_activation(epilogue) && i % 5 == 2, has_norm = i % 4 == 1;
     const RandomWeight weight =
         has_super_scales ? RandomWeight::with_super_scales(random, N, K) : RandomWeight(random, N, K, group, bits, i % 3 == 0);
     Matmul matmul{};
@@ -173,6 +189,10 @@ void check_case(const TestedKernels& tested, Case test) {
                 const double up = product(column + columns, off_up), gate = expected / (1 + std::exp(-expected));
                 off = off * 1.1 * (std::abs(up) + off_up) + std::abs(gate) * off_up + 1e-30;
                 expected = gate * up;
+            } else if (is_activation(epilogue)) {
+                // The slopes are below 1.2, and the error of erf is up to 1.5e-7.
+                off = off * 1.2 + std::abs(expected) * 1e-6;
+                expected = activated(epilogue, expected);
             }
             off += std::abs(expected) * (is_bf16 ? 1.0 / 128 : 1e-5);
             const size_t at = row * columns + column;
