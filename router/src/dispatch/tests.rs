@@ -12,7 +12,7 @@ use super::*;
 use crate::app::App;
 use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
-use crate::health::HealthState;
+use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
 use crate::queue::{Class, NO_TENANT, RETRY_AFTER_MIN};
 
@@ -55,6 +55,15 @@ fn report(number: u64, running: u32, sequences_max: u32) -> Load {
     }
 }
 
+/// A router with one replica, which has sent this report, and the fleet of its model.
+fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<Fleet>) {
+    let (app, mut replicas) = app(1, arguments);
+    let (replica, known) = (replicas.remove(0), &app.dispatch().replicas);
+    known.observe(&replica, load, Instant::now());
+    let fleet = known.fleet("m").unwrap();
+    (app, replica, fleet)
+}
+
 fn request() -> PlacementRequest {
     let demand = Demand { prompt_tokens: 10, output_tokens: 10, sequences: 1, ..Demand::default() };
     PlacementRequest { demand, ..PlacementRequest::default() }
@@ -76,10 +85,8 @@ fn queued() -> QueuedRequest {
 
 #[tokio::test]
 async fn requests_wait_in_order_while_all_replicas_are_full() {
-    let (app, replicas) = app(1, &[]);
+    let (app, replica, fleet) = reporting_app(report(1, 0, 1), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 1), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
     let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
@@ -92,17 +99,15 @@ async fn requests_wait_in_order_while_all_replicas_are_full() {
     drop(placement);
     drop(third.await.unwrap());
     assert_eq!(
-        (waiting(dispatch), replicas[0].ledger.view(Instant::now(), Duration::MAX).booked.in_flight),
+        (waiting(dispatch), replica.ledger.view(Instant::now(), Duration::MAX).booked.in_flight),
         ((0, 0), 0)
     );
 }
 
 #[tokio::test]
 async fn a_replica_booked_for_a_request_that_left_goes_to_the_next_request() {
-    let (app, replicas) = app(1, &[]);
+    let (app, replica, fleet) = reporting_app(report(1, 0, 1), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 1), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
     let mut second = Box::pin(dispatch.place(&fleet, request(), queued()));
     let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
@@ -141,10 +146,11 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_too_long_gets_a_retry_after() {
-    let (app, replicas) = app(1, &["--queue-timeout=2s", "--queue-requests=1", "--waiting-room-timeout=3s"]);
+    let (app, _, fleet) = reporting_app(
+        report(1, 1, 1),
+        &["--queue-timeout=2s", "--queue-requests=1", "--waiting-room-timeout=3s"],
+    );
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 1, 1), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let mut first = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let full = dispatch.place(&fleet, request(), queued()).await.unwrap_err();
@@ -171,26 +177,22 @@ fn large() -> PlacementRequest {
 
 #[tokio::test]
 async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
-    let (app, replicas) = app(1, &[]);
+    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], nearly_full(1), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let mut first = std::pin::pin!(dispatch.place(&fleet, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
     drop(second.unwrap());
-    dispatch.replicas.observe(&replicas[0], report(2, 0, 100), Instant::now());
-    dispatch.pump_at(&replicas[0]);
+    dispatch.replicas.observe(&replica, report(2, 0, 100), Instant::now());
+    dispatch.pump_at(&replica);
     drop(first.await.unwrap());
 }
 
 #[tokio::test]
 async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
-    let (app, replicas) = app(1, &[]);
+    let (app, _, fleet) = reporting_app(report(1, 0, 16), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let demand = Demand { sequences: u32::MAX, ..request().demand };
     let _rejected = dispatch.place(&fleet, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
     let mut other = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
@@ -245,10 +247,8 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
 
 #[tokio::test]
 async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
-    let (app, replicas) = app(1, &[]);
+    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], nearly_full(1), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
@@ -257,7 +257,7 @@ async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
     assert!(futures_util::poll!(same.as_mut()).is_pending());
     drop(place(2).await.unwrap());
     let later = Instant::now() + RESERVE_AGAINST_ALL_AFTER;
-    dispatch.replicas.observe(&replicas[0], nearly_full(2), later);
+    dispatch.replicas.observe(&replica, nearly_full(2), later);
     dispatch.pump_once(&fleet, None, later);
     let mut other = Box::pin(place(2));
     assert!(futures_util::poll!(other.as_mut()).is_pending());
@@ -266,10 +266,8 @@ async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
 
 #[tokio::test]
 async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
-    let (app, replicas) = app(1, &[]);
+    let (app, replica, fleet) = reporting_app(report(1, 16, 16), &[]);
     let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 16, 16), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
     let place = |tenant| {
         let queued = QueuedRequest { tenant, ..queued() };
         Box::pin(dispatch.place(&fleet, of_tenant(tenant, request()), queued))
@@ -505,4 +503,26 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
         session: rng.random_bool(0.5).then_some(rng.random()),
         tenant: rng.random_range(0..3),
     }
+}
+
+#[test]
+fn an_ejected_replica_counts_as_trusted_only_after_requests_to_it_have_succeeded() {
+    let (app, replicas) = app(3, &[]);
+    let (fleet, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
+    let is_trusted = || app.scrape().contains("ovfleet_router_replica_trusted{replica=\"r1\"} 1");
+    assert!(is_trusted());
+    let past = Instant::now().checked_sub(Duration::from_secs(10)).expect("the clock began earlier");
+    for _ in 0..HealthConfig::default().consecutive_failures {
+        let mut health = app.dispatch().health();
+        let sent = health.sent(replica, past);
+        health.failed(replica, sent, fleet.clone(), past);
+    }
+    assert_eq!(app.dispatch().health().state(replica, Instant::now()), HealthState::Probing);
+    assert!(!is_trusted());
+    for _ in 0..HealthConfig::default().probes {
+        let mut health = app.dispatch().health();
+        let sent = health.sent(replica, Instant::now());
+        health.succeeded(replica, sent);
+    }
+    assert!(is_trusted());
 }
