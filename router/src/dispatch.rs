@@ -302,8 +302,9 @@ impl Dispatch {
         }
     }
 
-    /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its models, or
-    /// if only some have reported them in time: a replica that cannot start must not make every wrong name wait for it.
+    /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its
+    /// models, or if only some have reported them in time: a replica that cannot start must not make every wrong name
+    /// wait for it.
     ///
     /// # Errors
     /// No replica has reported its models in time, or the waiting room is full and none has.

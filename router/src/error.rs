@@ -45,7 +45,7 @@ pub(crate) enum Error {
     MissingKey,
     #[error("invalid API key")]
     InvalidKey,
-    #[error("the API key has reached its limit of {} per minute", kind_name(.0.kind))]
+    #[error("{}", rate_problem(.0))]
     RateExceeded(RateExceeded),
     #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
@@ -75,10 +75,14 @@ pub(crate) enum Error {
     AllTimedOut { attempts: u32 },
 }
 
-fn kind_name(kind: RateKind) -> &'static str {
-    match kind {
+fn rate_problem(exceeded: &RateExceeded) -> String {
+    let kind = match exceeded.kind {
         RateKind::Requests => "requests",
         RateKind::Tokens => "tokens",
+    };
+    match exceeded.retry_after {
+        Some(_) => format!("the API key has reached its limit of {kind} per minute"),
+        None => format!("the request alone exceeds the API key's limit of {kind} per minute"),
     }
 }
 

@@ -362,7 +362,7 @@ async fn serve_connections(
             drop(permit);
         });
     }
-    // The connections that nobody has served yet are closed now, so that their clients connect to another router.
+    // Closes the connections in the queue, so that their clients connect to another router.
     drop(inbox);
     while connections.join_next().await.is_some() {}
 }

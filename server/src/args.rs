@@ -104,8 +104,8 @@ pub struct Args {
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// A file with the replica token. Requests to the API and calls for load reports are rejected without it, so that only
-    /// routers can send them.
+    /// A file with the replica token. Requests to the API and calls for load reports are rejected without it, so that
+    /// only routers can send them.
     ///
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens in the file are accepted. The
     /// file is reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token.
@@ -160,13 +160,15 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
     pub image_cache_size: ByteSize,
 
-    /// The precision of the KV cache: u8, bf16, f16, f32, or u4, which is not exact.
+    /// The precision of the KV cache: u8, bf16, f16, f32 or u4.
     ///
-    /// u4 uses 0.6 times the memory of u8. Default: the device's preferred precision.
+    /// u4 is noticeably less exact than u8 and uses 0.6 times the memory of u8. Default: the device's preferred
+    /// precision.
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
-    /// The precision in which the native kernels multiply activations by quantized weights. With AMX, both values select bf16.
+    /// The precision in which the native kernels multiply activations by quantized weights. With AMX, both values
+    /// select bf16.
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
@@ -213,8 +215,8 @@ pub struct Args {
     pub max_num_batched_tokens: u32,
 
     /// Maximum number of tokens computed in one step that both generates tokens and computes prompts. A lower value
-    /// shortens the pauses between streamed tokens; a higher value computes long prompts faster. If N prompts wait
-    /// for each generating sequence, the step may be N times as large.
+    /// shortens the pauses between streamed tokens; a higher value computes long prompts faster. If there
+    /// are N waiting prompts per generating sequence, the step may be N times as large.
     ///
     /// Beyond it: the rest of the prompts is computed in the following steps.
     #[arg(
@@ -226,10 +228,10 @@ pub struct Args {
     )]
     pub max_chunk_tokens: u32,
 
-    /// Target for the time between two tokens of a sequence while prompts are computed in the same steps, such as `100ms`.
-    /// A step computes as many prompt tokens as are predicted to fit into the time, from the times of earlier steps (at
-    /// least 16 tokens), instead of --max-chunk-tokens. With a target, generation does not pause while images are encoded.
-    /// Default: no target
+    /// Target for the time between two tokens of a sequence while prompts are computed in the same steps, such as
+    /// `100ms`. A step computes as many prompt tokens as are predicted to fit into the time, from the times of earlier
+    /// steps (at least 16 tokens), instead of --max-chunk-tokens. With a target, generation does not pause while images
+    /// are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
@@ -259,8 +261,8 @@ pub struct Args {
     #[arg(long, help_heading = "Engine")]
     pub no_prefix_caching: bool,
 
-    /// Enable prompt lookup for all requests: propose draft tokens from earlier occurrences of the last tokens in the prompt
-    /// and the answer.
+    /// Enable prompt lookup for all requests: propose draft tokens from earlier occurrences of the last tokens in the
+    /// prompt and the answer.
     ///
     /// The model verifies draft tokens, so they do not change answers; tokens are proposed only while that saves time.
     /// Answers that repeat much of their prompt are generated faster. Requests with `prediction` or `max_ngram_size`
@@ -366,8 +368,8 @@ impl Backend {
 pub enum ActivationPrecision {
     /// A precision whose rounding errors do not exceed those of bf16 inference.
     Auto,
-    /// Faster and less exact: activations are rounded to 8 bits, with a scale for each 32 of them, except for outliers. With some
-    /// models, the rounding errors exceed those of bf16.
+    /// Faster and less exact: activations are rounded to 8 bits, with a scale for each 32 of them, except for outliers.
+    /// With some models, the rounding errors exceed those of bf16.
     Int8,
 }
 

@@ -49,7 +49,7 @@ pub(crate) enum Error {
     )]
     TooManyValues(usize),
     /// The body did not arrive: the connection broke, or the body took too long.
-    #[error("the request body did not arrive: {0}")]
+    #[error("failed to receive the request body: {0}")]
     BodyIncomplete(String),
     #[error("too many concurrent requests (limit: {limit})")]
     TooManyRequests { limit: usize, retry_after: Duration },
@@ -58,7 +58,7 @@ pub(crate) enum Error {
     /// A resource that all requests share before they reach the engine is exhausted.
     #[error("{resource} (limit: {limit})")]
     Overloaded { resource: Resource, limit: String, retry_after: Duration },
-    #[error("the images of other requests use the memory for images (limit: {0} bytes)")]
+    #[error("the memory for images is full: images of other requests use it (limit: {0} bytes)")]
     ImageMemoryFull(usize),
     #[error("the model is being loaded")]
     Starting,

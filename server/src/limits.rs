@@ -92,8 +92,8 @@ pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 ///
 /// Beyond it: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
-/// Number of log probabilities of prompt tokens in an answer: the tokens of all prompts, times the choices that repeat them,
-/// times the alternatives and the token itself.
+/// Number of log probabilities of prompt tokens in an answer: the tokens of all prompts, times the choices that repeat
+/// them, times the alternatives and the token itself.
 ///
 /// Beyond it: 400, `integer_above_max_value`.
 pub(crate) const PROMPT_LOGPROBS_TOTAL_MAX: u64 = 1 << 21;

@@ -1,7 +1,7 @@
 //! Turns the reference of an image in a request into its bytes.
 //!
-//! Nothing is fetched unless flags allow it, because a client that chooses what a server connects to or reads can reach
-//! what only the server should. This module knows nothing of requests and images.
+//! Nothing is fetched unless flags allow it, because a client that chooses what a server connects to or reads could reach
+//! what only the server may reach. This module knows nothing of requests and images.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes
@@ -64,8 +64,8 @@ pub struct MediaPolicy {
 
     /// Directory from which the server reads images that requests refer to by an absolute path or a file: URL.
     ///
-    /// Every client can read every file in the directory that is an image. Links that lead out of the directory are refused.
-    /// Default: no files are read.
+    /// Every client can read every file in the directory that is an image. Links that lead out of the directory are
+    /// refused. Default: no files are read.
     #[arg(long, value_name = "PATH")]
     pub allowed_local_media_path: Option<PathBuf>,
 

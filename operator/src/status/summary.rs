@@ -81,8 +81,8 @@ impl Summary {
     }
 }
 
-/// The pods of a component that have neither finished nor are being deleted. A finished pod, such as an evicted one, remains
-/// for a long time after its Deployment has replaced it.
+/// The pods of a component that have neither finished nor are being deleted. A finished pod, such as an evicted one,
+/// remains for a long time after its Deployment has replaced it.
 pub(super) fn present_pods(
     observed: &ObservedState,
     component: Component,

@@ -92,8 +92,8 @@ fn least(demand: &Demand) -> Demand {
     Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
 }
 
-/// The load to book for a request. A replica rejects a request that can never fit it, so such a request takes no room from
-/// others.
+/// The load to book for a request. A replica rejects a request that can never fit it, so such a request takes no room
+/// from others.
 fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
     match candidate.capacity(demand) {
         Capacity::Never => candidate.cost(&least(demand)),

@@ -28,9 +28,9 @@ use outputs::{LockWait, StepOutput, StepOutputs};
 mod jobs;
 mod outputs;
 
-/// While images are encoded, the pause after a step that only decodes, as a multiple of the step's duration. The encoder uses
-/// the same processors. A step takes almost as long for one sequence as for several, so if images are encoded sooner, later
-/// steps decode more sequences.
+/// While images are encoded, the pause after a step that only decodes, as a multiple of the step's duration. The
+/// encoder uses the same processors. A step takes almost as long for one sequence as for several, so if images are
+/// encoded sooner, later steps decode more sequences.
 const ENCODER_PAUSE_STEPS: u32 = 3;
 
 /// The pause for the image encoder after a step.
@@ -150,8 +150,8 @@ impl Core {
         Ok(())
     }
 
-    /// Processes all commands in the channel, and waits for one if there is nothing to compute. Returns false when the engine
-    /// ends.
+    /// Processes all commands in the channel, and waits for one if there is nothing to compute. Returns false when the
+    /// engine ends.
     fn process_commands(&mut self, shared: &SharedState) -> Result<bool, RunError> {
         loop {
             let command = if self.is_stalled {
@@ -193,8 +193,8 @@ impl Core {
         }
     }
 
-    /// The next command, if there is one. During a pause, waits for it until the pause ends. A command to wake up ends the pause
-    /// only if there are results for a step.
+    /// The next command, if there is one. During a pause, waits for it until the pause ends. [`Command::Wake`] ends the
+    /// pause only if there are results for a step, or if the scheduler has become idle.
     fn next_command(&mut self, shared: &SharedState) -> Option<Command> {
         let Some(EncoderPause { began, end }) = self.pause else { return self.commands.try_recv().ok() };
         let restores = self.num_restores();
@@ -215,8 +215,8 @@ impl Core {
         command
     }
 
-    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, there is none, because a
-    /// waiting sequence may be able to start.
+    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, there is none,
+    /// because a waiting sequence may be able to start.
     fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
         let has_ended = |event: &Event| matches!(event, Event::Finished { .. });
@@ -237,8 +237,8 @@ impl Core {
         self.spill.as_ref().map_or(0, Spill::num_restores)
     }
 
-    /// Applies the results of other threads. Returns whether there are restored blocks, images or ready guides that a step
-    /// may need; `restores_before` is the former number of restores.
+    /// Applies the results of other threads. Returns whether there are restored blocks, images or ready guides that a
+    /// step may need; `restores_before` is the former number of restores.
     fn has_results(&mut self, shared: &SharedState, restores_before: usize) -> bool {
         self.poll_spill(shared);
         self.collect_images()
@@ -384,8 +384,8 @@ impl Core {
                 }
             }
         }
-        // Scores are sent before the first token, which is sampled from the end of the prompt. A prompt of one token has no
-        // scored tokens, and is computed in one step.
+        // Scores are sent before the first token, which is sampled from the end of the prompt. A prompt of one token
+        // has no scored tokens, and is computed in one step.
         for scheduled in &batch.sequences {
             if scheduled.computed_tokens == 0 || !scheduled.scored_tokens.is_empty() {
                 requests.send_scores(scheduled.id);
@@ -476,8 +476,8 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    /// Adds the time of the step to the models from which the times of later steps are predicted. The decode rate also includes
-    /// the pause before the step, because it delayed the tokens.
+    /// Adds the time of the step to the models from which the times of later steps are predicted. The decode rate also
+    /// includes the pause before the step, because it delayed the tokens.
     fn record_step(&mut self, paused: Duration) {
         let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);

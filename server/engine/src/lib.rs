@@ -1,5 +1,5 @@
-//! The engine: one thread that owns a [`Scheduler`](server_scheduler::Scheduler) and a [`ModelRunner`], and the handle through
-//! which other threads use it.
+//! The engine: one thread that owns a [`Scheduler`](server_scheduler::Scheduler) and a [`ModelRunner`], and the handle
+//! through which other threads use it.
 //!
 //! ```text
 //! EngineHandle::submit ─► bounded channel ─► ┌ commands ─► schedule ─► run ─► sample ─► commit ┐

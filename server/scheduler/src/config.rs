@@ -17,8 +17,9 @@ pub const SCORED_TOKENS_MAX: u32 = 128;
 /// vocabulary. Without this limit, the logits of a step could need gigabytes.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
-/// Number of tokens of the images that are being encoded or are queued for the image encoder. With an image in reserve, it does not wait for the engine between two images. With a longer queue, the
-/// images of a request with a higher priority would have to wait for all of it.
+/// Number of tokens of the images that are being encoded or are queued for the image encoder. With an image in reserve,
+/// it does not wait for the engine between two images. With a longer queue, the images of a request with a higher
+/// priority would have to wait for all of it.
 ///
 /// Beyond it: further images wait in the order of their requests. A single image may have more tokens.
 pub const MAX_NUM_ENCODER_INPUT_TOKENS: u32 = 1024;

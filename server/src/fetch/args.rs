@@ -79,8 +79,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Number of consecutive attempts of `ovfleet-server fetch` that transfer nothing and, counted separately, of attempts that
-    /// discard the downloaded part of a file.
+    /// Number of consecutive attempts of `ovfleet-server fetch` that transfer nothing and, counted separately, of
+    /// attempts that discard the downloaded part of a file.
     ///
     /// Beyond it: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]

@@ -27,7 +27,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub(crate) struct Downloader<'a> {
     pub(crate) client: Client,
     pub(crate) progress: &'a Arc<Progress>,
-    /// Number of consecutive attempts that may transfer nothing, and of all attempts that may discard what was downloaded.
+    /// The download fails after this many consecutive attempts without progress, or after this many attempts that
+    /// discarded the downloaded part.
     pub(crate) attempts_max: u32,
     /// The model of an earlier fetch into the same folder.
     pub(crate) former: FormerModel,
@@ -75,7 +76,8 @@ impl Downloader<'_> {
                 Err(error) => error,
             };
             failures = if part.bytes > before { 0 } else { failures + 1 };
-            // A source that never confirms that the part is its content would be downloaded from the beginning without end.
+            // A source that never confirms that the part is its content would be downloaded from the beginning without
+            // end.
             restarts += u32::from(part.bytes < before);
             if failures.max(restarts) >= self.attempts_max {
                 return Err(error);

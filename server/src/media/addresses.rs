@@ -87,8 +87,8 @@ impl AddressPolicy {
     }
 }
 
-/// Returns the address that a connection to `address` reaches. The system connects to the IPv4 address in a mapped address,
-/// and a NAT64 gateway to that in an address with its prefix.
+/// Returns the address that a connection to `address` reaches. The system connects to the IPv4 address in a mapped
+/// address, and a NAT64 gateway to that in an address with its prefix.
 fn destination(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) if NAT64.contains(&address) => last_v4(v6).into(),

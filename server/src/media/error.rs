@@ -1,5 +1,5 @@
-//! The reasons why an image was not fetched. They name what is refused and the flag that allows it, but nothing of what an
-//! address answered apart from the status of an allowed host.
+//! The reasons why an image was not fetched. They name what is refused and the flag that allows it, but nothing of what
+//! an address answered apart from the status of an allowed host.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ pub(crate) enum MediaError {
     UnsupportedScheme { scheme: String },
     /// The server fetches no URLs.
     #[error(
-        "this server does not fetch images from URLs, which --allowed-media-domains enables; use a data: URL"
+        "this server does not fetch images from URLs unless --allowed-media-domains is set; use a data: URL"
     )]
     UrlsDisabled,
     #[error("URLs with a user name or password are not supported")]
@@ -35,8 +35,8 @@ pub(crate) enum MediaError {
     /// The host of the URL is an address that the server does not connect to.
     #[error("{address} is not a public address, and --allowed-media-networks does not allow it")]
     AddressNotAllowed { address: IpAddr },
-    /// The host does not exist, or has only addresses that the server does not connect to. The message does not say which,
-    /// so that clients cannot explore names of the network.
+    /// The host does not exist, or has only addresses that the server does not connect to. The message does not say
+    /// which, so that clients cannot explore names of the network.
     #[error(
         "the host {host:?} has no public address and no address in --allowed-media-networks, or its name cannot be resolved"
     )]
@@ -45,7 +45,9 @@ pub(crate) enum MediaError {
         #[source]
         source: reqwest::Error,
     },
-    #[error("the host {host:?} redirects to another URL, which only --media-url-allow-redirects allows")]
+    #[error(
+        "the host {host:?} redirects to another URL, but redirects are not followed without --media-url-allow-redirects"
+    )]
     RedirectNotAllowed { host: String },
     #[error("the URL redirects more than {redirects_max} times")]
     TooManyRedirects { redirects_max: usize },
@@ -68,7 +70,7 @@ pub(crate) enum MediaError {
     TooLarge { bytes_max: usize },
     /// The server reads no files.
     #[error(
-        "this server does not read images from files, which --allowed-local-media-path enables; use a data: URL"
+        "this server does not read images from files unless --allowed-local-media-path is set; use a data: URL"
     )]
     FilesDisabled,
     #[error("the path {path:?} is not below --allowed-local-media-path, or has a component \"..\"")]

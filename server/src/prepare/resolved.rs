@@ -44,8 +44,8 @@ pub(super) struct TokensMax {
     pub(super) is_requested: bool,
 }
 
-/// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request does
-/// not limit. A prompt leaves less if the default is less.
+/// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request
+/// does not limit. A prompt leaves less if the default is less.
 pub(super) const ANSWER_SHARE: u32 = 4;
 
 impl TokensMax {

@@ -322,8 +322,8 @@ fn format(request: &Request) -> Map<String, Value> {
     requested.or_else(|| request.generation.response_format.clone().map(flat)).unwrap_or_else(plain)
 }
 
-/// Converts `{"type": "json_schema", "json_schema": {…}}` to `{"type": "json_schema", …}`. As in chat completions, the inner object
-/// may be the schema itself.
+/// Converts `{"type": "json_schema", "json_schema": {…}}` to `{"type": "json_schema", …}`. As in chat completions, the
+/// inner object may be the schema itself.
 fn flat(mut format: Map<String, Value>) -> Map<String, Value> {
     match format.remove("json_schema") {
         Some(Value::Object(named)) if named.contains_key("schema") || named.contains_key("name") => {
