@@ -70,7 +70,7 @@ fn holds_when_a_sequence_can_fill_the_cache() {
     let config = SchedulerConfig { max_num_seqs: 4, ..config() };
     let cache = CacheSize { blocks_total: 12, ..cache() };
     let totals = check(
-        5,
+        6,
         15_000,
         Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false, images: false },
     );
