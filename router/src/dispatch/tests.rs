@@ -106,7 +106,7 @@ async fn requests_wait_in_order_while_all_replicas_are_full() {
 
 #[tokio::test]
 async fn a_replica_booked_for_a_request_that_left_goes_to_the_next_request() {
-    let (app, replica, fleet) = reporting_app(report(1, 0, 1), &[]);
+    let (app, _, fleet) = reporting_app(report(1, 0, 1), &[]);
     let dispatch = app.dispatch();
     let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
     let mut second = Box::pin(dispatch.place(&fleet, request(), queued()));
@@ -266,7 +266,7 @@ async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
 
 #[tokio::test]
 async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
-    let (app, replica, fleet) = reporting_app(report(1, 16, 16), &[]);
+    let (app, _, fleet) = reporting_app(report(1, 16, 16), &[]);
     let dispatch = app.dispatch();
     let place = |tenant| {
         let queued = QueuedRequest { tenant, ..queued() };
