@@ -1,6 +1,6 @@
-// The parts that OpenVINO's C API lacks, behind a C interface: reading GGUF files through OpenVINO's front end, the graph
-// rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C API's own
-// `ov_model_t`, so that all other operations on them use the C API.
+// The parts that OpenVINO's C API lacks, behind a C interface: reading models, also GGUF files through OpenVINO's front end,
+// the graph rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C
+// API's own `ov_model_t`, so that all other operations on them use the C API.
 //
 // Every function that returns int returns 0, or 1 with a message in ovfleet_last_error(), unless its comment says otherwise.
 // None throws.
@@ -33,7 +33,11 @@ enum ovfleet_element {
     OVFLEET_F4E2M1 = 6,
 };
 
-// ---- Reading GGUF files ----
+// ---- Reading models ----
+
+// Reads an IR, whose weights are in the file next to it. Unlike that of ov_core_read_model, the message of an error belongs to
+// the calling thread. The caller frees the model with ov_model_free.
+int ovfleet_read_ir(const ov_core_t* core, const char* path, ov_model_t** model);
 
 // Reads a GGUF file as a stateful model with the inputs input_ids, attention_mask, position_ids, beam_idx and the output
 // logits. The caller frees the model with ov_model_free.

@@ -295,7 +295,7 @@ impl ModelLoader {
 
     /// Reads an IR, and merges its projections unless adapters must be added first.
     fn read_ir(&self, path: &Path) -> Result<SourceGraph, Error> {
-        let mut model = self.core.read_model(path)?;
+        let mut model = shim::read_ir(&self.core, path)?;
         if self.config.adapters.is_empty() {
             shim::merge_projections(&mut model)?;
         }

@@ -5,7 +5,6 @@
 //! ([decision 0083](../../../docs/decisions/0083-openvino-sys.md)).
 
 use std::ffi::{CStr, CString, c_char};
-use std::path::Path;
 use std::ptr;
 
 use openvino_sys as ov;
@@ -50,16 +49,6 @@ impl Core {
             // SAFETY: the strings are NUL-terminated, and `value` is valid for writes.
             unsafe { ov::ov_core_get_property(self.0, device.as_ptr(), key.as_ptr(), value) }
         })
-    }
-
-    /// Reads an OpenVINO IR.
-    pub(crate) fn read_model(&self, path: &Path) -> Result<Model, Error> {
-        let path = c_path(path)?;
-        let mut model = ptr::null_mut();
-        // SAFETY: the path is NUL-terminated; null selects the weights file next to the model.
-        let status = unsafe { ov::ov_core_read_model(self.0, path.as_ptr(), ptr::null(), &raw mut model) };
-        check(status, "read the model")?;
-        Ok(Model::from_raw(model))
     }
 
     /// Compiles a model for a device.

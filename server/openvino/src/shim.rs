@@ -139,6 +139,7 @@ impl From<&KernelPlan> for RawKernelPlan {
 
 unsafe extern "C" {
     fn ovfleet_last_error() -> *const c_char;
+    fn ovfleet_read_ir(core: *const ov_core_t, path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_read_gguf(path: *const c_char, model: *mut *mut ov_model_t) -> c_int;
     fn ovfleet_find_weights(
         model: *const ov_model_t,
@@ -249,6 +250,15 @@ fn check(code: c_int, what: &'static str) -> Result<(), Error> {
     // SAFETY: after a failed call the message is a NUL-terminated string that this thread's shim owns.
     let message = unsafe { CStr::from_ptr(ovfleet_last_error()) };
     Err(Error::runtime(what, &message.to_string_lossy()))
+}
+
+/// Reads an OpenVINO IR. If `core` comes from [`import_core`], the IR may contain native operations.
+pub(crate) fn read_ir(core: &Core, path: &Path) -> Result<Model, Error> {
+    let path = c_path(path)?;
+    let mut model = std::ptr::null_mut();
+    // SAFETY: `core` is valid and `path` is NUL-terminated; on success `model` is ours to free, which `Model` does.
+    check(unsafe { ovfleet_read_ir(core.as_ptr(), path.as_ptr(), &raw mut model) }, "read the model")?;
+    Ok(Model::from_raw(model))
 }
 
 /// Reads a GGUF file as a stateful model.

@@ -1,5 +1,5 @@
-// Reads GGUF files through OpenVINO's front end. This file also defines the functions that are not specific to a part of the
-// shim.
+// Reads IRs, and GGUF files through OpenVINO's front end. This file also defines the functions that are not specific to a part
+// of the shim.
 #include <dlfcn.h>
 
 #include <iostream>
@@ -81,6 +81,10 @@ private:
 };
 
 }  // namespace
+
+extern "C" int ovfleet_read_ir(const ov_core_t* core, const char* path, ov_model_t** model) {
+    return ovfleet::guarded([&] { *model = new ov_model{core->object->read_model(path)}; });
+}
 
 extern "C" int ovfleet_read_gguf(const char* path, ov_model_t** model) {
     return ovfleet::guarded([&] {

@@ -76,7 +76,7 @@ impl GraphCacheEntry {
         if !xml.is_file() {
             return None;
         }
-        match core.read_model(&xml) {
+        match shim::read_ir(core, &xml) {
             Ok(model) => {
                 self.folder.touch(&name);
                 Some(model)
@@ -113,7 +113,7 @@ impl GraphCacheEntry {
         };
         let written = shim::save(model, &self.folder.file(&xml), &self.folder.file(&bin))
             // The serializer does not report a full disk, but a graph that can be read is complete.
-            .and_then(|()| core.read_model(&self.folder.file(&xml)))
+            .and_then(|()| shim::read_ir(core, &self.folder.file(&xml)))
             .map_err(|error: Error| error.chain())
             .and_then(|model| {
                 finish(&bin, "bin")?;

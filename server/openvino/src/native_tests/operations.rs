@@ -32,7 +32,7 @@ fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
     );
     native("PagedAttention", &attributes);
     // The core for compiled models accepts the operation, so only its name can be the reason for the error.
-    shim::import_core().unwrap().read_model(&path).unwrap();
+    shim::read_ir(&shim::import_core().unwrap(), &path).unwrap();
     assert_names_the_operations(&path, "PagedAttention");
     // The error also names the operation if attributes are missing or out of range.
     for operation in ["Experts", "PagedAttention", "Projection"] {
@@ -43,10 +43,29 @@ fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
 
 /// Asserts that reading and loading a model fails with an error that names `operation` and its operation set.
 fn assert_names_the_operations(path: &Path, operation: &str) {
-    let read = Core::new().unwrap().read_model(path).err().unwrap().chain();
+    let read = shim::read_ir(&Core::new().unwrap(), path).err().unwrap().chain();
     let loaded = load(&config(path.parent().unwrap()), &mut |_| {}).err().unwrap().chain();
     for error in [read, loaded] {
         assert!(error.starts_with("failed to read the model: "), "{error}");
         assert!(error.contains(operation) && error.contains("ovfleet"), "{error}");
     }
+}
+
+/// Reads of missing files in each thread.
+const READS: usize = 2_000;
+
+#[test]
+fn threads_that_read_models_get_the_messages_of_their_own_errors() {
+    std::thread::scope(|scope| {
+        for name in ["first", "second"] {
+            scope.spawn(move || {
+                let core = Core::new().unwrap();
+                for _ in 0..READS {
+                    let error =
+                        shim::read_ir(&core, &Path::new(name).with_extension("xml")).err().unwrap().chain();
+                    assert!(error.contains(name), "the error of {name}: {error}");
+                }
+            });
+        }
+    });
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::files::VisionFiles;
-use crate::Error;
 use crate::compiled_graph::CompiledGraph;
 use crate::runtime::{Core, Tensor};
+use crate::{Error, shim};
 
 /// The model that returns the embeddings of tokens.
 pub(crate) struct TextEmbeddings {
@@ -20,7 +20,7 @@ pub(crate) struct TextEmbeddings {
 impl TextEmbeddings {
     /// Compiles the model. It runs on the CPU, because it only looks up rows of a matrix.
     pub(crate) fn load(core: &Arc<Core>, files: &VisionFiles) -> Result<Self, Error> {
-        let model = core.read_model(&files.text_embeddings())?;
+        let model = shim::read_ir(core, &files.text_embeddings())?;
         let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("INFERENCE_NUM_THREADS", "1")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()));
         let compiled = Arc::new(core.compile(&model, "CPU", &properties)?);

@@ -48,7 +48,7 @@ pub(super) struct NativeOperations {
 
 impl EncoderCompiler<'_> {
     fn graph(&mut self, path: &Path) -> Result<CompiledGraph, Error> {
-        let model = self.core.read_model(path)?;
+        let model = shim::read_ir(&self.core, path)?;
         self.compile(model)
     }
 
@@ -69,14 +69,14 @@ impl EncoderCompiler<'_> {
 
 impl EncoderModels {
     pub(super) fn load(files: &VisionFiles, compiler: &mut EncoderCompiler<'_>) -> Result<Self, Error> {
-        let vision = compiler.core.read_model(&files.vision_embeddings())?;
+        let vision = shim::read_ir(&compiler.core, &files.vision_embeddings())?;
         let vision = compiler.vision_graph(vision)?;
         Ok(match files.family {
             ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => {
                 let has_positions = files.family == ModelFamily::Qwen3Vl;
                 let positions =
                     if has_positions { Some(compiler.graph(&files.patch_positions())?) } else { None };
-                let mut merger = compiler.core.read_model(&files.merger())?;
+                let mut merger = shim::read_ir(&compiler.core, &files.merger())?;
                 let replaced = shim::remove_attention_masks(&mut merger)?;
                 if replaced == 0 {
                     tracing::warn!("the image encoder has an unknown form, so large images need much memory");
