@@ -29,6 +29,10 @@ const BATCH_TOLERANCE: f32 = 1e-5;
 /// The largest difference between a logit and that of transformers.
 const TOLERANCE: f32 = 2e-4;
 
+/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference to the features
+/// that the plugin computes in f32 from the same weights, relative to those features.
+const NOISE_MAX: f64 = 5e-4;
+
 /// Number of tokens in a block of the KV cache.
 const BLOCK_TOKENS: u32 = 32;
 
@@ -245,11 +249,36 @@ fn check_batch(folder: &Path, cases: &[Case]) {
     eprintln!("{} images together: features differ by at most {largest_difference:e}", images.len());
 }
 
+/// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes.
+fn check_integer_weights(folder: &Path, cases: &[Case]) {
+    let plugin = [("INFERENCE_PRECISION_HINT", "f32"), ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")];
+    let plugin = plugin.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let native = Config::new(folder.to_owned());
+    let plugin = Config { plugin_config: plugin, ..native.clone() };
+    let [mut native, mut plugin] =
+        [native, plugin].map(|config| load_image_encoder(&config).unwrap().unwrap());
+    eprintln!("{}", native.report());
+    assert!(native.report().projections.contains("native"), "the projections are not native");
+    let (mut noise, mut squares) = (0.0, 0.0);
+    for image in cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs) {
+        let [features, expected] = [&mut native, &mut plugin].map(|encoder| encoder.encode(image).unwrap());
+        for (value, expected) in features.values(0..image.rows).iter().zip(expected.values(0..image.rows)) {
+            noise += f64::from(value - expected).powi(2);
+            squares += f64::from(*expected).powi(2);
+        }
+    }
+    let noise = (noise / squares).sqrt();
+    assert!(noise < NOISE_MAX, "the noise is {noise:e}");
+    eprintln!("noise with weights of 8 bits: {noise:e}");
+}
+
 async fn check_family(family: &str) {
     let models =
         std::env::var_os("OVFLEET_VISION_MODELS").expect("OVFLEET_VISION_MODELS is the folder of the models");
-    let folder = Path::new(&models).join(family);
+    let models = Path::new(&models);
+    let folder = models.join(family);
     let cases = cases(&folder);
+    check_integer_weights(&models.join(format!("{family}-int8")), &cases);
     let images = |case: &Case| case.images.as_ref().map_or(0, |images| images.inputs.len() as u32);
     let total: u32 = cases.iter().map(images).sum();
     check_batch(&folder, &cases);

@@ -4,8 +4,9 @@
 
 For each family, FOLDER/FAMILY is the exported model, and FOLDER/FAMILY/reference has cases for tests: `cases.json` has
 the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token; the other
-files are the images. requirements.txt lists the versions with which the models are made. Phi-4-multimodal needs another
-version of transformers (requirements-phi.txt) and is made only if it is named.
+files are the images. FOLDER/FAMILY-int8 is the same model, whose image encoder has weights of 8 bits. requirements.txt lists
+the versions with which the models are made. Phi-4-multimodal needs another version of transformers (requirements-phi.txt) and
+is made only if it is named.
 """
 
 import json
@@ -18,7 +19,9 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import nncf
 import numpy as np
+import openvino
 import torch
 import transformers
 from optimum.intel import OVConfig
@@ -509,6 +512,14 @@ def export(model, processor, folder, original):
     main_export(str(original), folder, task="image-text-to-text", ov_config=ov_config, convert_tokenizer=True)
 
 
+def compress_encoder(exported, compressed):
+    """Copies a model, and compresses the weights of its image encoder to 8 bits."""
+    shutil.copytree(exported, compressed, ignore=shutil.ignore_patterns("reference"))
+    for path in [*exported.glob("openvino_vision_*.xml"), *exported.glob("openvino_resampler_*.xml")]:
+        model = nncf.compress_weights(openvino.Core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
+        openvino.save_model(model, compressed / path.name, compress_to_fp16=False)
+
+
 def make(name, folder):
     # Some models draw vectors themselves, which draw_weights does not replace.
     torch.manual_seed(0)
@@ -518,13 +529,14 @@ def make(name, folder):
     for part in (model, getattr(model, "language_model", model), getattr(model, "llm", model)):
         if part.generation_config is not None:
             part.generation_config.eos_token_id = None
-    original, exported = folder / f"{name}-torch", folder / name
-    for path in (original, exported):
+    original, exported, compressed = (folder / f"{name}{suffix}" for suffix in ("-torch", "", "-int8"))
+    for path in (original, exported, compressed):
         shutil.rmtree(path, ignore_errors=True)
     if type(model).__module__ == remote_models.__name__:
         export_remote(model, processor, exported)
     else:
         export(model, processor, exported, original)
+    compress_encoder(exported, compressed)
     reference = exported / "reference"
     reference.mkdir()
     recorded = cases(model, processor, marker, reference)
