@@ -63,7 +63,8 @@ impl Sources {
 }
 
 /// Follows all `sources`, and publishes their replicas in `discovered` whenever they change. When `sources` changes,
-/// the sources that remain continue without interruption.
+/// the sources that remain continue without interruption. The replicas of a source whose settings change remain until
+/// the source has been read again.
 ///
 /// # Cancel safety
 /// Dropping the future ends all tasks that it has started.
@@ -73,17 +74,21 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
     let mut running: BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)> = BTreeMap::new();
     loop {
         let current: Vec<Source> = sources.borrow_and_update().all().collect();
-        running.retain(|source, (task, _)| {
+        // The replicas of the sources that end, by the name of the source.
+        let mut known: BTreeMap<String, Vec<DiscoveredReplica>> = BTreeMap::new();
+        running.retain(|source, (task, replicas)| {
             let stays = current.contains(source);
             if !stays {
                 task.abort();
+                known.insert(source.to_string(), std::mem::take(replicas));
             }
             stays
         });
         for source in current {
             running.entry(source.clone()).or_insert_with(|| {
+                let replicas = known.remove(&source.to_string()).unwrap_or_default();
                 let lists = lists.clone();
-                (tasks.spawn(async move { follow(source, lists).await }), Vec::new())
+                (tasks.spawn(async move { follow(source, lists).await }), replicas)
             });
         }
         publish(&running, &discovered);
@@ -243,8 +248,8 @@ mod tests {
         sources_sender.send(sources(&["127.0.0.1:1"])).unwrap();
         let left = discovered.wait_for(|discovered| discovered.len() == 1).await.unwrap().clone();
         assert_eq!(left[0].http.port(), 1);
-        let dns = vec!["localhost:7/8".parse().unwrap()];
-        sources_sender.send(Sources { dns, ..sources(&[]) }).unwrap();
+        let dns: Vec<DnsName> = vec!["localhost:7/8".parse().unwrap()];
+        sources_sender.send(Sources { dns: dns.clone(), ..sources(&[]) }).unwrap();
         let every = |discovered: &Vec<DiscoveredReplica>| {
             !discovered.is_empty() && discovered.iter().all(|discovered| discovered.http.port() == 7)
         };
@@ -254,6 +259,12 @@ mod tests {
                 .all(|discovered| discovered.http.ip().is_loopback() && discovered.grpc.unwrap().port() == 8),
             "{all:?}"
         );
+        // With another interval, the last addresses remain valid until the first lookup. So the first list after the
+        // change is the one with the new source.
+        let dns_interval = Duration::from_secs(60);
+        sources_sender.send(Sources { dns, dns_interval, ..sources(&["127.0.0.1:1"]) }).unwrap();
+        discovered.changed().await.unwrap();
+        assert_eq!(discovered.borrow_and_update().len(), all.len() + 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -584,6 +584,11 @@ impl Placement {
         }
     }
 
+    /// Records that the client receives the answer from now on.
+    pub(crate) fn record_answer_began(&mut self) {
+        self.dispatch.health().answer_began(self.replica.identity, &mut self.sent);
+    }
+
     /// Sets the outcome to report when the placement is dropped.
     pub(crate) fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = outcome;

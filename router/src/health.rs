@@ -1,8 +1,10 @@
 //! Tracks the health of replicas by the outcomes of their requests.
 //!
 //! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
-//! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. Only a fraction
-//! of the replicas of a model can be ejected at the same time: if most of them fail, the cause is probably elsewhere.
+//! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. A probe succeeds
+//! when its answer begins, because a stream can take minutes; if the answer breaks later, it counts like that of any
+//! other request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the
+//! cause is probably elsewhere.
 //! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
 //! Envoy does below its panic threshold. The module also manages the retry budget. It reads no clock.
 
@@ -97,7 +99,7 @@ enum Breaker {
         until: Instant,
     },
     HalfOpen {
-        /// The number of probes in flight.
+        /// The number of probes whose answers have not begun.
         sent: u32,
         /// The number of probes that have succeeded.
         succeeded: u32,
@@ -166,7 +168,7 @@ impl Health {
     }
 
     /// Records that a request is sent to the replica. Exactly one call of [`Self::succeeded`], [`Self::failed`] or
-    /// [`Self::unknown`] must follow.
+    /// [`Self::unknown`] must follow. [`Self::answer_began`] may be called before it.
     #[must_use]
     pub fn sent(&mut self, replica: u64, now: Instant) -> SentRequest {
         let Some(record) = self.replicas.get_mut(&replica) else { return SentRequest { is_probe: false } };
@@ -183,20 +185,28 @@ impl Health {
         }
     }
 
-    /// Records that the request was answered, or failed for a reason that the replica did not cause.
-    pub fn succeeded(&mut self, replica: u64, sent: SentRequest) {
+    /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and the rest of the answer
+    /// counts like that of any other request.
+    pub fn answer_began(&mut self, replica: u64, request: &mut SentRequest) {
         let probes = self.config.probes.max(1);
+        let is_probe = std::mem::take(&mut request.is_probe);
         let Some(record) = self.replicas.get_mut(&replica) else { return };
-        record.count(false);
-        record.consecutive_failures = 0;
-        if let (Breaker::HalfOpen { sent, succeeded }, true) = (&mut record.state, sent.is_probe) {
+        if let (Breaker::HalfOpen { sent, succeeded }, true) = (&mut record.state, is_probe) {
             *sent = sent.saturating_sub(1);
             *succeeded += 1;
             if *succeeded >= probes {
                 record.state = Breaker::Closed;
-                (record.requests, record.failures) = (0, 0);
+                (record.consecutive_failures, record.requests, record.failures) = (0, 0, 0);
             }
         }
+    }
+
+    /// Records that the request was answered, or failed for a reason that the replica did not cause.
+    pub fn succeeded(&mut self, replica: u64, mut sent: SentRequest) {
+        self.answer_began(replica, &mut sent);
+        let Some(record) = self.replicas.get_mut(&replica) else { return };
+        record.count(false);
+        record.consecutive_failures = 0;
         if record.state == Breaker::Closed && record.failures == 0 && record.requests >= FORGIVEN_AFTER {
             record.ejections = 0;
         }
@@ -259,6 +269,7 @@ impl Health {
 /// A request that was sent to a replica. [`Health`] gets it back when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentRequest {
+    /// Whether the request probes the replica, and its answer has not begun.
     is_probe: bool,
 }
 

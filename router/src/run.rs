@@ -207,11 +207,12 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
+        // If the file changes after this line, it is read again soon.
+        self.keys = config::read(&path).ok();
         let keys = app
             .access()
             .read(&path)
             .with_context(|| format!("failed to read the API keys from {}", path.display()))?;
-        self.keys = config::read(&path).ok();
         log_key_count(keys);
         Ok(())
     }

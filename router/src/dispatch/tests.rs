@@ -505,8 +505,8 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
     }
 }
 
-#[test]
-fn an_ejected_replica_counts_as_trusted_only_after_requests_to_it_have_succeeded() {
+#[tokio::test]
+async fn an_ejected_replica_is_trusted_again_when_answers_to_requests_have_begun() {
     let (app, replicas) = app(3, &[]);
     let (fleet, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
     let is_trusted = || app.scrape().contains("ovfleet_router_replica_trusted{replica=\"r1\"} 1");
@@ -519,10 +519,14 @@ fn an_ejected_replica_counts_as_trusted_only_after_requests_to_it_have_succeeded
     }
     assert_eq!(app.dispatch().health().state(replica, Instant::now()), HealthState::Probing);
     assert!(!is_trusted());
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], report(1, 0, 100), Instant::now());
+    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let mut streams = Vec::new();
     for _ in 0..HealthConfig::default().probes {
-        let mut health = app.dispatch().health();
-        let sent = health.sent(replica, Instant::now());
-        health.succeeded(replica, sent);
+        streams.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
     }
-    assert!(is_trusted());
+    assert!(!is_trusted());
+    streams.iter_mut().for_each(Placement::record_answer_began);
+    assert!(is_trusted(), "none of the answers has ended");
 }

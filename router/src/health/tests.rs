@@ -100,6 +100,25 @@ fn a_probe_whose_client_left_has_no_result() {
 }
 
 #[test]
+fn a_probe_succeeds_when_its_answer_begins_and_then_counts_like_any_other_request() {
+    let (mut health, now) = (health(4), Instant::now());
+    eject(&mut health, 0, now);
+    let now = now + CONFIG.ejection;
+    let mut probes = [health.sent(0, now), health.sent(0, now)];
+    assert_eq!(health.state(0, now), HealthState::Ejected, "no answer has begun");
+    for probe in &mut probes {
+        health.answer_began(0, probe);
+    }
+    assert_eq!(health.state(0, now), HealthState::Trusted, "both answers have begun");
+    let [broken, abandoned] = probes;
+    assert!(!health.failed(0, broken, 0..4, now), "a single failure ejects no trusted replica");
+    health.unknown(0, abandoned);
+    assert_eq!(health.state(0, now), HealthState::Trusted);
+    let failures = (1..).take_while(|_| !fail(&mut health, 0, now)).count();
+    assert_eq!(failures + 2, CONFIG.consecutive_failures as usize, "the broken answer was the first failure");
+}
+
+#[test]
 fn a_request_sent_before_the_ejection_is_not_a_probe() {
     let (mut health, now) = (health(4), Instant::now());
     let old = health.sent(0, now);
@@ -197,7 +216,10 @@ fn the_limit_of_ejections_holds_and_replicas_recover_at_random() {
                 sent.push((replica, health.sent(replica, now)));
             }
             if !sent.is_empty() && rng.next_u64() % 4 > 0 {
-                let (replica, record) = sent.swap_remove((rng.next_u64() % sent.len() as u64) as usize);
+                let (replica, mut record) = sent.swap_remove((rng.next_u64() % sent.len() as u64) as usize);
+                if rng.next_u64().is_multiple_of(2) {
+                    health.answer_began(replica, &mut record);
+                }
                 match rng.next_u64() % 8 {
                     0 => health.unknown(replica, record),
                     1..5 => {

@@ -3,27 +3,28 @@
 //! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown
 //! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that the client
 //! does not read is aborted after `--write-timeout`, which frees all resources of the request in the router and at its
-//! replica.
+//! replica. A connection that is being closed remains open for the same time after its last answer, because the end of
+//! the answer may still be in its buffer.
 
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use hyper_util::server::graceful::GracefulConnection;
 use process::listen::IDLE_UNDER_PRESSURE;
 use tokio::sync::Notify;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::App;
 use crate::proxy::Body;
 
-/// The time for a graceful shutdown of a connection.
+/// The time for a graceful shutdown of a connection that has sent all answers.
 const GRACE: Duration = Duration::from_secs(5);
 /// The shortest interval between checks of a connection. The interval is a quarter of the shorter timeout.
 const CHECK_MIN: Duration = Duration::from_millis(10);
@@ -95,8 +96,8 @@ impl Activity {
         self.active.load(Ordering::Relaxed) == 0
     }
 
-    /// Aborts the answers that have not been read for `timeout`.
-    fn abort_unread(&self, timeout: Duration, now: Instant) {
+    /// Aborts the answers that have not been read for `timeout`. Returns whether there were any.
+    fn abort_unread(&self, timeout: Duration, now: Instant) -> bool {
         let mut unread = Vec::new();
         self.answers().retain_mut(|watched| {
             let Some(answer) = watched.answer.upgrade() else { return false };
@@ -108,12 +109,13 @@ impl Activity {
             }
             true
         });
-        for answer in unread {
+        for answer in &unread {
             tracing::debug!("aborted an answer that the client did not read");
             // Drop the resources outside of the lock.
             let resources = answer.lock().take();
             drop(resources);
         }
+        !unread.is_empty()
     }
 }
 
@@ -224,7 +226,9 @@ pub(super) async fn supervise(
     let mut checks = tokio::time::interval(limits.check_interval());
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut idle_since, mut total) = (Instant::now(), 0);
-    let mut is_stopping = false;
+    // Whether the end of an answer may still be in the buffer of the connection.
+    let mut may_have_unsent = false;
+    let mut closing_since: Option<Instant> = None;
     loop {
         let timeout = tokio::select! {
             biased;
@@ -232,33 +236,43 @@ pub(super) async fn supervise(
             _ = connection.as_mut() => return,
             _ = checks.tick() => limits.read_timeout,
             () = shutdown.pressure.notified() => limits.read_timeout.min(IDLE_UNDER_PRESSURE),
-            () = shutdown.stop.cancelled(), if !is_stopping => {
-                is_stopping = true;
+            () = shutdown.stop.cancelled(), if closing_since.is_none() => {
+                closing_since = Some(Instant::now());
                 connection.as_mut().graceful_shutdown();
                 continue;
             }
         };
         let now = Instant::now();
-        activity.abort_unread(limits.write_timeout, now);
+        may_have_unsent &= !activity.abort_unread(limits.write_timeout, now);
         let new_total = activity.total.load(Ordering::Relaxed);
+        // A request may arrive at the moment when the shutdown begins. The shutdown lets it finish.
         if !activity.is_idle() || new_total != total {
-            (idle_since, total) = (now, new_total);
-        } else if now.saturating_duration_since(idle_since) >= timeout {
-            break;
+            (idle_since, total, may_have_unsent) = (now, new_total, true);
+            continue;
         }
-    }
-    if !is_stopping {
-        connection.as_mut().graceful_shutdown();
-    }
-    // A request may have arrived at the last moment. The shutdown lets it finish.
-    while tokio::time::timeout(GRACE, connection.as_mut()).await.is_err() && !activity.is_idle() {
-        activity.abort_unread(limits.write_timeout, Instant::now());
+        let idle = now.saturating_duration_since(idle_since);
+        may_have_unsent &= idle < limits.write_timeout;
+        match closing_since {
+            None if idle >= timeout => {
+                closing_since = Some(now);
+                connection.as_mut().graceful_shutdown();
+            }
+            Some(since) if !may_have_unsent && now.saturating_duration_since(since) >= GRACE => return,
+            _ => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use hyper::body::Body as _;
+    use std::convert::Infallible;
+
+    use hyper::body::{Body as _, Incoming};
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper::{Request, Response};
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -296,5 +310,45 @@ mod tests {
         assert!(poll(&mut body).is_pending() && !activity.is_idle());
         drop(body);
         assert!(activity.is_idle());
+    }
+
+    /// Number of bytes that a client reads at once.
+    const BLOCK_BYTES: usize = 64 << 10;
+
+    /// The number of bytes that a client receives of an answer of `blocks` blocks, including its head, if the client
+    /// pauses before it reads each block.
+    async fn received(blocks: usize, pause: Duration) -> usize {
+        let limits = ConnectionLimits { read_timeout: Duration::from_secs(1), write_timeout: LIMIT };
+        let shutdown = ShutdownSignals { stop: CancellationToken::new(), pressure: Arc::default() };
+        let (mut client, server) = tokio::io::duplex(1024);
+        let activity = Activity::new();
+        let service = service_fn(|_: Request<Incoming>| {
+            let body = Body::whole(vec![b'x'; blocks * BLOCK_BYTES].into());
+            let answer = activity.begin().answer(body);
+            async move { Ok::<_, Infallible>(Response::new(answer)) }
+        });
+        let connection =
+            http1::Builder::new().max_buf_size(8192).serve_connection(TokioIo::new(server), service);
+        let read = async {
+            client.write_all(b"GET / HTTP/1.1\r\nhost: router\r\n\r\n").await.unwrap();
+            let mut bytes = Vec::new();
+            loop {
+                tokio::time::sleep(pause).await;
+                let block = (&mut client).take(BLOCK_BYTES as u64).read_to_end(&mut bytes).await.unwrap();
+                if block == 0 {
+                    return bytes.len();
+                }
+            }
+        };
+        tokio::join!(supervise(connection, &activity, limits, &shutdown), read).1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_receives_its_whole_answer_and_one_that_does_not_read_is_disconnected() {
+        // The connection buffers an answer of one block completely.
+        for blocks in [1, 16] {
+            assert!(received(blocks, LIMIT / 2).await > blocks * BLOCK_BYTES, "{blocks} blocks");
+            assert!(received(blocks, LIMIT * 3).await < BLOCK_BYTES, "{blocks} blocks");
+        }
     }
 }

@@ -9,11 +9,16 @@ use hyper::body::{Frame, SizeHint};
 
 use super::relay::Relay;
 
+/// Number of bytes of an answer in memory that the connection receives at once. It buffers a piece of any size, and
+/// requests the next one only when the client has read enough, which shows that the client reads.
+const PIECE_BYTES_MAX: usize = 64 * 1024;
+
 /// The body of an answer.
 pub(crate) struct Body(Kind);
 
 enum Kind {
-    Whole(Option<Bytes>),
+    /// The bytes that the connection has not received yet.
+    Whole(Bytes),
     Relay(Box<Relay>),
     Page(axum::body::Body),
 }
@@ -21,7 +26,7 @@ enum Kind {
 impl Body {
     /// A body of bytes in memory.
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        Self(Kind::Whole((!bytes.is_empty()).then_some(bytes)))
+        Self(Kind::Whole(bytes))
     }
 
     /// A body that a replica sends.
@@ -38,9 +43,7 @@ impl Body {
 impl std::fmt::Debug for Body {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = match &self.0 {
-            Kind::Whole(bytes) => {
-                return write!(formatter, "Body({} bytes)", bytes.as_ref().map_or(0, Bytes::len));
-            }
+            Kind::Whole(rest) => return write!(formatter, "Body({} bytes)", rest.len()),
             Kind::Relay(_) => "relay",
             Kind::Page(_) => "page",
         };
@@ -57,7 +60,10 @@ impl hyper::body::Body for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut self.get_mut().0 {
-            Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Kind::Whole(rest) => {
+                let piece = rest.split_to(rest.len().min(PIECE_BYTES_MAX));
+                Poll::Ready((!piece.is_empty()).then(|| Ok(Frame::data(piece))))
+            }
             Kind::Relay(relay) => {
                 relay.poll_bytes(context).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
             }
@@ -67,7 +73,7 @@ impl hyper::body::Body for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Whole(bytes) => bytes.is_none(),
+            Kind::Whole(rest) => rest.is_empty(),
             Kind::Relay(_) => false,
             Kind::Page(page) => page.is_end_stream(),
         }
@@ -75,7 +81,7 @@ impl hyper::body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Whole(rest) => SizeHint::with_exact(rest.len() as u64),
             Kind::Relay(_) => SizeHint::default(),
             Kind::Page(page) => page.size_hint(),
         }

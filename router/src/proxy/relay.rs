@@ -38,11 +38,12 @@ impl StreamedAnswer {
     pub(super) fn into_response(
         self,
         worker: &Arc<Worker>,
-        placement: Placement,
+        mut placement: Placement,
         outgoing: &OutgoingRequest,
         record: &mut RequestRecord,
     ) -> Response<Relay> {
         let Self { parts, link, first, is_events } = self;
+        placement.record_answer_began();
         record.first_byte();
         let events = |endpoint| {
             if outgoing.hides_usage { Events::hiding_usage(endpoint) } else { Events::new(endpoint) }
