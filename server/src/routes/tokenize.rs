@@ -22,7 +22,7 @@ pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Resp
     counted::answered(&app, "detokenize", None, response)
 }
 
-async fn answer<T: Serialize + Send + 'static>(
+async fn answer<T: Serialize + 'static>(
     app: &App,
     request: Request,
     endpoint: Endpoint,
@@ -33,11 +33,13 @@ async fn answer<T: Serialize + Send + 'static>(
     let body = body::read(app, request).await?;
     let admitted = app.admission().admit()?;
     let (is_light, seed) = (preparation::is_light(&body), app.next_id().seed());
-    let result = preparation::with_media(app, tenant, is_light, move |app, media| {
+    let response = preparation::with_media(app, tenant, is_light, move |app, media| {
         let _admitted = &admitted;
         let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
-        work(&request, Target { model, limits: engine.limits(), media, seed })
+        let answer = work(&request, Target { model, limits: engine.limits(), media, seed })?;
+        // Serialize here too, because that takes long if the answer is large.
+        Ok(Json(answer).into_response())
     });
-    result.await.map(|result| Json(result).into_response())
+    response.await
 }
