@@ -96,8 +96,8 @@ pub(crate) enum Resource {
     Preparation,
     #[error("too many images are being fetched")]
     ImageFetches,
-    #[error("too many large answers about stored objects are being sent")]
-    StoredAnswers,
+    #[error("the buffer for answers that clients have not read is full")]
+    UnreadAnswers,
 }
 
 impl Resource {
@@ -106,7 +106,7 @@ impl Resource {
             Self::BodyBytes => "body_buffer_full",
             Self::Preparation => "preparation_busy",
             Self::ImageFetches => "image_fetch_busy",
-            Self::StoredAnswers => "stored_answers_busy",
+            Self::UnreadAnswers => "answer_buffer_full",
         }
     }
 }

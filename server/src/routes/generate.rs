@@ -15,6 +15,7 @@ use server_text::Tokenizer;
 
 use super::stream::{Encoder, stream};
 use super::submission::{Submission, submit, with_request_id};
+use super::unread::hold_until_sent;
 use super::{body, counted, preparation};
 use crate::app::{App, RequestId, ServedModel};
 use crate::compat::ErrorFormat;
@@ -212,7 +213,8 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     let mut choices: Vec<WholeChoice> = (0..head.choices()).map(empty).collect();
     let usage = answer.fold(|delta| choices[delta.choice() as usize].add(delta)).await?;
     head.scores = answer.scores();
-    Ok(axum::Json(E::whole(head, choices, usage)).into_response())
+    let response = axum::Json(E::whole(head, choices, usage)).into_response();
+    Ok(hold_until_sent(response, answer.into_record()))
 }
 
 /// Encodes an answer as chunks.
