@@ -9,7 +9,7 @@ use std::time::Instant;
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use server_engine::ScoredToken;
+use server_engine::{ScoredToken, TokenId};
 use server_openai::{ChoiceFinishReason, Usage};
 use server_text::Tokenizer;
 
@@ -96,8 +96,10 @@ pub(super) struct WholeChoice {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<WholeCall>,
-    /// The tokens of all deltas, in order.
+    /// The tokens of all deltas but the last, in order.
     pub(super) tokens: Vec<TokenText>,
+    /// The generated tokens after these, which are not part of the text.
+    pub(super) end_tokens: Vec<TokenId>,
     pub(super) reason: Option<ChoiceFinishReason>,
 }
 
@@ -129,7 +131,9 @@ impl WholeChoice {
                 self.tokens.extend(tokens);
             }
             ChoiceDelta::CallEnd { .. } => {}
-            ChoiceDelta::End { reason, .. } => self.reason = Some(reason),
+            ChoiceDelta::End { reason, tokens, .. } => {
+                (self.reason, self.end_tokens) = (Some(reason), tokens);
+            }
         }
     }
 }
