@@ -217,7 +217,15 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     let mut choices: Vec<WholeChoice> = (0..head.choices()).map(empty).collect();
     let usage = answer.fold(|delta| choices[delta.choice() as usize].add(delta)).await?;
     head.scores = answer.scores();
-    let response = axum::Json(E::whole(head, choices, usage)).into_response();
+    let has_logprobs = head.reply.logprobs.or(head.reply.prompt_logprobs).is_some();
+    let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
+    let response = if has_logprobs {
+        // An answer can have millions of log probabilities. Encoding them here would delay the tokens of other requests.
+        let encoded = tokio::task::spawn_blocking(encode).await;
+        encoded.map_err(|_| Error::Internal("failed to encode the answer".to_owned()))?
+    } else {
+        encode()
+    };
     Ok(hold_until_sent(response, answer.into_record()))
 }
 
