@@ -172,6 +172,8 @@ async fn best_of_returns_the_best_choices() {
     for (parameters, code) in [
         (json!({"n": 3, "best_of": 2}), "integer_below_min_value"),
         (json!({"best_of": 2, "stream": true}), "invalid_value"),
+        // The server runs at most 32 sequences at the same time.
+        (json!({"n": 2, "best_of": 33}), "integer_above_max_value"),
     ] {
         let refused = server.post(PATH, completion(parameters)).await.json();
         assert_eq!(
