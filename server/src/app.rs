@@ -15,7 +15,7 @@ use crate::error::{Error, MediaReference, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{
     Admission, BudgetExhausted, ByteBudget, ByteClaim, HttpLimits, PreparationSlots,
-    STORED_OBJECT_ANSWER_BYTES_MAX, STORED_OBJECT_REQUESTS_MAX,
+    STORED_OBJECT_REQUESTS_MAX, UNREAD_ANSWER_BYTES_MAX,
 };
 use crate::media::{FETCHES_MAX, MediaError, MediaFetcher, MediaPolicy};
 use crate::metrics::{Metrics, ProcessState};
@@ -43,7 +43,7 @@ struct Inner {
     body_bytes: Arc<ByteBudget>,
     preparation_slots: PreparationSlots,
     stored_objects: Admission,
-    stored_answer_bytes: Arc<ByteBudget>,
+    unread_answer_bytes: Arc<ByteBudget>,
     lifecycle: Lifecycle,
     metrics: Metrics,
     dispatches: Dispatches,
@@ -116,10 +116,7 @@ impl App {
             body_bytes: ByteBudget::new(limits.max_buffered_body_bytes, limits.max_body_bytes),
             preparation_slots: PreparationSlots::for_this_machine(),
             stored_objects: Admission::new(STORED_OBJECT_REQUESTS_MAX),
-            stored_answer_bytes: ByteBudget::new(
-                STORED_OBJECT_ANSWER_BYTES_MAX,
-                STORED_OBJECT_ANSWER_BYTES_MAX,
-            ),
+            unread_answer_bytes: ByteBudget::new(UNREAD_ANSWER_BYTES_MAX, UNREAD_ANSWER_BYTES_MAX),
             limits,
             lifecycle: Lifecycle::default(),
             metrics,
@@ -193,7 +190,7 @@ impl App {
             Resource::BodyBytes => format!("{} bytes", self.0.body_bytes.bytes_max()),
             Resource::Preparation => self.0.preparation_slots.to_string(),
             Resource::ImageFetches => FETCHES_MAX.to_string(),
-            Resource::StoredAnswers => format!("{STORED_OBJECT_ANSWER_BYTES_MAX} bytes"),
+            Resource::UnreadAnswers => format!("{UNREAD_ANSWER_BYTES_MAX} bytes"),
         };
         let retry_after = self.0.admission.retry_after(Instant::now());
         Error::Overloaded { resource, limit, retry_after }
@@ -241,9 +238,9 @@ impl App {
         }
     }
 
-    /// Returns the budget of the answers about stored objects that clients have not read yet.
-    pub(crate) fn stored_answer_bytes(&self) -> &Arc<ByteBudget> {
-        &self.0.stored_answer_bytes
+    /// Returns the budget of the answers about tokens and stored objects that clients have not read yet.
+    pub(crate) fn unread_answer_bytes(&self) -> &Arc<ByteBudget> {
+        &self.0.unread_answer_bytes
     }
 
     /// Returns the admission of requests about stored objects.

@@ -96,8 +96,8 @@ pub(crate) enum Resource {
     Preparation,
     #[error("too many images are being fetched")]
     ImageFetches,
-    #[error("too many large answers about stored objects are being sent")]
-    StoredAnswers,
+    #[error("the buffer for answers that clients have not read is full")]
+    UnreadAnswers,
 }
 
 impl Resource {
@@ -106,7 +106,7 @@ impl Resource {
             Self::BodyBytes => "body_buffer_full",
             Self::Preparation => "preparation_busy",
             Self::ImageFetches => "image_fetch_busy",
-            Self::StoredAnswers => "stored_answers_busy",
+            Self::UnreadAnswers => "answer_buffer_full",
         }
     }
 }
@@ -283,12 +283,18 @@ impl Error {
         }
     }
 
-    /// Converts an error of the engine to an error that names the parameters of the request.
-    pub(crate) fn from_submit(error: SubmitError, retry_after: Duration, queue_max: u32) -> Self {
+    /// Converts an error of the engine to an error that names the parameters of the request. `sequences_param` is the
+    /// parameter with the number of sequences.
+    pub(crate) fn from_submit(
+        error: SubmitError,
+        retry_after: Duration,
+        queue_max: u32,
+        sequences_param: &'static str,
+    ) -> Self {
         match error {
             SubmitError::Rejected(Rejection::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
             SubmitError::Rejected(Rejection::TooManySequences { .. }) => {
-                Self::coded("integer_above_max_value", "n", error)
+                Self::coded("integer_above_max_value", sequences_param, error)
             }
             SubmitError::Rejected(Rejection::TooLong { .. }) => {
                 Self::ContextLength { param: "max_tokens".to_owned(), message: error.to_string() }

@@ -31,7 +31,8 @@ pub struct HttpLimits {
     /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests are
     /// prepared.
     pub max_buffered_body_bytes: usize,
-    /// Number of concurrent requests, each from the arrival of its body to the last byte of its answer.
+    /// Number of concurrent requests, each from the arrival of its body until its answer fits into the buffers of its
+    /// connection.
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
@@ -148,11 +149,11 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 ///
 /// Beyond it: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
-/// Total size in bytes of the answers about stored responses and conversations that clients have not read yet. Answers
-/// of up to 64 KiB do not count.
+/// Total size in bytes of the answers about tokens, stored responses and conversations that clients have not read yet.
+/// Answers of up to 64 KiB do not count.
 ///
-/// Beyond it: 429, `stored_answers_busy`, with `Retry-After`.
-pub(crate) const STORED_OBJECT_ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Beyond it: 429, `answer_buffer_full`, with `Retry-After`.
+pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum `Retry-After` of the server, in seconds.
 ///
@@ -172,8 +173,8 @@ pub(crate) struct Admission {
 pub(crate) struct AdmittedRequest {
     completions: Arc<Mutex<CompletionTimes>>,
     _permit: OwnedSemaphorePermit,
-    /// The memory of the images of the request.
-    _image_memory: Option<ByteClaim>,
+    /// The memory of the images, until the answer is complete.
+    image_memory: Option<ByteClaim>,
 }
 
 impl Admission {
@@ -192,7 +193,7 @@ impl Admission {
             retry_after: self.retry_after(Instant::now()),
         })?;
         let completions = Arc::clone(&self.completions);
-        Ok(AdmittedRequest { completions, _permit: permit, _image_memory: None })
+        Ok(AdmittedRequest { completions, _permit: permit, image_memory: None })
     }
 
     pub(crate) fn max_requests(&self) -> usize {
@@ -215,13 +216,14 @@ impl Admission {
 }
 
 impl AdmittedRequest {
-    /// Keeps the memory of the images until the request is complete.
+    /// Keeps the memory of the images until the answer is complete.
     pub(crate) fn with_image_memory(self, image_memory: Option<ByteClaim>) -> Self {
-        Self { _image_memory: image_memory, ..self }
+        Self { image_memory, ..self }
     }
 
-    /// Records that the request was answered completely.
-    pub(crate) fn ended(&self, now: Instant) {
+    /// Records that the answer is complete. It may not have been sent yet.
+    pub(crate) fn ended(&mut self, now: Instant) {
+        drop(self.image_memory.take());
         lock(&self.completions).push(now);
     }
 }
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn the_time_to_retry_follows_the_completion_rate_within_bounds() {
         let admission = Admission::new(100);
-        let admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
+        let mut admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
         let start = Instant::now();
         assert_eq!(admission.retry_after(start), Duration::from_secs(1), "nothing is known yet");
         for second in 0..10 {

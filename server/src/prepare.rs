@@ -30,4 +30,4 @@ pub(crate) use media::Media;
 pub(crate) use parameters::{Endpoint, Kind, Parameter, Peer, Support, checked};
 pub(crate) use parser_settings::ParserSettings;
 pub(crate) use prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
-pub(crate) use tokens::{detokenize, tokenize};
+pub(crate) use tokens::{detokenize, may_pad, tokenize};

@@ -17,6 +17,7 @@ mod stored_objects;
 mod stream;
 mod submission;
 mod tokenize;
+mod unread;
 
 use axum::Router;
 use axum::extract::Request;

@@ -326,7 +326,12 @@ impl Store {
     fn put(&self, id: Id, lines: Lines, entry: Entry, replacement: Replacement) -> Result<bool, Error> {
         let (key, lines) = (id.key(), lines.into_bytes());
         let bytes = lines.len() as u64;
-        self.check_size(bytes, RECORD_BYTES_MAX)?;
+        let limit = match replacement {
+            Replacement::Optional => RECORD_BYTES_MAX,
+            // Several requests may have added items, each within the limit.
+            Replacement::Required => u64::MAX,
+        };
+        self.check_size(bytes, limit)?;
         match &self.0.folder {
             None => {
                 let data = Some(Arc::new(vec![lines.into()]));

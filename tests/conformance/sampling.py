@@ -185,7 +185,8 @@ def logprobs(sides: Sides) -> Check:
     of_peer, of_runtime, of_top, misplaced, total = 0.0, 0.0, 0.0, 0, 0
     for prompt in sides.prompts:
         choice = sides.ours(prompt, logprobs=5, return_tokens_as_token_ids=True)
-        mine, told = choice["token_ids"], choice["logprobs"]
+        # A stop token has no log probability.
+        mine, told = without_stop(choice["token_ids"], sides.setup.stop_tokens), choice["logprobs"]
         expected = reference.log_softmax(sides.rows(prompt, mine))
         peer = sides.theirs(prompt, logprobs=1)
         for at, token in enumerate(mine):

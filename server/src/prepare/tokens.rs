@@ -14,22 +14,29 @@ use super::prepared::Target;
 use super::{parameters, prompt};
 use crate::error::Error;
 
-/// Number of tokens after padding, over all texts of one tokenize request.
+/// Number of tokens in the answer to a tokenize request, over all texts and with padding.
 ///
-/// Beyond it: 400, `integer_above_max_value`.
-const PADDED_TOKENS_MAX: usize = 1 << 20;
+/// Beyond it: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
+const TOKENS_MAX: usize = 1 << 20;
+/// Size of the text in the answer to a detokenize request.
+///
+/// Beyond it: 400, `array_above_max_length`.
+const TEXT_BYTES_MAX: usize = 4 << 20;
+
+/// Whether the answer to a request with this body may have padding, so that it may be much larger than the request.
+pub(crate) fn may_pad(body: &[u8]) -> bool {
+    // The name of the parameter may be written with escape sequences, but then `may_compile` is true.
+    memchr::memmem::find(body, b"pad_to_max_length").is_some()
+}
 
 /// Tokenizes a text, several texts, or a conversation.
 ///
 /// # Errors
-/// The request has none of these or more than one, or the text cannot be tokenized.
+/// The request has none of these or more than one, the text cannot be tokenized, or the answer would be too large.
 pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeResponse, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
-    let surround = Surround::added_if(wire.add_special_tokens.unwrap_or(true));
-    let encode = |text: &String, param: &'static str| {
-        Encoder { model: target.model, param, tokens_max: None }.text(text, surround)
-    };
+    let mut tokens_left = TOKENS_MAX;
     let has_messages = request.get("messages").is_some_and(|messages| !messages.is_null());
     let (texts, param) = match (&wire.text, &wire.prompt, has_messages) {
         (Some(text), None, false) => (text, "text"),
@@ -37,7 +44,8 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
         (None, None, true) => {
             let conversation = Conversation::of_chat(ChatRequest::read(request)?)?;
             let tokens = prompt::render(&conversation, target.model, target.media, None)?.tokens;
-            return fitted(Lists::One(tokens), &wire, target);
+            let tokens = truncated(tokens, "messages", &wire, &mut tokens_left)?;
+            return response(Lists::One(tokens), &wire, target);
         }
         (None, None, false) => {
             let problem = "one of text, prompt and messages is required";
@@ -45,25 +53,32 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
         }
         _ => return Err(Error::invalid("text", "only one of text, prompt and messages can be given")),
     };
+    let encoder = Encoder { model: target.model, param, tokens_max: None };
+    let surround = Surround::added_if(wire.add_special_tokens.unwrap_or(true));
+    let mut encode = |text: &String| truncated(encoder.text(text, surround)?, param, &wire, &mut tokens_left);
     let tokens = match texts {
-        Texts::One(text) => Lists::One(encode(text, param)?),
-        Texts::Several(texts) => {
-            Lists::Several(texts.iter().map(|text| encode(text, param)).collect::<Result<_, _>>()?)
-        }
+        Texts::One(text) => Lists::One(encode(text)?),
+        Texts::Several(texts) => Lists::Several(texts.iter().map(encode).collect::<Result<_, _>>()?),
     };
-    fitted(tokens, &wire, target)
+    response(tokens, &wire, target)
 }
 
 /// Detokenizes tokens.
 ///
 /// # Errors
-/// A token is not in the vocabulary.
+/// A token is not in the vocabulary, or the text would be too long.
 pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<DetokenizeResponse, Error> {
     let wire = DetokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
     let tokens = wire.tokens.ok_or_else(|| Error::missing("tokens"))?;
     parameters::check_tokens("tokens", &tokens, target)?;
-    let text = target.model.text.tokenizer.decode(&tokens, wire.skip_special_tokens.unwrap_or(false));
+    let tokenizer = &target.model.text.tokenizer;
+    let bytes: usize = tokens.iter().map(|&token| tokenizer.token_bytes(token).len()).sum();
+    if bytes > TEXT_BYTES_MAX {
+        let problem = format!("the text of the tokens has {bytes} bytes (limit: {TEXT_BYTES_MAX})");
+        return Err(Error::coded("array_above_max_length", "tokens", problem));
+    }
+    let text = tokenizer.decode(&tokens, wire.skip_special_tokens.unwrap_or(false));
     Ok(DetokenizeResponse { prompt: text.clone(), text })
 }
 
@@ -78,69 +93,75 @@ fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     }
 }
 
-/// Truncates and pads lists of tokens as requested.
-fn fitted(
-    tokens: Lists<TokenId>,
+/// Truncates the tokens of a text as requested, and subtracts their number from `tokens_left`, the number of tokens that
+/// the answer may still have.
+///
+/// # Errors
+/// The answer would have too many tokens.
+fn truncated(
+    mut tokens: Vec<TokenId>,
+    param: &str,
+    wire: &TokenizeRequest,
+    tokens_left: &mut usize,
+) -> Result<Vec<TokenId>, Error> {
+    if let Some(length) = wire.max_length {
+        tokens.truncate(length as usize);
+        tokens.shrink_to_fit();
+    }
+    *tokens_left = tokens_left.checked_sub(tokens.len()).ok_or_else(|| {
+        let problem =
+            format!("has more than {TOKENS_MAX} tokens; send less text in a request, or set max_length");
+        Error::coded("string_above_max_length", param, problem)
+    })?;
+    Ok(tokens)
+}
+
+/// Returns the answer with these lists of tokens, padded if requested.
+///
+/// # Errors
+/// The lists cannot be padded as requested.
+fn response(
+    mut tokens: Lists<TokenId>,
     wire: &TokenizeRequest,
     target: Target<'_>,
 ) -> Result<TokenizeResponse, Error> {
-    let pads = wire.pad_to_max_length.unwrap_or(false);
-    let Some(length) = wire.max_length.map(|length| length as usize) else {
-        if pads {
-            return Err(Error::invalid("pad_to_max_length", "requires max_length"));
-        }
-        return Ok(response(tokens, None, wire, target));
-    };
-    let mut lists = match tokens {
-        Lists::One(list) => vec![list],
-        Lists::Several(lists) => lists,
-    };
-    let is_one = matches!(
-        (&wire.text, &wire.prompt),
-        (Some(Texts::One(_)), _) | (_, Some(Texts::One(_))) | (None, None)
-    );
-    if pads && lists.len().saturating_mul(length) > PADDED_TOKENS_MAX {
-        let problem =
-            format!("{length} tokens for each of {} texts exceed {PADDED_TOKENS_MAX} tokens", lists.len());
-        return Err(Error::coded("integer_above_max_value", "max_length", problem));
-    }
-    lists.iter_mut().for_each(|list| list.truncate(length));
-    let count = lists.iter().map(Vec::len).sum();
-    if pads {
-        let pad = padding(&target.model.text.tokenizer)?;
-        let is_left = wire.padding_side.as_deref() == Some("left");
-        for list in &mut lists {
-            let missing = std::iter::repeat_n(pad, length - list.len());
-            if is_left {
-                list.splice(0..0, missing);
-            } else {
-                list.extend(missing);
-            }
-        }
-    }
-    let lists =
-        if is_one { Lists::One(lists.into_iter().flatten().collect()) } else { Lists::Several(lists) };
-    Ok(response(lists, Some(count), wire, target))
-}
-
-fn response(
-    tokens: Lists<TokenId>,
-    count: Option<usize>,
-    wire: &TokenizeRequest,
-    target: Target<'_>,
-) -> TokenizeResponse {
     let tokenizer = &target.model.text.tokenizer;
+    let lists = match &mut tokens {
+        Lists::One(list) => std::slice::from_mut(list),
+        Lists::Several(lists) => lists.as_mut_slice(),
+    };
+    let count = lists.iter().map(Vec::len).sum();
+    if wire.pad_to_max_length.unwrap_or(false) {
+        pad(lists, wire, tokenizer)?;
+    }
     let names = |list: &Vec<TokenId>| list.iter().map(|token| tokenizer.token_text(*token)).collect();
     let token_strs = wire.return_token_strs.unwrap_or(false).then(|| match &tokens {
         Lists::One(list) => Lists::One(names(list)),
         Lists::Several(lists) => Lists::Several(lists.iter().map(names).collect()),
     });
-    let all = match &tokens {
-        Lists::One(list) => list.len(),
-        Lists::Several(lists) => lists.iter().map(Vec::len).sum(),
-    };
     let max_model_len = target.limits.requests.max_model_len;
-    TokenizeResponse { tokens, count: count.unwrap_or(all), max_model_len, token_strs }
+    Ok(TokenizeResponse { tokens, count, max_model_len, token_strs })
+}
+
+/// Pads lists of tokens to `max_length`. No list is longer than that.
+fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer) -> Result<(), Error> {
+    let Some(length) = wire.max_length.map(|length| length as usize) else {
+        return Err(Error::invalid("pad_to_max_length", "requires max_length"));
+    };
+    if lists.len().saturating_mul(length) > TOKENS_MAX {
+        let problem = format!("{length} tokens for each of {} texts exceed {TOKENS_MAX} tokens", lists.len());
+        return Err(Error::coded("integer_above_max_value", "max_length", problem));
+    }
+    let padding = padding(tokenizer)?;
+    for list in lists {
+        let missing = std::iter::repeat_n(padding, length - list.len());
+        if wire.padding_side.as_deref() == Some("left") {
+            list.splice(0..0, missing);
+        } else {
+            list.extend(missing);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the padding token that the model's files name, or else a token with the usual name of a padding token, or
@@ -152,4 +173,25 @@ fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     let pad = tokenizer.pad().or(named);
     pad.or(tokenizer.eos())
         .ok_or_else(|| Error::invalid("pad_to_max_length", "this model has no padding token"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_texts_of_a_request_share_the_tokens_that_an_answer_may_have() {
+        let mut tokens_left = 5;
+        let mut truncate = |tokens: usize, max_length: Option<u32>| {
+            let wire = TokenizeRequest { max_length, ..TokenizeRequest::default() };
+            truncated(vec![1; tokens], "text", &wire, &mut tokens_left).map(|tokens| tokens.len())
+        };
+        assert_eq!(truncate(3, None), Ok(3));
+        assert_eq!(truncate(9, Some(1)), Ok(1), "only the tokens of the answer count");
+        let Err(Error::Invalid { code, param, .. }) = truncate(2, None) else {
+            panic!("there is room for 1")
+        };
+        assert_eq!((code, param.as_str()), ("string_above_max_length", "text"));
+        assert_eq!(truncate(1, None), Ok(1));
+    }
 }

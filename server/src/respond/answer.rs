@@ -169,6 +169,11 @@ impl Answer {
         }
     }
 
+    /// Returns the record of the request, which counts as a request in progress until the record is dropped.
+    pub(crate) fn into_record(self) -> RequestRecord {
+        self.record
+    }
+
     async fn next_of_all(&mut self) -> AnswerEvent {
         poll_fn(|context| self.poll_next(context)).await
     }

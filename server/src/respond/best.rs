@@ -55,7 +55,7 @@ mod tests {
                 .map(|&logprob| TokenText { token: 0, start: 0, logprob, top: Vec::new() })
                 .collect(),
         };
-        let end = |choice| ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop };
+        let end = |choice| ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop, tokens: Vec::new() };
         let deltas = vec![
             text(0, "a", &[-1.0]),
             text(1, "b", &[-0.5, -0.5]),

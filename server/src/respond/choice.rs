@@ -24,6 +24,8 @@ pub(super) struct Choice {
     detokenize: bool,
     /// The stop tokens, ascending.
     stop_tokens: Vec<TokenId>,
+    /// The stop token that ended the choice, if tokens are requested.
+    stop_token: Option<TokenId>,
     /// Tokens whose text is not certain yet, with the position of the text in bytes.
     held: Vec<(usize, TokenText)>,
     /// Number of bytes and characters of the detokenized text.
@@ -75,6 +77,7 @@ impl Choice {
             tokens_until_stops: rule.tokens_min,
             detokenize: rule.detokenize,
             stop_tokens: rule.stop_tokens.clone(),
+            stop_token: None,
             held: Vec::new(),
             bytes: 0,
             characters: 0,
@@ -102,6 +105,7 @@ impl Choice {
         }
         // A stop token always ends the sequence (none is sampled before `tokens_min`) and has no text.
         let ends = !self.include_stop && self.stop_tokens.binary_search(&token).is_ok();
+        self.stop_token = logprobs.as_ref().filter(|_| ends).map(|_| token);
         match filter {
             TextFilter::Parsed(parsed) if ends && !parsed.reads(token) => return 0,
             TextFilter::Parsed(parsed) => {
@@ -113,8 +117,9 @@ impl Choice {
                 let ended = parsed.push(choice, &text, token_text, deltas);
                 let reasoning_tokens = parsed.reasoning_tokens - before;
                 if let Some(reason) = ended {
+                    let tokens = parsed.take_end_tokens(self.stop_token);
                     self.text = None;
-                    deltas.push(ChoiceDelta::End { choice, reason });
+                    deltas.push(ChoiceDelta::End { choice, reason, tokens });
                 }
                 return reasoning_tokens;
             }
@@ -151,9 +156,9 @@ impl Choice {
                 self.text = None;
                 self.bytes_out += text.len();
                 let tokens = self.release(self.bytes_out);
-                self.held.clear();
                 push(ChoiceDelta::Text { choice, text, tokens }, deltas);
-                deltas.push(ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop });
+                let tokens = self.held.drain(..).map(|(_, token)| token.token).collect();
+                deltas.push(ChoiceDelta::End { choice, reason: ChoiceFinishReason::Stop, tokens });
             }
         }
     }
@@ -166,7 +171,8 @@ impl Choice {
             TextFilter::Plain(filter) => filter,
             TextFilter::Parsed(mut parsed) => {
                 let reason = parsed.finish(choice, &rest, reason, deltas);
-                deltas.push(ChoiceDelta::End { choice, reason });
+                let tokens = parsed.take_end_tokens(self.stop_token);
+                deltas.push(ChoiceDelta::End { choice, reason, tokens });
                 return;
             }
         };
@@ -177,7 +183,7 @@ impl Choice {
         };
         let tokens = self.release(usize::MAX);
         push(ChoiceDelta::Text { choice, text, tokens }, deltas);
-        deltas.push(ChoiceDelta::End { choice, reason });
+        deltas.push(ChoiceDelta::End { choice, reason, tokens: self.stop_token.into_iter().collect() });
     }
 
     /// Releases the held tokens whose text begins before the byte position `end`.

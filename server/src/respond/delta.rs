@@ -18,8 +18,9 @@ pub(crate) enum ChoiceDelta {
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
-    /// The end of the choice.
-    End { choice: u32, reason: ChoiceFinishReason },
+    /// The end of the choice, and the generated tokens that no other delta has if tokens are requested: a stop token, or
+    /// those of a stop string.
+    End { choice: u32, reason: ChoiceFinishReason, tokens: Vec<TokenId> },
 }
 
 impl ChoiceDelta {

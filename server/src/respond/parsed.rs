@@ -155,7 +155,7 @@ impl ParsedText {
         self.pending.drain(..).map(|(_, token)| token).collect()
     }
 
-    /// Releases the pending tokens, and returns only those whose text begins before the byte position `end`.
+    /// Releases the pending tokens whose text begins before the byte position `end`.
     fn tokens_within(&mut self, end: usize) -> Vec<TokenText> {
         let mut at = 0;
         let mut begins_before = |(bytes, _): &(usize, TokenText)| {
@@ -164,6 +164,11 @@ impl ParsedText {
             begins
         };
         let count = self.pending.iter().take_while(|token| begins_before(token)).count();
-        self.pending.drain(..).take(count).map(|(_, token)| token).collect()
+        self.pending.drain(..count).map(|(_, token)| token).collect()
+    }
+
+    /// Removes the tokens that remain after the choice has ended. Returns them, followed by `stop_token`.
+    pub(super) fn take_end_tokens(&mut self, stop_token: Option<TokenId>) -> Vec<TokenId> {
+        self.pending.drain(..).map(|(_, token)| token.token).chain(stop_token).collect()
     }
 }

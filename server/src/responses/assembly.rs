@@ -104,7 +104,7 @@ impl Assembly {
             ChoiceDelta::CallBegin { choice, id, name, .. } => self.call(choice as usize, id, name, sink),
             ChoiceDelta::CallArguments { choice, text, .. } => self.arguments(choice as usize, &text, sink),
             ChoiceDelta::CallEnd { choice, .. } => self.close(choice as usize, ItemStatus::Completed, sink),
-            ChoiceDelta::End { choice, reason } => self.end(choice as usize, reason, sink),
+            ChoiceDelta::End { choice, reason, .. } => self.end(choice as usize, reason, sink),
         }
     }
 

@@ -67,9 +67,10 @@ impl TextEndpoint for Chat {
             }
             // The client learns from the next chunk that the call is complete.
             ChoiceDelta::CallEnd { .. } => return,
-            ChoiceDelta::End { reason, .. } => {
+            ChoiceDelta::End { reason, tokens, .. } => {
                 let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(head, reason)));
-                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids: None };
+                let token_ids = probabilities::token_ids(head, &[], &tokens).filter(|ids| !ids.is_empty());
+                let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids };
                 events.push(&ChatChunk { choices: vec![choice], ..empty_chunk(head) });
                 return;
             }
@@ -88,7 +89,7 @@ impl TextEndpoint for Chat {
             .zip(choices)
             .map(|(index, mut choice)| ChatChoice {
                 index,
-                token_ids: probabilities::token_ids(&head, &choice.tokens),
+                token_ids: probabilities::token_ids(&head, &choice.tokens, &choice.end_tokens),
                 logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
                 finish_reason: finish_reason(&head, choice.reason.unwrap_or(ChoiceFinishReason::Stop)),
                 message: message(choice, head.reply.calls_functions),
@@ -129,7 +130,7 @@ fn call_delta(head: &Head, index: u32, id: Option<String>, function: FunctionDel
 }
 
 fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
-    let WholeChoice { text, reasoning, mut calls, tokens: _, reason: _ } = choice;
+    let WholeChoice { text, reasoning, mut calls, tokens: _, end_tokens: _, reason: _ } = choice;
     let is_call = !calls.is_empty();
     let function = if calls_functions { calls.drain(..).next() } else { None };
     let function_call = function.map(|call| FunctionCall { name: call.name, arguments: call.arguments });
@@ -166,7 +167,7 @@ fn empty_chunk(head: &Head) -> ChatChunk {
 
 /// Returns a chunk with a delta of a choice and its tokens.
 fn chunk(head: &Head, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
-    let token_ids = probabilities::token_ids(head, &tokens).filter(|tokens| !tokens.is_empty());
+    let token_ids = probabilities::token_ids(head, &tokens, &[]).filter(|ids| !ids.is_empty());
     let logprobs = probabilities::chat(head, tokens);
     let choice = ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids };
     ChatChunk { choices: vec![choice], ..empty_chunk(head) }

@@ -43,12 +43,13 @@ impl TextEndpoint for Completions {
         let index = delta.choice();
         let choice = match delta {
             ChoiceDelta::Text { text, tokens, .. } => {
-                let token_ids = probabilities::token_ids(head, &tokens);
+                let token_ids = probabilities::token_ids(head, &tokens, &[]);
                 let logprobs = probabilities::completion(head, index, tokens);
                 CompletionChoice { text, logprobs, token_ids, ..empty_choice(index) }
             }
-            ChoiceDelta::End { reason, .. } => {
-                CompletionChoice { finish_reason: Some(reason), ..empty_choice(index) }
+            ChoiceDelta::End { reason, tokens, .. } => {
+                let token_ids = probabilities::token_ids(head, &[], &tokens).filter(|ids| !ids.is_empty());
+                CompletionChoice { finish_reason: Some(reason), token_ids, ..empty_choice(index) }
             }
             // The text of completions is not parsed.
             ChoiceDelta::Reasoning { .. }
@@ -65,7 +66,7 @@ impl TextEndpoint for Completions {
 
     fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> Completion {
         let choices = (0..).zip(choices).map(|(index, choice)| {
-            let token_ids = probabilities::token_ids(&head, &choice.tokens);
+            let token_ids = probabilities::token_ids(&head, &choice.tokens, &choice.end_tokens);
             let generated = probabilities::completion(&head, index, choice.tokens);
             CompletionChoice {
                 text: choice.text,

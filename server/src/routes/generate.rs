@@ -9,12 +9,13 @@ use std::time::Instant;
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use server_engine::ScoredToken;
+use server_engine::{ScoredToken, TokenId};
 use server_openai::{ChoiceFinishReason, Usage};
 use server_text::Tokenizer;
 
 use super::stream::{Encoder, stream};
 use super::submission::{Submission, submit, with_request_id};
+use super::unread::hold_until_sent;
 use super::{body, counted, preparation};
 use crate::app::{App, RequestId, ServedModel};
 use crate::compat::ErrorFormat;
@@ -95,8 +96,10 @@ pub(super) struct WholeChoice {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<WholeCall>,
-    /// The tokens of all deltas, in order.
+    /// The tokens of all deltas but the last, in order.
     pub(super) tokens: Vec<TokenText>,
+    /// The generated tokens after these, which are not part of the text.
+    pub(super) end_tokens: Vec<TokenId>,
     pub(super) reason: Option<ChoiceFinishReason>,
 }
 
@@ -128,7 +131,9 @@ impl WholeChoice {
                 self.tokens.extend(tokens);
             }
             ChoiceDelta::CallEnd { .. } => {}
-            ChoiceDelta::End { reason, .. } => self.reason = Some(reason),
+            ChoiceDelta::End { reason, tokens, .. } => {
+                (self.reason, self.end_tokens) = (Some(reason), tokens);
+            }
         }
     }
 }
@@ -212,7 +217,16 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     let mut choices: Vec<WholeChoice> = (0..head.choices()).map(empty).collect();
     let usage = answer.fold(|delta| choices[delta.choice() as usize].add(delta)).await?;
     head.scores = answer.scores();
-    Ok(axum::Json(E::whole(head, choices, usage)).into_response())
+    let has_logprobs = head.reply.logprobs.or(head.reply.prompt_logprobs).is_some();
+    let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
+    let response = if has_logprobs {
+        // An answer can have millions of log probabilities. Encoding them here would delay the tokens of other requests.
+        let encoded = tokio::task::spawn_blocking(encode).await;
+        encoded.map_err(|_| Error::Internal("failed to encode the answer".to_owned()))?
+    } else {
+        encode()
+    };
+    Ok(hold_until_sent(response, answer.into_record()))
 }
 
 /// Encodes an answer as chunks.

@@ -8,13 +8,15 @@ use crate::limits::NoSlot;
 use crate::prepare::{self, Media};
 use crate::tenant::Tenant;
 
-/// Size up to which a body is prepared inline. Larger bodies, and those with a form that must be compiled, are prepared
-/// on separate threads, so that they do not delay the tokens of other requests.
+/// Size up to which a body is prepared inline. Larger bodies, and those whose preparation may take long nevertheless, are
+/// prepared on separate threads, so that they do not delay the tokens of other requests.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a body can be prepared so quickly that it needs no separate thread.
 pub(super) fn is_light(body: &[u8]) -> bool {
-    body.len() <= INLINE_BYTES_MAX && !prepare::may_compile(body) && !prepare::may_decode_images(body)
+    let may_take_long =
+        || prepare::may_compile(body) || prepare::may_decode_images(body) || prepare::may_pad(body);
+    body.len() <= INLINE_BYTES_MAX && !may_take_long()
 }
 
 /// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of

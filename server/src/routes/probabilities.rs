@@ -13,9 +13,10 @@ use server_text::{DetokenizeOptions, Detokenizer, Tokenizer};
 use super::generate::Head;
 use crate::respond::TokenText;
 
-/// Returns the IDs of `tokens` if they are requested.
-pub(super) fn token_ids(head: &Head, tokens: &[TokenText]) -> Option<Vec<TokenId>> {
-    head.reply.token_ids.then(|| tokens.iter().map(|token| token.token).collect())
+/// Returns the IDs of `tokens`, followed by `end_tokens`, if token IDs are requested.
+pub(super) fn token_ids(head: &Head, tokens: &[TokenText], end_tokens: &[TokenId]) -> Option<Vec<TokenId>> {
+    let ids = tokens.iter().map(|token| token.token).chain(end_tokens.iter().copied());
+    head.reply.token_ids.then(|| ids.collect())
 }
 
 /// Returns the token IDs of a choice's prompt if they are requested.

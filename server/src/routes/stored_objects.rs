@@ -2,30 +2,17 @@
 //! generate text nor are rejected because of them: a client that polls for a response gets it even if the server is
 //! full.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
 use axum::Json;
-use axum::body::{Body, Bytes, HttpBody};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
-use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
-use super::counted;
+use super::{counted, unread};
 use crate::app::App;
 use crate::dispatches::Dispatch;
 use crate::error::{Error, Resource};
-use crate::limits::{AdmittedRequest, BudgetExhausted, ByteBudget, ByteClaim};
+use crate::limits::BudgetExhausted;
 use crate::tenant::Tenant;
-
-/// Size in bytes up to which an answer does not count toward the limit while it is sent, because it fits into the
-/// buffers of the connection.
-const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
-/// Size in bytes of the pieces in which a large answer is passed to its connection. The connection takes a piece only
-/// when there is room in its buffers. It would take the whole answer at once, and the answer would no longer count.
-const PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// Answers a request without a body, or whose body was read. A large answer counts toward the limit until it has been
 /// sent.
@@ -39,8 +26,8 @@ pub(super) async fn answered(
     let answer = async {
         let tenant = Tenant::of(headers)?;
         let admitted = app.stored_objects().admit()?;
-        let answer = with_admission(work(tenant).await?, admitted, app.stored_answer_bytes());
-        answer.map_err(|BudgetExhausted| app.overloaded(Resource::StoredAnswers))
+        let answer = unread::claim_until_sent(work(tenant).await?, admitted, app.unread_answer_bytes());
+        answer.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
     };
     let answer = answer.await;
     counted::answered(app, endpoint, dispatch, answer)
@@ -54,147 +41,4 @@ pub(super) async fn json<T: Serialize>(
 ) -> Result<Response, Error> {
     let owned = app.clone();
     app.store().run(move |_| Ok(Json(work(&owned)?).into_response())).await
-}
-
-fn with_admission(
-    response: Response,
-    admitted: AdmittedRequest,
-    budget: &Arc<ByteBudget>,
-) -> Result<Response, BudgetExhausted> {
-    // The events of a response in progress have no known size. They do not count, because the stream sends the available
-    // events and then waits for more.
-    let bytes = response.body().size_hint().exact().unwrap_or_default();
-    if bytes <= UNCOUNTED_BYTES_MAX {
-        return Ok(response);
-    }
-    let mut claim = budget.claim();
-    claim.grow_to(usize::try_from(bytes).unwrap_or(usize::MAX))?;
-    let body = |body| AdmittedBody { body, rest: Bytes::new(), _admitted: admitted, _claim: claim };
-    Ok(response.map(|whole| Body::new(body(whole))))
-}
-
-/// The body of an answer that counts toward the limit until it has been sent.
-struct AdmittedBody {
-    body: Body,
-    /// The bytes that were taken from `body` and have not been passed to the connection.
-    rest: Bytes,
-    _admitted: AdmittedRequest,
-    _claim: ByteClaim,
-}
-
-impl HttpBody for AdmittedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        if self.rest.is_empty() {
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                Some(Ok(frame)) => frame,
-                end => return Poll::Ready(end),
-            };
-            match frame.into_data() {
-                Ok(bytes) => self.rest = bytes,
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            }
-        }
-        let bytes = self.rest.len().min(PIECE_BYTES_MAX);
-        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(bytes)))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let (hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
-        let mut whole = SizeHint::new();
-        whole.set_lower(hint.lower() + rest);
-        if let Some(upper) = hint.upper() {
-            whole.set_upper(upper + rest);
-        }
-        whole
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-    use std::time::Duration;
-
-    use futures_util::FutureExt as _;
-    use http_body_util::BodyExt as _;
-    use hyper::service::service_fn;
-    use hyper_util::rt::TokioIo;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-    use super::*;
-    use crate::limits::Admission;
-    use crate::listen::connection_builder;
-
-    /// Returns an admitted answer of this size.
-    fn answer(bytes: usize, admission: &Admission, budget: &Arc<ByteBudget>) -> Response {
-        with_admission("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
-    }
-
-    #[test]
-    fn a_large_answer_counts_until_it_was_sent_and_a_small_one_does_not() {
-        const BYTES: usize = UNCOUNTED_BYTES_MAX as usize + 1;
-        let (admission, budget) = (Admission::new(2), ByteBudget::new(BYTES, BYTES));
-        let (large, small) = (answer(BYTES, &admission, &budget), answer(1, &admission, &budget));
-        assert_eq!(admission.requests(), 1);
-        assert_eq!(large.body().size_hint().exact(), Some(BYTES as u64));
-        let second = with_admission("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
-        assert_eq!(second.unwrap_err(), BudgetExhausted);
-        drop((large, small));
-        assert_eq!(admission.requests(), 0);
-        answer(BYTES, &admission, &budget);
-    }
-
-    #[tokio::test]
-    async fn a_large_answer_is_passed_to_its_connection_in_pieces() {
-        const BYTES: usize = 3 * PIECE_BYTES_MAX + 1;
-        let (admission, budget) = (Admission::new(1), ByteBudget::new(BYTES, BYTES));
-        let mut body = answer(BYTES, &admission, &budget).into_body();
-        let mut taken = 0;
-        while let Some(piece) = body.frame().await {
-            let piece = piece.unwrap().into_data().unwrap();
-            assert!(piece.len() <= PIECE_BYTES_MAX);
-            taken += piece.len();
-            assert_eq!(body.is_end_stream(), taken == BYTES);
-            assert_eq!(body.size_hint().exact(), Some((BYTES - taken) as u64));
-        }
-        assert_eq!((taken, admission.requests()), (BYTES, 1));
-        drop(body);
-        assert_eq!(admission.requests(), 0);
-    }
-
-    /// A connection drops a body when it has taken the last piece, even if the client does not read.
-    #[tokio::test]
-    async fn an_answer_of_three_pieces_counts_while_the_client_does_not_read() {
-        const BYTES: usize = 3 * PIECE_BYTES_MAX;
-        let (admission, budget) = (Admission::new(1), ByteBudget::new(BYTES, BYTES));
-        let admission = Arc::new(admission);
-        let admitting = Arc::clone(&admission);
-        let service = service_fn(move |_| {
-            let answer = answer(BYTES, &admitting, &budget);
-            async { Ok::<_, Infallible>(answer) }
-        });
-        let (mut client, server) = tokio::io::duplex(1024);
-        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
-        let builder = connection_builder(Duration::from_secs(60));
-        let mut connection = Box::pin(builder.serve_connection(TokioIo::new(server), service));
-        assert!(connection.as_mut().now_or_never().is_none());
-        assert_eq!(admission.requests(), 1);
-        let mut read = Vec::new();
-        drop(tokio::join!(connection, async {
-            while read.len() <= BYTES {
-                client.read_buf(&mut read).await.unwrap();
-            }
-            drop(client);
-        }));
-        assert_eq!(admission.requests(), 0);
-    }
 }

@@ -34,6 +34,7 @@ pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -
     let limits = served.engine.limits();
     let adapter = prompts.first().and_then(|prompt| served.model.adapter(prompt.adapter));
     let submit = |prompt: server_engine::Request| {
+        let sequences_param = if prompt.num_sequences > choices { "best_of" } else { "n" };
         let (choices, prompt_tokens) = (prompt.num_results(), prompt.prompt.len());
         let images = prompt.images.clone();
         let image_tokens = images.as_ref().map_or(0, |images| images.prompt.num_tokens());
@@ -47,7 +48,8 @@ pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -
             }
             Err(error) => {
                 let retry_after = app.admission().retry_after(Instant::now());
-                Err(Error::from_submit(error, retry_after, limits.requests.max_queue))
+                let max_queue = limits.requests.max_queue;
+                Err(Error::from_submit(error, retry_after, max_queue, sequences_param))
             }
         }
     };

@@ -1,14 +1,17 @@
 //! Serves `/tokenize` and `/detokenize`, which do not use the engine.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{body, counted, preparation};
+use super::{body, counted, preparation, unread};
 use crate::app::{App, ServedModel};
-use crate::error::Error;
+use crate::error::{Error, Resource};
+use crate::limits::BudgetExhausted;
 use crate::prepare::{self, Endpoint, Target};
 use crate::tenant::Tenant;
 
@@ -22,7 +25,7 @@ pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Resp
     counted::answered(&app, "detokenize", None, response)
 }
 
-async fn answer<T: Serialize + Send + 'static>(
+async fn answer<T: Serialize + 'static>(
     app: &App,
     request: Request,
     endpoint: Endpoint,
@@ -31,13 +34,17 @@ async fn answer<T: Serialize + Send + 'static>(
     app.served()?;
     let tenant = Tenant::of(request.headers())?;
     let body = body::read(app, request).await?;
-    let admitted = app.admission().admit()?;
+    let admitted = Arc::new(app.admission().admit()?);
+    let admitted_work = Arc::clone(&admitted);
     let (is_light, seed) = (preparation::is_light(&body), app.next_id().seed());
-    let result = preparation::with_media(app, tenant, is_light, move |app, media| {
-        let _admitted = &admitted;
+    let response = preparation::with_media(app, tenant, is_light, move |app, media| {
+        let _admitted = &admitted_work;
         let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
-        work(&request, Target { model, limits: engine.limits(), media, seed })
+        let answer = work(&request, Target { model, limits: engine.limits(), media, seed })?;
+        // Serialize here too, because that takes long if the answer is large.
+        Ok(Json(answer).into_response())
     });
-    result.await.map(|result| Json(result).into_response())
+    let response = unread::claim_until_sent(response.await?, admitted, app.unread_answer_bytes());
+    response.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
 }

@@ -224,6 +224,20 @@ fn a_full_conversation_rejects_more_items() {
 }
 
 #[test]
+fn a_conversation_that_is_larger_than_any_addition_can_be_changed() {
+    let store = Store::open(&StoreConfig { max_stored_bytes: 1 << 30, ..config(None) }).unwrap();
+    let id = put(&store, "a");
+    for bytes in [15 << 20, 20 << 20] {
+        assert!(add(&store, id, &"x".repeat(bytes)).unwrap());
+    }
+    let removed = store.remove_item(id, tenant(), |_| Ok::<_, Error>((0, "it"))).unwrap();
+    assert_eq!(removed, Some("it"));
+    let changed = store.set_head(id, tenant(), |_| Ok::<_, Error>(conversation(id))).unwrap();
+    assert_eq!(changed, Some(conversation(id)));
+    assert_eq!(texts(&store, id).unwrap().len(), 2);
+}
+
+#[test]
 fn the_size_of_the_store_includes_appended_items() {
     let store = Store::open(&StoreConfig { max_stored_bytes: 3000, ..StoreConfig::default() }).unwrap();
     let first = put(&store, &"x".repeat(1000));

@@ -5,7 +5,7 @@ use server::Model;
 use server_engine::sim::{SimFault, SimFaultKind};
 use server_text::ModelText;
 
-use crate::harness::{Parrot, Server, Setup, VOCABULARY, chat, completion, faulty};
+use crate::harness::{Answer, Parrot, Server, Setup, VOCABULARY, chat, completion, faulty};
 
 const PATH: &str = "/v3/completions";
 
@@ -88,15 +88,45 @@ async fn token_ids_are_returned_with_and_without_text() {
 
     let streamed = json!({"return_token_ids": true, "stream": true});
     let streamed = server.post(PATH, completion(streamed)).await;
-    let mut tokens = Vec::new();
-    for event in streamed.events().iter().filter_map(|event| serde_json::from_str::<Value>(event).ok()) {
-        tokens.extend(event["choices"][0]["token_ids"].as_array().into_iter().flatten().cloned());
-    }
-    assert_eq!(json!(tokens), plain["token_ids"]);
+    assert_eq!(streamed_token_ids(&streamed), plain["token_ids"]);
 
     let whole = server.post("/v3/chat/completions", chat(json!({"return_token_ids": true}))).await.json();
     assert_eq!(whole["choices"][0]["token_ids"].as_array().unwrap().len(), 8);
     assert_eq!(whole["prompt_token_ids"].as_array().unwrap().len() as u64, whole["usage"]["prompt_tokens"]);
+}
+
+/// Returns the token IDs of all chunks of a stream.
+fn streamed_token_ids(streamed: &Answer) -> Value {
+    let chunks = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    chunks
+        .flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().cloned().unwrap_or_default())
+        .collect()
+}
+
+#[tokio::test]
+async fn token_ids_include_stop_tokens_and_those_of_stop_strings() {
+    let server = Server::parrot(TEXT);
+    let ids = json!([99, 100, 101, 102]);
+    for (stop, text) in [(json!({"stop_token_ids": [102]}), "cde"), (json!({"stop": "ef"}), "cd")] {
+        let mut parameters = stop;
+        (parameters["return_token_ids"], parameters["logprobs"]) = (json!(true), json!(0));
+        let whole = answer(&server, parameters.clone()).await;
+        let choice = &whole["choices"][0];
+        assert_eq!((&choice["text"], &choice["token_ids"]), (&json!(text), &ids));
+        assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), text.len());
+        assert_eq!(
+            (&choice["finish_reason"], &whole["usage"]["completion_tokens"]),
+            (&json!("stop"), &json!(4))
+        );
+        parameters["stream"] = json!(true);
+        assert_eq!(streamed_token_ids(&server.post(PATH, completion(parameters)).await), ids);
+    }
+    // The same applies to beam search, and to answers without text.
+    for more in [json!({"use_beam_search": true}), json!({"detokenize": false})] {
+        let mut parameters = more;
+        (parameters["return_token_ids"], parameters["stop_token_ids"]) = (json!(true), json!([102]));
+        assert_eq!(answer(&server, parameters).await["choices"][0]["token_ids"], ids);
+    }
 }
 
 #[tokio::test]
@@ -142,6 +172,8 @@ async fn best_of_returns_the_best_choices() {
     for (parameters, code) in [
         (json!({"n": 3, "best_of": 2}), "integer_below_min_value"),
         (json!({"best_of": 2, "stream": true}), "invalid_value"),
+        // The server runs at most 32 sequences at the same time.
+        (json!({"n": 2, "best_of": 33}), "integer_above_max_value"),
     ] {
         let refused = server.post(PATH, completion(parameters)).await.json();
         assert_eq!(

@@ -76,6 +76,50 @@ async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
 }
 
 #[tokio::test]
+async fn a_large_answer_counts_until_the_client_has_read_it() {
+    let server = Server::parrot("x");
+    let logprobs = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 20});
+    let response = json!({"model": "parrot", "input": "Hi", "max_output_tokens": 200, "top_logprobs": 20});
+    let text = json!({"model": "parrot", "text": "x".repeat(30_000)});
+    for (path, body) in
+        [(PATH, chat(logprobs)), ("/v3/responses", response.to_string()), ("/v3/tokenize", text.to_string())]
+    {
+        let unread = server.open(path, body).await;
+        assert_eq!((unread.status().as_u16(), server.app.requests()), (200, 1), "{path}");
+        let answer = Answer::read(unread).await;
+        assert!(answer.body.len() > 64 << 10, "{path}: {} bytes", answer.body.len());
+        assert_eq!(server.app.requests(), 0, "{path}");
+    }
+    let small = server.open(PATH, chat(json!({}))).await;
+    assert_eq!((small.status().as_u16(), server.app.requests()), (200, 0));
+}
+
+#[tokio::test]
+async fn unread_answers_about_tokens_share_a_budget() {
+    let mut setup = Setup::new(Parrot::new([TokenId::from(b'x')]));
+    setup.limits.max_body_bytes = 1 << 20;
+    let server = setup.start();
+    // The text of each of these tokens has 12 bytes, and the answer has the text in two fields.
+    let body = Bytes::from(json!({"model": "parrot", "tokens": vec![257; 200_000]}).to_string());
+    let detokenize = || server.open("/v3/detokenize", body.clone());
+    let mut unread = Vec::new();
+    let refused = loop {
+        match detokenize().await {
+            answer if answer.status() == 200 => unread.push(answer),
+            refused => break Answer::read(refused).await,
+        }
+    };
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["code"]),
+        (429, &json!("answer_buffer_full"))
+    );
+    assert!(refused.headers.contains_key("retry-after"));
+    assert_eq!(unread.len(), 13);
+    unread.pop();
+    assert_eq!(detokenize().await.status(), 200, "there is room again");
+}
+
+#[tokio::test]
 async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
     let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, chat};
+use crate::harness::{IM_END, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 /// A template like Qwen 3's: the model opens its reasoning, unless thinking is disabled.
@@ -92,6 +92,18 @@ async fn a_stop_string_does_not_end_reasoning() {
     let (choice, _) = message(&server, json!({"stop": ["that", "ans"]})).await;
     assert_eq!(choice["message"]["reasoning_content"], "First this,\nthen that.\n");
     assert_eq!(choice["message"]["content"], "\nThe ");
+}
+
+#[tokio::test]
+async fn the_token_ids_of_parsed_text_are_all_generated_tokens() {
+    let server = Setup::scripted(QWEN, &[], &[SAID]).start();
+    let said: Vec<u32> = SAID.bytes().map(u32::from).collect();
+    let until_stop = &said[..SAID.find("ans").unwrap() + "ans".len()];
+    for (stop, ids) in [(Value::Null, &[&said[..], &[IM_END]].concat()[..]), (json!(["ans"]), until_stop)] {
+        let (choice, usage) = message(&server, json!({"stop": stop, "return_token_ids": true})).await;
+        assert_eq!(choice["token_ids"], json!(ids));
+        assert_eq!(usage["completion_tokens"], ids.len());
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! Tests `/tokenize` and `/detokenize` in OVMS's and vLLM's formats.
 
 use serde_json::{Value, json};
+use server_engine::TokenId;
 
-use crate::harness::Server;
+use crate::harness::{Parrot, Server, Setup};
 
 async fn ask(path: &str, body: Value) -> Value {
     let server = Server::parrot("x");
@@ -72,6 +73,25 @@ async fn tokens_have_a_text() {
     }
     let plain = json!({"model": "parrot", "tokens": [72, 105, 258], "skip_special_tokens": true});
     assert_eq!(ask("/v3/detokenize", plain).await["text"], "Hi");
+}
+
+#[tokio::test]
+async fn the_text_of_tokens_is_limited() {
+    let mut setup = Setup::new(Parrot::new([TokenId::from(b'x')]));
+    setup.limits.max_body_bytes = 4 << 20;
+    let server = setup.start();
+    // The text of each of these tokens has 12 bytes.
+    let detokenize = async |tokens: usize| {
+        let body = json!({"model": "parrot", "tokens": vec![257; tokens]});
+        server.post("/v3/detokenize", body.to_string()).await
+    };
+    let longest = (4 << 20) / 12;
+    assert_eq!(detokenize(longest).await.json()["text"].as_str().unwrap().len(), 12 * longest);
+    let refused = detokenize(longest + 1).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["param"]), (400, &json!("tokens")));
+    let problem = "tokens: the text of the tokens has 4194312 bytes (limit: 4194304)";
+    assert_eq!((&error["code"], &error["message"]), (&json!("array_above_max_length"), &json!(problem)));
 }
 
 #[tokio::test]

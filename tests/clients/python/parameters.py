@@ -19,7 +19,8 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     arguments = dict(model=model, temperature=0, logprobs=3)
     ids = {"return_token_ids": True}
     generated = client.completions.create(prompt=PROMPT, max_tokens=8, extra_body=ids, **arguments).choices[0]
-    tokens = generated.prompt_token_ids + generated.token_ids
+    # A stop token has no text.
+    tokens = generated.prompt_token_ids + generated.token_ids[: len(generated.logprobs.tokens)]
     echoed = client.completions.create(
         prompt=tokens, max_tokens=0, echo=True, extra_body={"prompt_logprobs": 0}, **arguments
     )

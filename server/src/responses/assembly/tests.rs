@@ -75,7 +75,7 @@ fn call(call: u32, name: &str, arguments: &[&str], is_whole: bool) -> Vec<Choice
 }
 
 fn end(choice: u32, reason: ChoiceFinishReason) -> ChoiceDelta {
-    ChoiceDelta::End { choice, reason }
+    ChoiceDelta::End { choice, reason, tokens: Vec::new() }
 }
 
 /// Returns the events for the deltas, one per line, and the response.

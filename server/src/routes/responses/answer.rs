@@ -20,6 +20,7 @@ use crate::responses::{
 };
 use crate::routes::stream::{Encoder, stream};
 use crate::routes::submission::with_request_id;
+use crate::routes::unread::hold_until_sent;
 use crate::sse::{self, Events};
 use crate::store::{self, Id, NewItems, ResponseRecord};
 use crate::tenant::Tenant;
@@ -62,7 +63,8 @@ async fn whole(mut answer: Answer, mut encoder: ResponseEncoder) -> Result<Respo
     assembly.begin(sink);
     let usage = answer.fold(|delta| assembly.push(delta, sink)).await?;
     encoder.complete(usage).await;
-    Ok(Json(encoder.assembly.response()).into_response())
+    let response = Json(encoder.assembly.response()).into_response();
+    Ok(hold_until_sent(response, answer.into_record()))
 }
 
 /// Encodes a response as a stream of the events of its assembly.

@@ -54,8 +54,10 @@ pub(super) const OUTPUT: &[Parameter] = &[
         .accepted("Tokens stand for exact bytes, as in vLLM's fast tokenizers, so no spaces are added."),
     row("detokenize", Kind::Boolean, "true", VLLM)
         .note("With false, choices have `token_ids` instead of text. Not with `stop`."),
-    row("return_token_ids", Kind::Boolean, "false", VLLM)
-        .note("Choices have `token_ids`, and completions also have `prompt_token_ids`."),
+    row("return_token_ids", Kind::Boolean, "false", VLLM).note(
+        "Choices have `token_ids`, with a stop token and the tokens of a stop string, which texts and log probabilities \
+         omit. Completions also have `prompt_token_ids`.",
+    ),
     row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
         .note("Log probabilities name tokens as `token_id:123`."),
     row("truncate_prompt_tokens", Kind::Integer(-1, u32::MAX as i64), "", VLLM)
