@@ -61,6 +61,9 @@ pub(crate) struct CpuFeatures {
     pub(crate) avx512: bool,
     pub(crate) avx512_vnni: bool,
     pub(crate) avx512_bf16: bool,
+    /// Whether the f32 products of AVX-512 are faster than its bf16 products, as on Intel's processors
+    /// ([decision 0108](../../../docs/decisions/0108-slow-bf16.md)).
+    pub(crate) slow_avx512_bf16: bool,
     /// This feature includes the permission of the operating system.
     pub(crate) amx: bool,
 }
@@ -79,12 +82,20 @@ impl CpuFeatures {
                 avx512,
                 avx512_vnni: avx512 && has!("avx512vnni"),
                 avx512_bf16: avx512 && has!("avx512bf16"),
+                slow_avx512_bf16: is_intel(),
                 amx: avx512 && tile_support() == TileSupport::Granted,
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
         Self::default()
     }
+}
+
+/// Whether Intel made the processor.
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"GenuineIntel"
 }
 
 /// The model and the features of the processor, and whether AMX is permitted, as text. A model that was compiled for

@@ -247,9 +247,9 @@ impl fmt::Display for KernelPlan {
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
 /// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
-/// are used only if the device prefers bf16. The others multiply in f32. Prompts and decodes use the same kernels,
-/// so that the result of a token does not depend on the division of its prompt into chunks. The kernels for AMX compute
-/// small numbers of queries in vectors, with the same bits as in tiles.
+/// are used only if the device prefers bf16 and bf16 products are not slow. The others multiply in f32. Prompts and
+/// decodes use the same kernels, so that the result of a token does not depend on the division of its prompt into
+/// chunks. The kernels for AMX compute small numbers of queries in vectors, with the same bits as in tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 /// The instruction sets of [`ATTENTION_ISAS`] whose kernels multiply in bf16.
@@ -271,6 +271,17 @@ impl CpuFeatures {
 
     fn first(self, isas: &[Isa]) -> Option<Isa> {
         isas.iter().copied().find(|isa| self.has(*isa))
+    }
+
+    /// The instruction set of an attention in bf16. `None` if the processor has none, or if f32 is faster.
+    fn bf16_attention(self) -> Option<Isa> {
+        self.first(&BF16_ATTENTION_ISAS).filter(|isa| *isa == Isa::Amx || !self.slow_avx512_bf16)
+    }
+
+    /// The instruction set of the attention of a language model.
+    fn attention(self, prefers_bf16: bool) -> Option<Isa> {
+        let bf16 = self.bf16_attention().filter(|_| prefers_bf16);
+        bf16.or_else(|| self.first(&ATTENTION_ISAS[BF16_ATTENTION_ISAS.len()..]))
     }
 }
 
@@ -296,8 +307,8 @@ pub(crate) struct EncoderPlan {
 /// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
 /// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has such
-/// instructions, as for a language model. In f32, the plugin's attention is faster than the native one.
+/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has fast
+/// instructions for it, as for a language model. In f32, the plugin's attention is faster than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,
@@ -316,7 +327,7 @@ pub(crate) fn plan_encoder(
         ProjectionKernels::Plugin => None,
     };
     let uses_bf16 = device.is_cpu && device.inference_precision == "bf16";
-    EncoderPlan { projections, attention: cpu.first(&BF16_ATTENTION_ISAS).filter(|_| uses_bf16) }
+    EncoderPlan { projections, attention: cpu.bf16_attention().filter(|_| uses_bf16) }
 }
 
 /// Chooses the kernels of a model.
@@ -345,9 +356,7 @@ pub(crate) fn plan_kernels(
         && graph.native_attention
         && (!is_f16 || are_all_projections_native);
     let kv_cache = Precision::of_kv_cache(&device.kv_cache_precision).filter(|_| allows_native_attention);
-    let attention_isas =
-        if is_bf16 { &ATTENTION_ISAS[..] } else { &ATTENTION_ISAS[BF16_ATTENTION_ISAS.len()..] };
-    let attention = kv_cache.zip(cpu.first(attention_isas)).map(|(kv_cache, isa)| NativeAttention {
+    let attention = kv_cache.zip(cpu.attention(is_bf16)).map(|(kv_cache, isa)| NativeAttention {
         isa,
         kv_cache,
         activations: float(is_bf16 && !are_all_projections_native),

@@ -5,13 +5,15 @@ const AVX_VNNI: CpuFeatures = CpuFeatures { avx_vnni: true, ..AVX2 };
 const AVX512: CpuFeatures = CpuFeatures { avx512: true, ..AVX2 };
 const AVX512_VNNI: CpuFeatures = CpuFeatures { avx512_vnni: true, ..AVX512 };
 const AVX512_BF16: CpuFeatures = CpuFeatures { avx512_bf16: true, ..AVX512_VNNI };
-const AMX: CpuFeatures = CpuFeatures { amx: true, ..AVX512_BF16 };
+const SLOW_BF16: CpuFeatures = CpuFeatures { slow_avx512_bf16: true, ..AVX512_BF16 };
+const AMX: CpuFeatures = CpuFeatures { amx: true, ..SLOW_BF16 };
 const NO_FEATURES: CpuFeatures = CpuFeatures {
     avx2: false,
     avx_vnni: false,
     avx512: false,
     avx512_vnni: false,
     avx512_bf16: false,
+    slow_avx512_bf16: false,
     amx: false,
 };
 
@@ -68,6 +70,7 @@ fn an_image_encoder_has_native_projections_and_multiplies_only_attention_in_bf16
     assert_eq!(plan("f32", "f32", AVX2), (native("avx2"), None));
     assert_eq!(plan("f32", "f32", AMX), (native("avx512_vnni"), None));
     assert_eq!(plan("bf16", "f32", AVX512_BF16), (native("avx512_vnni"), Some(Isa::Avx512Bf16)));
+    assert_eq!(plan("bf16", "f32", SLOW_BF16), (native("avx512_vnni"), None));
     assert_eq!(plan("bf16", "f32", AMX), (native("avx512_vnni"), Some(Isa::Amx)));
     assert_eq!(plan("f32", "f32", NO_FEATURES), (None, None));
     assert_eq!(plan("bf16", "bf16", AMX), (None, None));
@@ -91,6 +94,7 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
         (AVX512, "native avx2, int16 products", "avx512", "avx512"),
         (AVX512_VNNI, "native avx512_vnni, int16 products", "avx512", "avx512"),
         (AVX512_BF16, "native avx512_vnni, int16 products", "avx512", "avx512_bf16"),
+        (SLOW_BF16, "native avx512_vnni, int16 products", "avx512", "avx512"),
         (AMX, "native amx_bf16, bf16 products", "avx512", "amx_bf16 (prompts in tiles, decodes in vectors)"),
     ] {
         for (precision, attention) in [("f32", attention), ("bf16", attention_in_bf16)] {
