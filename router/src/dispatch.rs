@@ -142,13 +142,13 @@ impl Dispatch {
     }
 
     /// Counts a request toward the retry budget.
-    pub fn earn_retry(&self) {
-        self.lock_retries().earn();
+    pub fn deposit_retry(&self) {
+        self.lock_retries().deposit();
     }
 
     /// Whether the retry budget permits another retry; if so, the retry is charged to it.
-    pub fn spend_retry(&self) -> bool {
-        self.lock_retries().spend()
+    pub fn withdraw_retry(&self) -> bool {
+        self.lock_retries().withdraw()
     }
 
     fn lock_retries(&self) -> MutexGuard<'_, RetryBudget> {
@@ -343,7 +343,7 @@ impl Dispatch {
             if let Some(result) = find(&self.replicas) {
                 return Ok(Some(result));
             }
-            if self.replicas.are_known() {
+            if self.replicas.have_all_reported() {
                 return Ok(None);
             }
             if room.is_none() {

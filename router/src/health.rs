@@ -228,7 +228,7 @@ impl Health {
         record.count(true);
         record.consecutive_failures += 1;
         let is_ejected = match record.state {
-            Breaker::Closed => record.is_bad(&config) && may_eject,
+            Breaker::Closed => record.exceeds_failure_limits(&config) && may_eject,
             // A probe failed. The replica still counts as ejected, so the limit permits ejecting it again.
             Breaker::HalfOpen { .. } => sent.is_probe,
             Breaker::Open { .. } => false,
@@ -283,7 +283,7 @@ impl Record {
         }
     }
 
-    fn is_bad(&self, config: &HealthConfig) -> bool {
+    fn exceeds_failure_limits(&self, config: &HealthConfig) -> bool {
         let failure_share = self.failures as f32 / self.requests.max(1) as f32;
         self.consecutive_failures >= config.consecutive_failures.max(1)
             || (self.requests >= config.requests_min.max(1) && failure_share >= config.failure_share)
@@ -308,12 +308,12 @@ impl RetryBudget {
     }
 
     /// Counts a request toward the budget.
-    pub fn earn(&mut self) {
+    pub fn deposit(&mut self) {
         self.saved = (self.saved + self.retries_per_request).min(self.saved_max);
     }
 
     /// Whether a retry is permitted; if so, it is charged to the budget.
-    pub fn spend(&mut self) -> bool {
+    pub fn withdraw(&mut self) -> bool {
         let is_permitted = self.saved >= 1.0;
         self.saved -= f64::from(u8::from(is_permitted));
         is_permitted

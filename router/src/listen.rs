@@ -70,7 +70,7 @@ struct AcceptedConnection {
 
 /// The service that a port provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Surface {
+pub(crate) enum ListenerKind {
     /// The API, the probes, the metrics and the console.
     Api,
     /// Only the probes and the metrics are served.
@@ -79,7 +79,7 @@ pub(crate) enum Surface {
     Grpc,
 }
 
-impl Surface {
+impl ListenerKind {
     fn name(self) -> &'static str {
         match self {
             Self::Api => "serve",
@@ -131,7 +131,7 @@ impl Threads {
     /// The operating system could not start a thread.
     pub(crate) fn start(
         app: &App,
-        surface: Surface,
+        kind: ListenerKind,
         count: usize,
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
@@ -147,11 +147,11 @@ impl Threads {
             let (app, count) = (app.clone(), Arc::clone(&connections));
             let (stop, abort, runs) = (stop.clone(), abort.clone(), runs.clone());
             let shutdown = ShutdownSignals { stop, pressure: Arc::clone(&pressure) };
-            let name = format!("{}-{number}", surface.name());
+            let name = format!("{}-{number}", kind.name());
             let handle = std::thread::Builder::new().name(name).spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = serve_connections(app, surface, connections_in, &count, shutdown) => {}
+                        () = serve_connections(app, kind, connections_in, &count, shutdown) => {}
                         () = abort.cancelled() => {}
                     }
                 });
@@ -243,11 +243,11 @@ enum Service {
 }
 
 impl Service {
-    fn new(app: App, surface: Surface) -> Self {
-        match surface {
-            Surface::Api => Self::Api(Arc::new(Worker::new(app))),
-            Surface::Admin => Self::Pages(Pages::probes(app)),
-            Surface::Grpc => Self::Pages(Pages::grpc(app)),
+    fn new(app: App, kind: ListenerKind) -> Self {
+        match kind {
+            ListenerKind::Api => Self::Api(Arc::new(Worker::new(app))),
+            ListenerKind::Admin => Self::Pages(Pages::probes(app)),
+            ListenerKind::Grpc => Self::Pages(Pages::grpc(app)),
         }
     }
 
@@ -280,12 +280,12 @@ impl ConnectionServer {
     /// The call is outside of a runtime. The runtime must belong to this thread alone.
     #[must_use]
     pub fn new(app: &App, stop: CancellationToken) -> Self {
-        Self::start(app.clone(), Surface::Api, ShutdownSignals { stop, pressure: Arc::default() })
+        Self::start(app.clone(), ListenerKind::Api, ShutdownSignals { stop, pressure: Arc::default() })
     }
 
-    fn start(app: App, surface: Surface, shutdown: ShutdownSignals) -> Self {
+    fn start(app: App, kind: ListenerKind, shutdown: ShutdownSignals) -> Self {
         let builder = builder(&app);
-        let service = Service::new(app.clone(), surface);
+        let service = Service::new(app.clone(), kind);
         let mut ticking = JoinSet::new();
         if let Service::Api(worker) = &service {
             ticking.spawn(tick(Arc::clone(worker)));
@@ -326,13 +326,13 @@ impl ConnectionServer {
 /// Serves connections until `shutdown`, and then finishes the active requests.
 async fn serve_connections(
     app: App,
-    surface: Surface,
+    kind: ListenerKind,
     mut inbox: mpsc::Receiver<AcceptedConnection>,
     count: &AtomicUsize,
     shutdown: ShutdownSignals,
 ) {
     let stop = shutdown.stop.clone();
-    let server = Arc::new(ConnectionServer::start(app, surface, shutdown));
+    let server = Arc::new(ConnectionServer::start(app, kind, shutdown));
     let mut connections = JoinSet::new();
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
@@ -379,7 +379,7 @@ mod tests {
     async fn threads_have_finished_when_the_last_one_has_ended() {
         let stop = CancellationToken::new();
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
-        let mut threads = Threads::start(&app, Surface::Api, 2, &stop).unwrap();
+        let mut threads = Threads::start(&app, ListenerKind::Api, 2, &stop).unwrap();
         let mut finished = Box::pin(threads.finished());
         assert!((&mut finished).now_or_never().is_none());
         stop.cancel();

@@ -19,7 +19,7 @@ use tonic::transport::Endpoint;
 use crate::discovery::DiscoveredReplica;
 use crate::dispatch::Dispatch;
 use crate::proxy::request_body::RequestBody;
-use crate::proxy::upstream::{Link, rejects_router};
+use crate::proxy::upstream::{ReplicaConnection, rejects_router};
 use crate::replica::Replica;
 use crate::replicas::ReplicasUpdate;
 
@@ -244,17 +244,18 @@ const STORE_ID: &str = "x-ovfleet-store-id";
 
 /// Requests the models of a replica, and the number of its store, which is 0 if it has none.
 async fn request_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
-    let mut link =
-        Link::connect(replica.discovered.http, CONNECT_TIMEOUT).await.context("failed to connect")?;
+    let mut connection = ReplicaConnection::connect(replica.discovered.http, CONNECT_TIMEOUT)
+        .await
+        .context("failed to connect")?;
     let mut request = Request::new(RequestBody::default());
     *request.uri_mut() = Uri::from_static("/v3/models");
     request.headers_mut().insert(header::HOST, replica.authority.clone());
     dispatch.replicas.authenticate(request.headers_mut());
-    let head = link.send(request).await.context("failed to request the models")?;
+    let head = connection.send(request).await.context("failed to request the models")?;
     anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
     anyhow::ensure!(head.status.is_success(), "the replica answered {}", head.status);
     let mut body = Vec::new();
-    while let Some(bytes) = link.next().await {
+    while let Some(bytes) = connection.next().await {
         body.extend_from_slice(&bytes.context("the connection broke during the answer")?);
         anyhow::ensure!(
             body.len() <= MODELS_BYTES_MAX,

@@ -31,7 +31,7 @@ use crate::fleet::Fleet;
 use crate::limits::Rates;
 use crate::policy::Demand;
 use crate::prefix::{Chain, PromptContext};
-use crate::queue::{Class, NO_TENANT, QueuedRequest, UnknownClass};
+use crate::queue::{NO_TENANT, PriorityClass, QueuedRequest, UnknownPriorityClass};
 use crate::tenant;
 use crate::waiting::PlacementRequest;
 
@@ -195,9 +195,9 @@ async fn forward(
 /// The waiting parameters of the request, from its headers.
 fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
-    let class = text(PRIORITY)
-        .map_or(Ok(Class::default()), str::parse)
-        .map_err(|error: UnknownClass| Error::Header { header: PRIORITY, problem: error.to_string() })?;
+    let class = text(PRIORITY).map_or(Ok(PriorityClass::default()), str::parse).map_err(
+        |error: UnknownPriorityClass| Error::Header { header: PRIORITY, problem: error.to_string() },
+    )?;
     let parse_deadline = |seconds: &str| {
         let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         timeout.and_then(|timeout| Instant::now().checked_add(timeout)).ok_or_else(|| Error::Header {

@@ -47,7 +47,7 @@ impl Default for QueueConfig {
 
 /// The priority class of a request, as set by the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum PriorityClass {
     /// A person waits for the answer.
     Interactive,
     /// The default class of requests.
@@ -60,7 +60,7 @@ pub enum Class {
 /// The name is not the name of a priority class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown priority class {0:?}: use interactive, standard or bulk")]
-pub struct UnknownClass(String);
+pub struct UnknownPriorityClass(String);
 
 /// The tenant of requests that belong to none.
 pub const NO_TENANT: u64 = 0;
@@ -71,7 +71,7 @@ pub struct QueuedRequest {
     /// A digest of the tenant that sent the request, or [`NO_TENANT`].
     pub tenant: u64,
     /// The priority class of the request.
-    pub class: Class,
+    pub class: PriorityClass,
     /// The estimated number of tokens of its prompt.
     pub tokens: u32,
     /// The time when the request arrived at the router. A request that returns to the queue keeps its position.
@@ -296,7 +296,7 @@ impl DrainRate {
     }
 }
 
-impl Class {
+impl PriorityClass {
     /// The name of the class, as in the header.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -308,14 +308,14 @@ impl Class {
     }
 }
 
-impl FromStr for Class {
-    type Err = UnknownClass;
+impl FromStr for PriorityClass {
+    type Err = UnknownPriorityClass;
 
-    fn from_str(name: &str) -> Result<Self, UnknownClass> {
+    fn from_str(name: &str) -> Result<Self, UnknownPriorityClass> {
         [Self::Interactive, Self::Standard, Self::Bulk]
             .into_iter()
             .find(|class| class.name() == name)
-            .ok_or_else(|| UnknownClass(name.to_owned()))
+            .ok_or_else(|| UnknownPriorityClass(name.to_owned()))
     }
 }
 

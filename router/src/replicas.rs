@@ -116,8 +116,7 @@ impl Replicas {
         let mut served = fleets.values().filter(|fleet| !fleet.replicas().is_empty());
         let first = served.next()?;
         // Several names that are served by the same replicas are one model.
-        let is_same = |other: &Arc<Fleet>| are_same(&other.replicas(), &first.replicas());
-        served.all(is_same).then(|| Arc::clone(first))
+        served.all(|other| have_same_replicas(other, first)).then(|| Arc::clone(first))
     }
 
     /// All models that a replica has ever served.
@@ -131,7 +130,7 @@ impl Replicas {
     }
 
     /// Whether every replica has reported its models, so that a model that is still unknown is not served.
-    pub fn are_known(&self) -> bool {
+    pub fn have_all_reported(&self) -> bool {
         let all = self.all.load();
         !all.is_empty() && all.iter().all(|replica| replica.is_listed())
     }
@@ -236,8 +235,9 @@ impl Replicas {
     }
 }
 
-fn are_same(a: &[Arc<Replica>], b: &[Arc<Replica>]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
+fn have_same_replicas(a: &Fleet, b: &Fleet) -> bool {
+    let (a, b) = (a.replicas(), b.replicas());
+    a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b))
 }
 
 #[cfg(test)]
@@ -262,13 +262,13 @@ mod tests {
     fn replicas_are_found_by_the_models_that_they_say_they_serve() {
         let replicas = Replicas::new(1);
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
-        assert!(replicas.fleet("a").is_none() && !replicas.are_known());
+        assert!(replicas.fleet("a").is_none() && !replicas.have_all_reported());
         let now = Instant::now();
         replicas.observe(&new[0], load(1, 1, &["a", "alias"]), now).unwrap();
-        assert!(!replicas.are_known());
+        assert!(!replicas.have_all_reported());
         assert!(replicas.only_fleet().is_some(), "two names of one replica");
         let changed = replicas.observe(&new[1], load(2, 1, &["b"]), now).unwrap();
-        assert!(changed.affects_routing && replicas.are_known());
+        assert!(changed.affects_routing && replicas.have_all_reported());
         assert!(replicas.only_fleet().is_none());
         assert_eq!(replicas.fleet("a").unwrap().replicas().len(), 1);
         assert!(!replicas.observe(&new[1], load(2, 2, &["b"]), now).unwrap().affects_routing);
@@ -323,9 +323,9 @@ mod tests {
                 let report = Load { store_id: 7, ..load(1, 1, &["a"]) };
                 scope.spawn(|| replicas.observe(&new[0], report, Instant::now()));
                 let stored = loop {
-                    let is_known = replicas.are_known();
+                    let have_all_reported = replicas.have_all_reported();
                     let stored = replicas.by_store(7);
-                    assert!(!is_known || stored.is_some() && replicas.fleet("a").is_some());
+                    assert!(!have_all_reported || stored.is_some() && replicas.fleet("a").is_some());
                     if let Some(stored) = stored {
                         break stored;
                     }

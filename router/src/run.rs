@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::args::Args;
 use crate::config::{self, CommandLine};
 use crate::discovery::{self, PortNames, Sources};
-use crate::listen::{self, Surface, Threads};
+use crate::listen::{self, ListenerKind, Threads};
 use crate::load;
 use process::trace::Tracer;
 
@@ -55,10 +55,10 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     }
     let mut signals = EndSignals::new()?;
     let listener = listen::bind(args.host, args.port)?;
-    let side_ports = [(Surface::Admin, args.admin_port), (Surface::Grpc, args.grpc_port)];
-    let side_ports = side_ports.into_iter().filter_map(|(surface, port)| Some((surface, port?)));
+    let side_ports = [(ListenerKind::Admin, args.admin_port), (ListenerKind::Grpc, args.grpc_port)];
+    let side_ports = side_ports.into_iter().filter_map(|(kind, port)| Some((kind, port?)));
     let side_listeners: anyhow::Result<Vec<_>> =
-        side_ports.map(|(surface, port)| Ok((surface, listen::bind(args.host, port)?))).collect();
+        side_ports.map(|(kind, port)| Ok((kind, listen::bind(args.host, port)?))).collect();
     let side_listeners = side_listeners?;
     let threads = match args.threads {
         Some(threads) => threads as usize,
@@ -77,19 +77,19 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         app.dispatch().replicas.set_token_file(ReplicaTokenFile::open(path)?);
     }
     let address_of = |searched| {
-        side_listeners.iter().find(|(surface, _)| *surface == searched).map(|(_, port)| port.local_addr())
+        side_listeners.iter().find(|(kind, _)| *kind == searched).map(|(_, port)| port.local_addr())
     };
     let http = listener.local_addr()?;
-    match address_of(Surface::Grpc).transpose()? {
+    match address_of(ListenerKind::Grpc).transpose()? {
         Some(grpc) => tracing::info!("listening on http://{http}, gRPC on {grpc}"),
         None => tracing::info!("listening on http://{http}"),
     }
-    if let Some(admin) = address_of(Surface::Admin).transpose()? {
+    if let Some(admin) = address_of(ListenerKind::Admin).transpose()? {
         tracing::info!("metrics and probes on {admin}");
     }
 
     let stop = CancellationToken::new();
-    let mut threads = Threads::start(&app, Surface::Api, threads, &stop)?;
+    let mut threads = Threads::start(&app, ListenerKind::Api, threads, &stop)?;
     let side_servers = SideServers::start(&app, side_listeners)?;
     let mut side_servers = std::pin::pin!(side_servers.run());
     let mut services = JoinSet::new();
@@ -134,10 +134,10 @@ struct SideServers {
 }
 
 impl SideServers {
-    fn start(app: &App, listeners: Vec<(Surface, TcpListener)>) -> anyhow::Result<Self> {
+    fn start(app: &App, listeners: Vec<(ListenerKind, TcpListener)>) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
-        let start = |(surface, listener): (Surface, TcpListener)| {
-            Ok((listener, Threads::start(app, surface, 1, &stop)?))
+        let start = |(kind, listener): (ListenerKind, TcpListener)| {
+            Ok((listener, Threads::start(app, kind, 1, &stop)?))
         };
         let listeners: anyhow::Result<_> = listeners.into_iter().map(start).collect();
         Ok(Self { listeners: listeners?, stop })

@@ -14,7 +14,7 @@ use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
 use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
-use crate::queue::{Class, NO_TENANT, RETRY_AFTER_MIN};
+use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
 fn waiting(dispatch: &Dispatch) -> (usize, usize) {
@@ -76,7 +76,7 @@ fn of_tenant(tenant: u64, request: PlacementRequest) -> PlacementRequest {
 fn queued() -> QueuedRequest {
     QueuedRequest {
         tenant: NO_TENANT,
-        class: Class::Standard,
+        class: PriorityClass::Standard,
         tokens: 10,
         arrived: Instant::now(),
         deadline: None,

@@ -193,11 +193,11 @@ fn a_new_process_starts_with_a_clean_history() {
 #[test]
 fn retries_are_a_fraction_of_requests() {
     let mut budget = RetryBudget::new(10, 5);
-    assert_eq!((0..9).filter(|_| budget.spend()).count(), 5, "what is saved up at the start");
+    assert_eq!((0..9).filter(|_| budget.withdraw()).count(), 5, "what is saved up at the start");
     let mut retries = 0;
     for _ in 0..1000 {
-        budget.earn();
-        retries += u32::from(budget.spend());
+        budget.deposit();
+        retries += u32::from(budget.withdraw());
     }
     assert!((99..=100).contains(&retries), "{retries}");
 }

@@ -11,7 +11,7 @@ use super::headers;
 use super::outgoing::OutgoingRequest;
 use super::relay::StreamedAnswer;
 use super::retry_safety::RetrySafety;
-use super::upstream::{Link, SendError, rejects_router};
+use super::upstream::{ReplicaConnection, SendError, rejects_router};
 use super::worker::Worker;
 use crate::dispatch::Placement;
 
@@ -39,7 +39,7 @@ pub(super) async fn attempt(
     outgoing: &OutgoingRequest,
 ) -> Result<Answer, Failure> {
     let watch = Watch::new(worker, placement, outgoing);
-    let (mut link, mut parts) = watch.wait(exchange(worker, placement, outgoing)).await??;
+    let (mut connection, mut parts) = watch.wait(exchange(worker, placement, outgoing)).await??;
     // The replica has answered, so it had not closed the connection while the connection was idle.
     let broken = Failure::Broken { was_reused: false };
     placement.record_first_token();
@@ -49,10 +49,10 @@ pub(super) async fn attempt(
     }
     let status = parts.status;
     let is_events = is_event_stream(&parts.headers);
-    let is_small = !is_events && link.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
+    let is_small = !is_events && connection.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
     if is_small || is_failure(status) {
-        let Ok(bytes) = watch.wait(receive_whole(&mut link)).await? else { return Err(broken) };
-        worker.pool.put(placement.replica.discovered.http, link);
+        let Ok(bytes) = watch.wait(receive_whole(&mut connection)).await? else { return Err(broken) };
+        worker.pool.put(placement.replica.discovered.http, connection);
         let response = Response::from_parts(parts, bytes);
         return match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Err(Failure::Busy(response)),
@@ -62,12 +62,12 @@ pub(super) async fn attempt(
     }
     // Until the first event of a stream has arrived, another replica can still answer.
     let first = if is_events {
-        let Ok(first) = watch.wait(link.next()).await?.transpose() else { return Err(broken) };
+        let Ok(first) = watch.wait(connection.next()).await?.transpose() else { return Err(broken) };
         first
     } else {
         None
     };
-    Ok(Answer::Streamed(Box::new(StreamedAnswer { parts, link, first, is_events })))
+    Ok(Answer::Streamed(Box::new(StreamedAnswer { parts, connection, first, is_events })))
 }
 
 fn is_event_stream(headers: &http::HeaderMap) -> bool {
@@ -86,14 +86,14 @@ async fn exchange(
     worker: &Worker,
     placement: &Placement,
     outgoing: &OutgoingRequest,
-) -> Result<(Link, Parts), Failure> {
+) -> Result<(ReplicaConnection, Parts), Failure> {
     let address = placement.replica.discovered.http;
     let replica = &placement.replica.discovered.name;
     let replicas = &worker.app.dispatch().replicas;
     let is_single_use = outgoing.retry_safety == RetrySafety::Unsafe;
-    while !is_single_use && let Some(mut link) = worker.pool.get(address).await {
-        match link.send(outgoing.to_replica(placement, replicas)).await {
-            Ok(parts) => return Ok((link, parts)),
+    while !is_single_use && let Some(mut connection) = worker.pool.get(address).await {
+        match connection.send(outgoing.to_replica(placement, replicas)).await {
+            Ok(parts) => return Ok((connection, parts)),
             Err(SendError::Unsent) => {}
             Err(SendError::Sent(_)) if outgoing.retry_safety == RetrySafety::Idempotent => break,
             Err(SendError::Sent(error)) => {
@@ -103,27 +103,27 @@ async fn exchange(
         }
     }
     let timeout = worker.app.settings().connect_timeout;
-    let mut link = Link::connect(address, timeout).await.map_err(|error| {
+    let mut connection = ReplicaConnection::connect(address, timeout).await.map_err(|error| {
         tracing::debug!(replica, %error, "failed to connect");
         Failure::Connect
     })?;
-    link.is_single_use = is_single_use;
-    let parts = link.send(outgoing.to_replica(placement, replicas)).await.map_err(|error| {
+    connection.is_single_use = is_single_use;
+    let parts = connection.send(outgoing.to_replica(placement, replicas)).await.map_err(|error| {
         tracing::debug!(replica, %error, "failed to receive an answer");
         match error {
             SendError::Unsent => Failure::Connect,
             SendError::Sent(_) => Failure::Broken { was_reused: false },
         }
     })?;
-    Ok((link, parts))
+    Ok((connection, parts))
 }
 
 /// Receives the rest of a body, up to [`WHOLE_BYTES_MAX`].
-async fn receive_whole(link: &mut Link) -> std::io::Result<Bytes> {
-    let Some(first) = link.next().await.transpose()? else { return Ok(Bytes::new()) };
-    let Some(second) = link.next().await.transpose()? else { return Ok(first) };
+async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<Bytes> {
+    let Some(first) = connection.next().await.transpose()? else { return Ok(Bytes::new()) };
+    let Some(second) = connection.next().await.transpose()? else { return Ok(first) };
     let mut all = [first, second].concat();
-    while let Some(bytes) = link.next().await.transpose()? {
+    while let Some(bytes) = connection.next().await.transpose()? {
         if all.len() as u64 > WHOLE_BYTES_MAX {
             return Err(std::io::Error::other(format!("the answer is larger than {WHOLE_BYTES_MAX} bytes")));
         }

@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 use super::outgoing::OutgoingRequest;
 use super::record::{RequestRecord, TokensUsed};
 use super::sse::Events;
-use super::upstream::Link;
+use super::upstream::ReplicaConnection;
 use super::worker::Worker;
 use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
@@ -26,7 +26,7 @@ const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// An answer that has begun.
 pub(super) struct StreamedAnswer {
     pub(super) parts: Parts,
-    pub(super) link: Link,
+    pub(super) connection: ReplicaConnection,
     /// The part of the body that has arrived.
     pub(super) first: Option<Bytes>,
     /// Whether the body consists of server-sent events.
@@ -42,7 +42,7 @@ impl StreamedAnswer {
         outgoing: &OutgoingRequest,
         record: &mut RequestRecord,
     ) -> Response<Relay> {
-        let Self { parts, link, first, is_events } = self;
+        let Self { parts, connection, first, is_events } = self;
         placement.record_answer_began();
         record.first_byte();
         let events = |endpoint| {
@@ -54,7 +54,7 @@ impl StreamedAnswer {
             is_computed: outgoing.is_computed,
             text_bytes: outgoing.text_bytes,
             choices: outgoing.choices,
-            upstream: Some(link),
+            upstream: Some(connection),
             fleet: Arc::clone(&placement.fleet),
             placement: Some(placement),
             record: record.detach(),
@@ -75,7 +75,7 @@ pub(super) struct Relay {
     text_bytes: usize,
     choices: u32,
     /// `None` once the answer has ended.
-    upstream: Option<Link>,
+    upstream: Option<ReplicaConnection>,
     placement: Option<Placement>,
     fleet: Arc<Fleet>,
     record: RequestRecord,
@@ -99,21 +99,21 @@ impl Relay {
     /// The next bytes for the client.
     pub(super) fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if let Some(first) = self.first.take() {
-            let bytes = self.pass(first);
+            let bytes = self.forward(first);
             if !bytes.is_empty() {
                 return Poll::Ready(Some(Ok(bytes)));
             }
         }
         loop {
-            let Some(link) = &mut self.upstream else {
+            let Some(connection) = &mut self.upstream else {
                 return Poll::Ready(self.failure.take().map(Err));
             };
-            match link.poll_body(context) {
+            match connection.poll_body(context) {
                 Poll::Ready(Some(Ok(bytes))) => {
                     if let Some(silence) = &mut self.silence {
                         silence.since = None;
                     }
-                    let bytes = self.pass(bytes);
+                    let bytes = self.forward(bytes);
                     if !bytes.is_empty() {
                         return Poll::Ready(Some(Ok(bytes)));
                     }
@@ -136,9 +136,9 @@ impl Relay {
         }
     }
 
-    fn pass(&mut self, bytes: Bytes) -> Bytes {
+    fn forward(&mut self, bytes: Bytes) -> Bytes {
         match &mut self.events {
-            Some(events) => events.pass(bytes),
+            Some(events) => events.forward(bytes),
             None => bytes,
         }
     }
@@ -163,8 +163,8 @@ impl Relay {
     /// Completes the answer.
     fn end(&mut self) -> Bytes {
         let used = self.tokens_used();
-        if let (Some(link), Some(placement)) = (self.upstream.take(), &mut self.placement) {
-            self.worker.pool.put(placement.replica.discovered.http, link);
+        if let (Some(connection), Some(placement)) = (self.upstream.take(), &mut self.placement) {
+            self.worker.pool.put(placement.replica.discovered.http, connection);
             placement.set_outcome(Outcome::Answered);
             let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
             let fleet = Arc::clone(&self.fleet);
@@ -185,7 +185,7 @@ impl Relay {
             });
         }
         self.placement = None;
-        self.events.as_mut().map(Events::rest).unwrap_or_default()
+        self.events.as_mut().map(Events::take_held_bytes).unwrap_or_default()
     }
 
     /// Ends an answer whose replica has failed: a stream of events ends with an error event, and any other answer by

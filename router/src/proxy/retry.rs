@@ -46,7 +46,7 @@ pub(super) async fn send_until_answered(
 ) -> Result<Response<Body>, Error> {
     let Destination { fleet, mut request, queued } = destination;
     let dispatch = worker.app.dispatch();
-    dispatch.earn_retry();
+    dispatch.deposit_retry();
     let mut attempts = 0;
     let mut broken = 0;
     // The time when a replica first accepted no connection.
@@ -96,7 +96,7 @@ pub(super) async fn send_until_answered(
                 Failure::Busy(_) | Failure::Unauthenticated => {
                     attempts < attempts_max && has_untried(&fleet, &request)
                 }
-                _ => attempts < attempts_max && dispatch.spend_retry(),
+                _ => attempts < attempts_max && dispatch.withdraw_retry(),
             };
         if !is_retried {
             let answer = failure.into_answer(attempts.max(1), outgoing.retry_safety)?;

@@ -58,9 +58,9 @@ impl Events {
 
     /// Returns the whole events in the bytes that were held back followed by `bytes`. The result is empty if no event
     /// is complete.
-    pub(super) fn pass(&mut self, bytes: Bytes) -> Bytes {
+    pub(super) fn forward(&mut self, bytes: Bytes) -> Bytes {
         // Fast path: most pieces are exactly one whole event.
-        let passed = if self.held.is_empty() && ends_event(&bytes) {
+        let forwarded = if self.held.is_empty() && ends_event(&bytes) {
             bytes
         } else {
             self.held.extend_from_slice(&bytes);
@@ -70,14 +70,14 @@ impl Events {
                 None => return Bytes::new(),
             }
         };
-        self.count += DATA.find_iter(&passed).count() as u64;
+        self.count += DATA.find_iter(&forwarded).count() as u64;
         if self.endpoint == Endpoint::Responses {
-            self.track_sequence_number(&passed);
+            self.track_sequence_number(&forwarded);
         }
-        if may_have_usage(&passed) {
-            self.usage = events_of(&passed).filter_map(|event| usage(data(event)?)).last().or(self.usage);
+        if may_have_usage(&forwarded) {
+            self.usage = events_of(&forwarded).filter_map(|event| usage(data(event)?)).last().or(self.usage);
         }
-        if self.hides_usage { without_usage(passed) } else { passed }
+        if self.hides_usage { without_usage(forwarded) } else { forwarded }
     }
 
     /// The number of events with tokens: all events except the first and last ones of an answer.
@@ -85,8 +85,8 @@ impl Events {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
 
-    /// The bytes that are held back when the stream ends.
-    pub(super) fn rest(&mut self) -> Bytes {
+    /// Removes and returns the bytes that are held back. Called when the stream ends.
+    pub(super) fn take_held_bytes(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
@@ -161,14 +161,14 @@ mod tests {
         for first in 0..text.len() {
             for second in first..text.len() {
                 let mut events = Events::new(Endpoint::Chat);
-                let mut passed = Vec::new();
+                let mut forwarded = Vec::new();
                 for piece in [&text[..first], &text[first..second], &text[second..]] {
-                    passed.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
-                    assert!(passed.is_empty() || ends_event(&passed));
+                    forwarded.extend_from_slice(&events.forward(Bytes::copy_from_slice(piece)));
+                    assert!(forwarded.is_empty() || ends_event(&forwarded));
                 }
-                assert_eq!(passed, text);
+                assert_eq!(forwarded, text);
                 assert_eq!(events.count, 3);
-                assert!(events.rest().is_empty());
+                assert!(events.take_held_bytes().is_empty());
             }
         }
     }
@@ -194,22 +194,22 @@ mod tests {
         for round in 0..20_000 {
             let endpoint = if round % 2 == 0 { Endpoint::Chat } else { Endpoint::Responses };
             let mut events = Events::new(endpoint);
-            let (mut given, mut passed) = (Vec::new(), Vec::new());
+            let (mut given, mut forwarded) = (Vec::new(), Vec::new());
             for _ in 0..rng.random_range(0..8) {
                 let piece: Vec<u8> = (0..rng.random_range(1..4))
                     .flat_map(|_| parts[rng.random_range(0..parts.len())])
                     .copied()
                     .collect();
                 given.extend_from_slice(&piece);
-                let now = events.pass(piece.into());
+                let now = events.forward(piece.into());
                 assert!(now.is_empty() || ends_event(&now), "{now:?}");
-                passed.extend_from_slice(&now);
+                forwarded.extend_from_slice(&now);
             }
-            assert!(given.starts_with(&passed));
+            assert!(given.starts_with(&forwarded));
             let broken = String::from_utf8(events.error_events("it died").to_vec()).unwrap();
             assert!(broken.ends_with("\n\n") && broken.contains("\"code\":\"replica_failed\""), "{broken}");
-            passed.extend_from_slice(&events.rest());
-            assert_eq!(passed, given);
+            forwarded.extend_from_slice(&events.take_held_bytes());
+            assert_eq!(forwarded, given);
         }
     }
 
@@ -243,15 +243,15 @@ mod tests {
             given += "data: [DONE]\n\n";
             expected += "data: [DONE]\n\n";
             let mut events = Events::hiding_usage(Endpoint::Chat);
-            let mut passed = Vec::new();
+            let mut forwarded = Vec::new();
             let mut rest = given.as_bytes();
             while !rest.is_empty() {
                 let (piece, after) = rest.split_at(rng.random_range(1..=rest.len()));
-                passed.extend_from_slice(&events.pass(Bytes::copy_from_slice(piece)));
+                forwarded.extend_from_slice(&events.forward(Bytes::copy_from_slice(piece)));
                 rest = after;
             }
-            passed.extend_from_slice(&events.rest());
-            assert_eq!(String::from_utf8(passed).unwrap(), expected);
+            forwarded.extend_from_slice(&events.take_held_bytes());
+            assert_eq!(String::from_utf8(forwarded).unwrap(), expected);
             assert_eq!(events.usage.map(Usage::total), Some(10));
         }
     }
@@ -259,12 +259,12 @@ mod tests {
     #[test]
     fn an_endless_event_is_passed_on_in_parts() {
         let mut events = Events::new(Endpoint::Chat);
-        let mut passed = 0;
+        let mut forwarded = 0;
         for _ in 0..100 {
-            passed += events.pass(Bytes::from(vec![b'x'; EVENT_BYTES_MAX / 10])).len();
+            forwarded += events.forward(Bytes::from(vec![b'x'; EVENT_BYTES_MAX / 10])).len();
             assert!(events.held.len() <= EVENT_BYTES_MAX);
         }
-        assert_eq!(passed + events.rest().len(), 100 * (EVENT_BYTES_MAX / 10));
+        assert_eq!(forwarded + events.take_held_bytes().len(), 100 * (EVENT_BYTES_MAX / 10));
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
         );
         assert!(chat.ends_with("}\n\ndata: [DONE]\n\n"), "{chat}");
         let mut events = Events::new(Endpoint::Responses);
-        events.pass(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
+        events.forward(Bytes::from_static(b"data: {\"sequence_number\": 41, \"x\":1}\n\n"));
         let responses = events.error_events("m");
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");

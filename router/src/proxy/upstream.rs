@@ -59,10 +59,10 @@ pub(crate) enum SendError {
 }
 
 /// A connection to a replica.
-pub(crate) struct Link {
+pub(crate) struct ReplicaConnection {
     sender: SendRequest<RequestBody>,
     /// `None` after the connection has ended.
-    connection: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
+    driver: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
     /// The rest of the answer, or `None` after the whole answer was returned.
     body: Option<Incoming>,
     /// An error that will be returned after the data that arrived before it.
@@ -74,21 +74,21 @@ pub(crate) struct Link {
     pub(crate) is_single_use: bool,
 }
 
-impl Link {
+impl ReplicaConnection {
     /// Connects to `address`.
     ///
     /// # Errors
     /// The connection was refused, or was not established within `timeout`.
     pub(crate) async fn connect(address: SocketAddr, timeout: Duration) -> io::Result<Self> {
         let stream = open(address, timeout).await?;
-        let (sender, connection) = http1::Builder::new()
+        let (sender, driver) = http1::Builder::new()
             .max_buf_size(BUFFER_BYTES_MAX)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(io::Error::other)?;
         Ok(Self {
             sender,
-            connection: Some(connection),
+            driver: Some(driver),
             body: None,
             failure: None,
             is_reused: false,
@@ -102,12 +102,12 @@ impl Link {
     /// The connection broke, or the answer is not valid HTTP/1.
     ///
     /// # Cancel safety
-    /// This method is not cancel safe: a link whose `send` was dropped cannot be used again.
+    /// This method is not cancel safe: a connection whose `send` was dropped cannot be used again.
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Parts, SendError> {
         let mut answer = pin!(self.sender.try_send_request(request));
-        let connection = &mut self.connection;
+        let driver = &mut self.driver;
         let response = poll_fn(|context| {
-            drive(connection, context);
+            drive(driver, context);
             answer.as_mut().poll(context)
         });
         let response = response.await.map_err(|mut error| match error.take_message() {
@@ -182,14 +182,14 @@ impl Link {
                 },
                 Poll::Ready(Some(Err(error))) => {
                     self.body = None;
-                    self.connection = None;
+                    self.driver = None;
                     return Poll::Ready(Some(Err(io::Error::other(error))));
                 }
                 Poll::Ready(None) => self.body = None,
                 Poll::Pending if is_driven => return Poll::Pending,
                 Poll::Pending => {
                     is_driven = true;
-                    drive(&mut self.connection, context);
+                    drive(&mut self.driver, context);
                 }
             }
         }
@@ -199,7 +199,7 @@ impl Link {
     /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has
     /// neither closed the connection, as far as is known, nor sent data that was not requested.
     fn is_idle(&self) -> bool {
-        self.connection.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
+        self.driver.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
 }
 
@@ -224,33 +224,36 @@ async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
 }
 
 /// Lets hyper write pending data and read available data.
-fn drive(connection: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, context: &mut Context<'_>) {
-    if let Some(open) = connection
+fn drive(driver: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, context: &mut Context<'_>) {
+    if let Some(open) = driver
         && let Poll::Ready(ended) = Pin::new(open).poll(context)
     {
         if let Err(error) = ended {
             tracing::trace!(%error, "a connection to a replica ended");
         }
         // If hyper has not begun to write the request, it returns the request when the connection is dropped.
-        *connection = None;
+        *driver = None;
     }
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for ReplicaConnection {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Link").field("is_open", &self.connection.is_some()).finish_non_exhaustive()
+        formatter
+            .debug_struct("ReplicaConnection")
+            .field("is_open", &self.driver.is_some())
+            .finish_non_exhaustive()
     }
 }
 
 /// The idle connections of one thread.
 #[derive(Default)]
-pub(crate) struct Pool(Mutex<HashMap<SocketAddr, Vec<(Link, Instant)>>>);
+pub(crate) struct Pool(Mutex<HashMap<SocketAddr, Vec<(ReplicaConnection, Instant)>>>);
 
 impl Pool {
     /// Removes and returns the most recently used idle connection to `address`.
-    pub(crate) async fn get(&self, address: SocketAddr) -> Option<Link> {
+    pub(crate) async fn get(&self, address: SocketAddr) -> Option<ReplicaConnection> {
         loop {
-            let (mut link, since) = self.lock().get_mut(&address)?.pop()?;
+            let (mut connection, since) = self.lock().get_mut(&address)?.pop()?;
             if since.elapsed() > IDLE_AGE_MAX {
                 // If this connection is too old, so are the others.
                 self.lock().remove(&address);
@@ -258,33 +261,33 @@ impl Pool {
             }
             // The replica may have closed the connection in the meantime.
             poll_fn(|context| {
-                drive(&mut link.connection, context);
+                drive(&mut connection.driver, context);
                 Poll::Ready(())
             })
             .await;
-            if link.is_idle() {
-                return Some(link);
+            if connection.is_idle() {
+                return Some(connection);
             }
         }
     }
 
-    /// Adds `link` to the pool if it can be used for another request.
-    pub(crate) fn put(&self, address: SocketAddr, mut link: Link) {
-        if link.is_single_use {
+    /// Adds `connection` to the pool if it can be used for another request.
+    pub(crate) fn put(&self, address: SocketAddr, mut connection: ReplicaConnection) {
+        if connection.is_single_use {
             return;
         }
-        if !link.is_idle() {
+        if !connection.is_idle() {
             // hyper may not have noticed yet that the answer is complete. An idle connection needs no waker.
-            drive(&mut link.connection, &mut Context::from_waker(Waker::noop()));
-            if !link.is_idle() {
+            drive(&mut connection.driver, &mut Context::from_waker(Waker::noop()));
+            if !connection.is_idle() {
                 return;
             }
         }
-        link.is_reused = true;
+        connection.is_reused = true;
         let mut idle = self.lock();
         let idle = idle.entry(address).or_default();
         if idle.len() < IDLE_MAX {
-            idle.push((link, Instant::now()));
+            idle.push((connection, Instant::now()));
         }
     }
 
@@ -296,7 +299,7 @@ impl Pool {
         });
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, Vec<(Link, Instant)>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, Vec<(ReplicaConnection, Instant)>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

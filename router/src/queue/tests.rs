@@ -10,7 +10,7 @@ const CONFIG: QueueConfig = QueueConfig {
     class_delay: Duration::from_secs(10),
 };
 
-fn request(class: Class, arrived: Instant) -> QueuedRequest {
+fn request(class: PriorityClass, arrived: Instant) -> QueuedRequest {
     QueuedRequest { tenant: NO_TENANT, class, tokens: 100, arrived, deadline: None }
 }
 
@@ -21,8 +21,8 @@ fn seconds(count: u64) -> Duration {
 #[test]
 fn the_first_request_is_served_first() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let first = queue.push(request(Class::Standard, now), now).unwrap();
-    let second = queue.push(request(Class::Standard, now), now).unwrap();
+    let first = queue.push(request(PriorityClass::Standard, now), now).unwrap();
+    let second = queue.push(request(PriorityClass::Standard, now), now).unwrap();
     assert_eq!(queue.head(), Some(first));
     assert_eq!(queue.dequeue(first, now + seconds(3)), Some(seconds(3)));
     assert_eq!(queue.dequeue(first, now), None);
@@ -36,8 +36,8 @@ fn the_first_request_is_served_first() {
 #[test]
 fn a_request_that_returns_keeps_its_position() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let newcomer = queue.push(request(Class::Standard, now + seconds(1)), now + seconds(1)).unwrap();
-    let back = queue.push(request(Class::Standard, now), now + seconds(2)).unwrap();
+    let newcomer = queue.push(request(PriorityClass::Standard, now + seconds(1)), now + seconds(1)).unwrap();
+    let back = queue.push(request(PriorityClass::Standard, now), now + seconds(2)).unwrap();
     assert_eq!(queue.upcoming(9), [back, newcomer]);
     assert_eq!(queue.upcoming(1), [back]);
 }
@@ -45,20 +45,21 @@ fn a_request_that_returns_keeps_its_position() {
 #[test]
 fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let bulk = queue.push(request(Class::Bulk, now), now).unwrap();
-    let standard = queue.push(request(Class::Standard, now + seconds(5)), now + seconds(5)).unwrap();
-    let interactive = queue.push(request(Class::Interactive, now + seconds(14)), now + seconds(14)).unwrap();
+    let bulk = queue.push(request(PriorityClass::Bulk, now), now).unwrap();
+    let standard = queue.push(request(PriorityClass::Standard, now + seconds(5)), now + seconds(5)).unwrap();
+    let interactive =
+        queue.push(request(PriorityClass::Interactive, now + seconds(14)), now + seconds(14)).unwrap();
     for next in [interactive, standard] {
         assert_eq!(queue.head(), Some(next));
         queue.dequeue(next, now + seconds(15));
     }
-    queue.push(request(Class::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
+    queue.push(request(PriorityClass::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
     assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
 }
 
 /// Requests of this tenant, each with 100 tokens.
 fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
-    QueuedRequest { tenant, ..request(Class::Standard, now) }
+    QueuedRequest { tenant, ..request(PriorityClass::Standard, now) }
 }
 
 #[test]
@@ -123,21 +124,21 @@ fn tenants_get_equal_parts_at_random() {
 #[test]
 fn the_queue_is_limited_by_requests_and_by_tokens() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let huge = QueuedRequest { tokens: 5000, ..request(Class::Standard, now) };
+    let huge = QueuedRequest { tokens: 5000, ..request(PriorityClass::Standard, now) };
     let ticket = queue.push(huge, now).unwrap();
-    assert!(queue.push(request(Class::Standard, now), now).is_err(), "no room for tokens");
+    assert!(queue.push(request(PriorityClass::Standard, now), now).is_err(), "no room for tokens");
     queue.dequeue(ticket, now);
     for _ in 0..4 {
-        queue.push(QueuedRequest { tokens: 1, ..request(Class::Standard, now) }, now).unwrap();
+        queue.push(QueuedRequest { tokens: 1, ..request(PriorityClass::Standard, now) }, now).unwrap();
     }
-    assert!(queue.push(request(Class::Standard, now), now).is_err(), "no room for requests");
+    assert!(queue.push(request(PriorityClass::Standard, now), now).is_err(), "no room for requests");
 }
 
 #[test]
 fn only_requests_past_their_deadline_expire() {
     let (mut queue, now) = (Queue::new(CONFIG), Instant::now());
-    let patient = queue.push(request(Class::Standard, now), now).unwrap();
-    let hurried = QueuedRequest { deadline: Some(now + seconds(2)), ..request(Class::Bulk, now) };
+    let patient = queue.push(request(PriorityClass::Standard, now), now).unwrap();
+    let hurried = QueuedRequest { deadline: Some(now + seconds(2)), ..request(PriorityClass::Bulk, now) };
     let hurried = queue.push(hurried, now).unwrap();
     assert_eq!(queue.next_deadline(), Some(now + seconds(2)));
     assert_eq!(queue.expire(now + seconds(1)), None);
@@ -154,14 +155,14 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
     let mut now = start;
     // One request is served every four seconds, and the queue is never empty.
     for _ in 0..10 {
-        queue.push(request(Class::Standard, now), now).unwrap();
+        queue.push(request(PriorityClass::Standard, now), now).unwrap();
     }
     for _ in 0..20 {
         now += seconds(4);
         queue.dequeue(queue.head().unwrap(), now).unwrap();
-        queue.push(request(Class::Standard, now), now).unwrap();
+        queue.push(request(PriorityClass::Standard, now), now).unwrap();
     }
-    let QueueFull { retry_after } = queue.push(request(Class::Standard, now), now).unwrap_err();
+    let QueueFull { retry_after } = queue.push(request(PriorityClass::Standard, now), now).unwrap_err();
     let retry_seconds = retry_after.as_secs_f64();
     assert!(
         (retry_seconds - 40.0).abs() < 1.0,
@@ -172,16 +173,16 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
         queue.dequeue(ticket, now);
     }
     now += seconds(3600);
-    queue.push(request(Class::Standard, now), now).unwrap();
+    queue.push(request(PriorityClass::Standard, now), now).unwrap();
     assert!(queue.retry_after(now) < seconds(5));
 }
 
 #[test]
 fn classes_have_names() {
-    for class in [Class::Interactive, Class::Standard, Class::Bulk] {
+    for class in [PriorityClass::Interactive, PriorityClass::Standard, PriorityClass::Bulk] {
         assert_eq!(class.name().parse(), Ok(class));
     }
-    let unknown = "Bulk".parse::<Class>().unwrap_err().to_string();
+    let unknown = "Bulk".parse::<PriorityClass>().unwrap_err().to_string();
     assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
@@ -197,9 +198,9 @@ fn no_request_starves_and_all_counts_hold_at_random() {
         for _ in 0..2000 {
             now += Duration::from_millis(100);
             let class = match rng.next_u64() % 10 {
-                0 => Class::Bulk,
-                1 => Class::Standard,
-                _ => Class::Interactive,
+                0 => PriorityClass::Bulk,
+                1 => PriorityClass::Standard,
+                _ => PriorityClass::Interactive,
             };
             let new = QueuedRequest { tokens: 1 + (rng.next_u64() % 20) as u32, ..request(class, now) };
             if let Ok(ticket) = queue.push(new, now) {

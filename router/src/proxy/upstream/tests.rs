@@ -10,11 +10,11 @@ use super::*;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to a replica, and the other end of it, with which the test simulates the replica.
-async fn connected() -> (Link, TcpStream) {
+async fn connected() -> (ReplicaConnection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (link, accepted) = tokio::join!(Link::connect(address, LIMIT), listener.accept());
-    (link.unwrap(), accepted.unwrap().0)
+    let (connection, accepted) = tokio::join!(ReplicaConnection::connect(address, LIMIT), listener.accept());
+    (connection.unwrap(), accepted.unwrap().0)
 }
 
 fn request(body: impl Into<Bytes>) -> Request<RequestBody> {
@@ -23,9 +23,9 @@ fn request(body: impl Into<Bytes>) -> Request<RequestBody> {
     request
 }
 
-async fn all(link: &mut Link) -> io::Result<Vec<u8>> {
+async fn all(connection: &mut ReplicaConnection) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
-    while let Some(bytes) = link.next().await.transpose()? {
+    while let Some(bytes) = connection.next().await.transpose()? {
         body.extend_from_slice(&bytes);
     }
     Ok(body)
@@ -33,11 +33,11 @@ async fn all(link: &mut Link) -> io::Result<Vec<u8>> {
 
 /// Returns the answer to a request if the replica writes these pieces and closes the connection.
 async fn answer(pieces: [&[u8]; 2]) -> Result<(Parts, io::Result<Vec<u8>>, bool), SendError> {
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     let send = async move {
-        let parts = link.send(request("x")).await?;
-        let body = all(&mut link).await;
-        Ok((parts, body, link.is_idle()))
+        let parts = connection.send(request("x")).await?;
+        let body = all(&mut connection).await;
+        Ok((parts, body, connection.is_idle()))
     };
     let write = async {
         replica.read_exact(&mut [0; 10]).await.unwrap();
@@ -127,20 +127,20 @@ async fn hop_by_hop_headers_are_not_passed_on() {
 
 #[tokio::test]
 async fn chunks_that_arrive_together_are_joined() {
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     let chunks = "1\r\na\r\n".repeat(100);
     let text = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}");
-    exchange(&mut link, &mut replica, &text).await;
-    assert_eq!(link.next().await.unwrap().unwrap(), "a".repeat(100));
+    exchange(&mut connection, &mut replica, &text).await;
+    assert_eq!(connection.next().await.unwrap().unwrap(), "a".repeat(100));
 }
 
 /// Sends a request that the replica answers with `text`.
-async fn exchange(link: &mut Link, replica: &mut TcpStream, text: &str) {
+async fn exchange(connection: &mut ReplicaConnection, replica: &mut TcpStream, text: &str) {
     let reply = async {
         assert!(replica.read(&mut [0; 1024]).await.unwrap() > 0);
         replica.write_all(text.as_bytes()).await.unwrap();
     };
-    let (parts, ()) = tokio::join!(link.send(request("")), reply);
+    let (parts, ()) = tokio::join!(connection.send(request("")), reply);
     parts.unwrap();
 }
 
@@ -163,7 +163,7 @@ impl Drop for TrackedBytes {
 async fn a_stream_releases_the_body_of_its_request() {
     const BYTES: usize = 4 << 20;
     let is_released = Arc::new(AtomicBool::new(false));
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     let body = Bytes::from_owner(TrackedBytes(vec![b'x'; BYTES], Arc::clone(&is_released)));
     let read = async {
         // Read the whole request: as many bytes as the body has, and then the rest, which is as long as the head.
@@ -172,9 +172,9 @@ async fn a_stream_releases_the_body_of_its_request() {
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
         replica.write_all(head).await.unwrap();
     };
-    let (parts, ()) = tokio::join!(link.send(request(body)), read);
+    let (parts, ()) = tokio::join!(connection.send(request(body)), read);
     assert!(parts.unwrap().status.is_success());
-    assert_eq!(link.next().await.unwrap().unwrap(), "a");
+    assert_eq!(connection.next().await.unwrap().unwrap(), "a");
     assert!(
         is_released.load(Ordering::Relaxed),
         "the stream goes on, and its request is not needed any more"
@@ -184,46 +184,46 @@ async fn a_stream_releases_the_body_of_its_request() {
 #[tokio::test]
 async fn a_request_is_known_to_be_unsent_only_if_the_replica_cannot_have_it() {
     // The connection is closed before the request is sent.
-    let (mut link, replica) = connected().await;
+    let (mut connection, replica) = connected().await;
     drop(replica);
     for _ in 0..1000 {
         // The runtime polls for events only occasionally while a task is ready.
         tokio::task::yield_now().await;
     }
-    assert!(matches!(link.send(request("x")).await.unwrap_err(), SendError::Unsent));
+    assert!(matches!(connection.send(request("x")).await.unwrap_err(), SendError::Unsent));
     // The request is received, and then the connection is closed without an answer.
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     let receive = async {
         replica.read_exact(&mut [0; 1]).await.unwrap();
         drop(replica);
     };
-    let (answer, ()) = tokio::join!(link.send(request("x")), receive);
+    let (answer, ()) = tokio::join!(connection.send(request("x")), receive);
     assert!(matches!(answer.unwrap_err(), SendError::Sent(_)));
 }
 
 #[tokio::test]
 async fn a_connection_is_pooled_after_its_answer_until_the_replica_closes_it() {
     let pool = Pool::default();
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     let address = replica.local_addr().unwrap();
     let text = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na";
-    exchange(&mut link, &mut replica, text).await;
-    pool.put(address, link);
+    exchange(&mut connection, &mut replica, text).await;
+    pool.put(address, connection);
     assert!(pool.get(address).await.is_none(), "its answer was not read");
 
-    let (mut link, mut replica) = connected().await;
+    let (mut connection, mut replica) = connected().await;
     for is_reused in [false, true] {
-        assert_eq!(link.is_reused, is_reused);
-        exchange(&mut link, &mut replica, text).await;
-        assert_eq!(all(&mut link).await.unwrap(), b"a");
-        pool.put(address, link);
-        link = pool.get(address).await.unwrap();
+        assert_eq!(connection.is_reused, is_reused);
+        exchange(&mut connection, &mut replica, text).await;
+        assert_eq!(all(&mut connection).await.unwrap(), b"a");
+        pool.put(address, connection);
+        connection = pool.get(address).await.unwrap();
     }
-    pool.put(address, link);
+    pool.put(address, connection);
     drop(replica);
     tokio::time::timeout(LIMIT, async {
-        while let Some(link) = pool.get(address).await {
-            pool.put(address, link);
+        while let Some(connection) = pool.get(address).await {
+            pool.put(address, connection);
             tokio::task::yield_now().await;
         }
     })
