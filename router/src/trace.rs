@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_w3c_allows_is_a_trace() {
+    fn parses_only_valid_w3c_trace_headers() {
         let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let context = parse(good).unwrap();
         assert!(context.is_sampled() && context.is_remote());

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_clients_can_read() {
+    fn the_client_parses_the_answers_of_the_upstream() {
         let mut answer = Answer::new();
         answer.feed(STREAM.as_bytes()).unwrap();
         for event in &*EVENTS {

@@ -5,7 +5,7 @@ fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
 }
 
 #[test]
-fn the_command_line_is_sound() {
+fn the_command_line_definition_is_valid() {
     use clap::CommandFactory as _;
     Args::command().debug_assert();
 }

@@ -48,7 +48,7 @@ fn a_client_that_used_more_than_estimated_waits_longer() {
 }
 
 #[test]
-fn what_costs_nothing_is_possible_after_the_tokens_are_exceeded() {
+fn a_request_without_tokens_is_admitted_when_the_token_limit_is_exceeded() {
     let (mut limits, now) = (RateLimits::default(), Instant::now());
     assert_eq!(limits.charge(1, RATES, 100, now), Ok(()));
     limits.settle(1, 100, 10_000);

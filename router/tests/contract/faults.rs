@@ -26,7 +26,7 @@ const IN_TURN: &str = "--policy=round-robin";
 const REQUESTS: usize = 10;
 
 /// Checks that the healthy replica answers every request, and that the failing one was tried.
-fn goes_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool) -> String {
+fn assert_retried_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool) -> String {
     let good = good();
     let all: Vec<&str> = [IN_TURN].into_iter().chain(arguments.iter().copied()).collect();
     let router = Router::start(&[bad, &good], &all);
@@ -44,38 +44,38 @@ fn goes_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool) -> String
 }
 
 #[test]
-fn a_replica_that_dies_before_its_first_byte_is_replaced() {
+fn a_request_is_retried_if_the_replica_dies_before_its_first_byte() {
     for is_stream in [false, true] {
-        goes_elsewhere(&Upstream::start("m", |_, _| false), &[], is_stream);
+        assert_retried_elsewhere(&Upstream::start("m", |_, _| false), &[], is_stream);
     }
 }
 
 #[test]
-fn a_replica_that_dies_between_head_and_first_event_is_replaced() {
-    goes_elsewhere(&Upstream::start("m", |_, stream| send_and_close(stream, STREAM)), &[], true);
+fn a_request_is_retried_if_the_replica_dies_between_head_and_first_event() {
+    assert_retried_elsewhere(&Upstream::start("m", |_, stream| send_and_close(stream, STREAM)), &[], true);
 }
 
 #[test]
-fn a_replica_that_dies_within_an_answer_that_is_not_streamed_is_replaced() {
+fn a_request_is_retried_if_the_replica_dies_within_an_answer_that_is_not_streamed() {
     let bad = Upstream::start("m", |_, stream| {
         send(stream, "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{\"half\":");
         false
     });
-    goes_elsewhere(&bad, &[], false);
+    assert_retried_elsewhere(&bad, &[], false);
 }
 
 #[test]
-fn a_replica_that_talks_nonsense_is_replaced() {
+fn a_request_is_retried_if_the_answer_is_not_http() {
     let bad = Upstream::start("m", |_, stream| send_and_close(stream, "SSH-2.0-OpenSSH_9.9\r\n\r\n"));
-    goes_elsewhere(&bad, &[], false);
+    assert_retried_elsewhere(&bad, &[], false);
 }
 
 #[test]
-fn server_errors_and_no_room_go_elsewhere() {
+fn requests_are_retried_after_server_errors_and_when_a_replica_is_full() {
     for status in
         ["500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "429 Too Many Requests"]
     {
-        goes_elsewhere(
+        assert_retried_elsewhere(
             &Upstream::start("m", move |_, stream| send(stream, &with_status(status, "{}"))),
             &[],
             true,
@@ -84,7 +84,7 @@ fn server_errors_and_no_room_go_elsewhere() {
 }
 
 #[test]
-fn a_replica_that_does_not_begin_in_time_is_replaced() {
+fn a_request_is_retried_if_the_answer_does_not_begin_in_time() {
     let bad = || {
         Upstream::start("m", |_, stream| {
             use std::io::Read as _;
@@ -93,13 +93,13 @@ fn a_replica_that_does_not_begin_in_time_is_replaced() {
             false
         })
     };
-    let metrics = goes_elsewhere(&bad(), &["--first-token-timeout=100ms"], true);
+    let metrics = assert_retried_elsewhere(&bad(), &["--first-token-timeout=100ms"], true);
     assert!(metrics.contains("reason=\"timeout\""), "{metrics}");
-    goes_elsewhere(&bad(), &["--answer-timeout=100ms"], false);
+    assert_retried_elsewhere(&bad(), &["--answer-timeout=100ms"], false);
 }
 
 #[test]
-fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
+fn a_request_is_retried_after_a_connect_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // The replica lists its model once, and accepts no other connection.
@@ -128,8 +128,8 @@ fn a_replica_that_takes_no_connection_in_time_is_passed_over() {
 }
 
 #[test]
-fn a_replica_that_fails_again_and_again_is_ejected() {
-    let metrics = goes_elsewhere(&Upstream::start("m", |_, _| false), &[], false);
+fn a_replica_that_fails_repeatedly_is_ejected() {
+    let metrics = assert_retried_elsewhere(&Upstream::start("m", |_, _| false), &[], false);
     assert!(metric(&metrics, "ovfleet_router_ejections_total") >= 1.0, "{metrics}");
 }
 
@@ -176,7 +176,7 @@ fn attempts_are_counted() {
 }
 
 /// A replica that dies after two events.
-fn dies_within() -> Upstream {
+fn dying_mid_stream() -> Upstream {
     Upstream::start("m", |_, stream| {
         send(stream, STREAM);
         send(stream, &event("{\"sequence_number\":1}"));
@@ -189,7 +189,7 @@ fn dies_within() -> Upstream {
 
 #[test]
 fn a_stream_whose_replica_dies_ends_with_an_error_event() {
-    let upstream = dies_within();
+    let upstream = dying_mid_stream();
     let router = Router::start(&[&upstream], &[]);
     let broken = |count: u32| {
         let metrics = router.get("/metrics").body;

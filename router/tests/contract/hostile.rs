@@ -105,7 +105,7 @@ fn probes_and_metrics_have_their_own_port() {
 }
 
 #[test]
-fn an_answer_that_is_not_read_is_given_up() {
+fn an_answer_that_is_not_read_is_aborted() {
     let upstream = endless();
     let router = Router::start(&[&upstream], &["--write-timeout=200ms"]);
     let mut deaf = router.connect();
@@ -115,7 +115,7 @@ fn an_answer_that_is_not_read_is_given_up() {
 }
 
 #[test]
-fn an_answer_that_is_not_read_is_given_up_over_http2_as_well() {
+fn an_answer_that_is_not_read_is_aborted_over_http2() {
     let upstream = endless();
     let router = Router::start(&[&upstream], &["--write-timeout=200ms"]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -209,7 +209,7 @@ fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
 }
 
 #[test]
-fn the_operator_hears_which_replicas_receive_requests() {
+fn the_operator_receives_the_routing_state_of_replicas() {
     let upstream = answering();
     let router = Router::start(&[&upstream], &["--grpc-port=0"]);
     let address = address_of(&router, "gRPC on ");

@@ -97,7 +97,7 @@ fn on_the_second_signal_the_router_exits_immediately() {
 }
 
 #[test]
-fn a_client_that_sends_no_head_is_shown_out() {
+fn a_connection_is_closed_if_the_request_head_does_not_arrive_in_time() {
     let upstream = Upstream::start("m", |_, _| false);
     let router = Router::start(&[&upstream], &["--read-timeout=100ms"]);
     let mut slow = router.connect();

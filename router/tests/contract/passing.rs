@@ -204,7 +204,7 @@ async fn http_2_without_tls_is_accepted() {
 }
 
 #[test]
-fn other_paths_of_the_api_and_bodies_that_are_no_json_pass_too() {
+fn unknown_paths_and_bodies_that_are_not_json_are_forwarded() {
     let upstream =
         Upstream::start("m", |_, stream| send(stream, &with_status("404 Not Found", "{\"mine\":1}")));
     let router = Router::start(&[&upstream], &[]);

@@ -21,7 +21,7 @@ fn deadly_seen(upstreams: &[Upstream]) -> usize {
 }
 
 #[test]
-fn a_query_of_death_meets_two_replicas_and_no_more() {
+fn a_request_that_kills_replicas_is_sent_to_at_most_two() {
     let upstreams: Vec<Upstream> = (0..6).map(|_| mortal()).collect();
     let all: Vec<&Upstream> = upstreams.iter().collect();
     let router =
@@ -42,7 +42,7 @@ fn a_query_of_death_meets_two_replicas_and_no_more() {
 }
 
 /// A replica with store 1 that closes the connection when it receives the first request that it must drop.
-fn dropping_once() -> Upstream {
+fn dropping_first_request() -> Upstream {
     let dropped = AtomicUsize::new(0);
     Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, move |request, stream| {
         let is_warming = request.header("x-warm").is_some();
@@ -76,7 +76,7 @@ fn a_stored_write_runs_once_and_a_read_is_repeated() {
     ];
     for is_warm in [false, true] {
         for (method, path, body) in writes.into_iter().chain(repeats) {
-            let replica = dropping_once();
+            let replica = dropping_first_request();
             let router = Router::start(&[&replica], &[]);
             if is_warm {
                 assert_eq!(router.request("POST", CHAT, "x-warm: 1\r\n", &chat("m", false)).status, 200);

@@ -61,7 +61,7 @@ fn the_least_length_that_replicas_of_a_model_take_is_passed_on() {
 }
 
 #[test]
-fn without_a_name_the_only_model_is_meant() {
+fn a_request_without_a_model_uses_the_only_model() {
     let a = named("a");
     let router = Router::start(&[&a], &[]);
     assert_eq!(router.post(CHAT, r#"{"messages":[]}"#).status, 200);

@@ -79,7 +79,7 @@ fn an_object_that_no_replica_stores_is_a_404() {
 }
 
 #[test]
-fn a_replica_of_another_model_does_not_do() {
+fn a_stored_object_is_not_found_for_another_model() {
     let one = with_store(1);
     let other = Upstream::start("other", |_, stream| send(stream, &whole("{}")));
     let router = Router::start(&[&one, &other], &[]);

@@ -34,7 +34,7 @@ fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
 }
 
 #[test]
-fn two_that_pick_at_once_do_not_pick_the_same_replica() {
+fn two_concurrent_picks_book_different_replicas() {
     let now = Instant::now();
     loom::model(move || {
         let ledgers = [Ledger::new(ROUTER), Ledger::new(ROUTER)];

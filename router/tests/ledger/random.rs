@@ -152,7 +152,7 @@ impl World {
 }
 
 #[test]
-fn no_order_of_events_swallows_a_dispatch_or_leaves_anything_behind() {
+fn booked_load_matches_a_model_for_random_orders_of_events() {
     for seed in 0..200 {
         let mut world = World {
             rng: StdRng::seed_from_u64(seed),

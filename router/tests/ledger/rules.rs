@@ -48,7 +48,7 @@ fn without_dispatch_numbers_a_report_includes_a_request_after_a_delay() {
 }
 
 #[test]
-fn an_old_report_changes_nothing_and_a_stale_one_does_not_exist() {
+fn an_outdated_report_is_ignored_and_a_stale_report_is_hidden() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let newer = Load { running: 7, ..load(1, 5, &[]) };
     assert_eq!(ledger.observe(&newer, now), ReportOutcome::Accepted);
@@ -122,7 +122,7 @@ fn the_header_names_router_and_number() {
 }
 
 #[test]
-fn odd_figures_in_a_report_do_no_harm() {
+fn invalid_values_in_a_report_are_replaced() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let report = Load {
         prefill_tokens_per_second: f32::NAN,
