@@ -18,8 +18,8 @@ use crate::replica::{Replica, ReportChanges};
 
 /// Number of models that the router knows, including those that no replica serves any more.
 ///
-/// Beyond it: models without a replica are forgotten; if this is not enough, the new model is not served: 404,
-/// `model_not_found`.
+/// Beyond it: models without a replica and without waiting requests are forgotten; if this is not enough, the new model
+/// is not served: 404, `model_not_found`.
 pub const MODELS_MAX: usize = 4096;
 
 /// All replicas, by model.
@@ -209,7 +209,8 @@ impl Replicas {
         }
         for (model, replicas) in members {
             if !fleets.contains_key(&model) && fleets.len() >= MODELS_MAX {
-                fleets.retain(|_, fleet| !fleet.replicas().is_empty());
+                // A fleet that is forgotten gets no new replica, so its waiting requests would time out.
+                fleets.retain(|_, fleet| !fleet.replicas().is_empty() || fleet.waiters() > 0);
                 if fleets.len() >= MODELS_MAX {
                     tracing::warn!(model, "the model is not served: too many models (limit: {MODELS_MAX})");
                     continue;
@@ -247,6 +248,7 @@ mod tests {
     use proto::v1alpha1::State;
 
     use super::*;
+    use crate::queue::{NO_TENANT, PriorityClass, QueuedRequest};
 
     fn discovered(port: u16) -> DiscoveredReplica {
         let http = SocketAddr::from(([127, 0, 0, 1], port));
@@ -372,5 +374,28 @@ mod tests {
         assert!(removed[0].is_removed() && !new[1].is_removed());
         assert!(Arc::ptr_eq(&replicas.all()[0], &new[1]));
         assert!(replicas.fleet("a").unwrap().replicas().is_empty());
+    }
+
+    #[test]
+    fn a_model_without_replicas_is_remembered_while_requests_wait_for_it() {
+        const MODELS_PER_REPORT: usize = 64;
+        let (replicas, now) = (Replicas::new(1), Instant::now());
+        let new = replicas.update(&[discovered(1)]).added;
+        let name = |report: u64, model: usize| format!("{report}-{model}");
+        let report = |number: u64| {
+            let models = (0..MODELS_PER_REPORT).map(|model| name(number, model)).collect();
+            replicas.observe(&new[0], Load { models, ..load(1, number, &[]) }, now).unwrap();
+        };
+        let last = (MODELS_MAX / MODELS_PER_REPORT) as u64;
+        (1..=last).for_each(&report);
+        assert_eq!(replicas.fleets().len(), MODELS_MAX);
+        let awaited = replicas.fleet(&name(1, 0)).unwrap();
+        let class = PriorityClass::Standard;
+        let request = QueuedRequest { tenant: NO_TENANT, class, tokens: 1, arrived: now, deadline: None };
+        awaited.with_waiting(|waiting| waiting.queue.push(request, now)).unwrap();
+        report(last + 1);
+        assert!(Arc::ptr_eq(&replicas.fleet(&name(1, 0)).unwrap(), &awaited));
+        assert!(replicas.fleet(&name(1, 1)).is_none(), "no request waits for it");
+        assert_eq!(replicas.fleets().len(), MODELS_PER_REPORT + 1);
     }
 }
