@@ -118,11 +118,6 @@ impl Health {
         Self { config, replicas: HashMap::new() }
     }
 
-    /// Replaces the configuration for future outcomes.
-    pub fn configure(&mut self, config: HealthConfig) {
-        self.config = config;
-    }
-
     /// Adds a replica, unless it is known already.
     pub fn add(&mut self, replica: u64) {
         self.replicas.entry(replica).or_default();

@@ -1,11 +1,11 @@
-//! The queue of requests that wait in the router for a replica with room. It decides which request is next, which has
-//! waited too long, and when a client should retry if the queue is full.
+//! The queue of requests that wait in the router for a replica with room. It decides which request is next, and when
+//! a client should retry if the queue is full. The caller removes requests that have waited too long.
 //!
 //! Tenants are served fairly (`fair_order.rs`). The requests of a tenant are ordered by their arrival time plus a delay
 //! that depends on the priority class. So a class is served before the classes below it, but no request waits forever
 //! behind requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes no task.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,6 @@ pub struct Queue {
     next: u64,
     entries: BTreeMap<Ticket, Entry>,
     order: FairOrder,
-    deadlines: BTreeSet<(Instant, Ticket)>,
     tokens: u64,
     drain_rate: DrainRate,
 }
@@ -104,7 +103,6 @@ struct Entry {
     request: QueuedRequest,
     since: Instant,
     position: Position,
-    deadline: Instant,
 }
 
 impl Queue {
@@ -116,13 +114,12 @@ impl Queue {
             next: 0,
             entries: BTreeMap::new(),
             order: FairOrder::default(),
-            deadlines: BTreeSet::new(),
             tokens: 0,
             drain_rate: DrainRate::default(),
         }
     }
 
-    /// Replaces the limits. Requests that are already waiting keep their deadlines.
+    /// Replaces the limits. Requests that are already waiting stay in the queue.
     pub fn configure(&mut self, config: QueueConfig) {
         self.config = config;
     }
@@ -132,7 +129,7 @@ impl Queue {
     /// # Errors
     /// The queue is full.
     pub fn push(&mut self, request: QueuedRequest, now: Instant) -> Result<Ticket, QueueFull> {
-        let QueueConfig { queue_requests, queue_tokens, queue_timeout, class_delay } = self.config;
+        let QueueConfig { queue_requests, queue_tokens, class_delay, .. } = self.config;
         let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(request.tokens) > queue_tokens;
         if self.entries.len() >= queue_requests || is_too_much || self.exceeds_tenant_share(&request) {
             return Err(QueueFull { retry_after: self.retry_after(now) });
@@ -140,13 +137,10 @@ impl Queue {
         self.drain_rate.advance(!self.entries.is_empty(), now);
         let ticket = Ticket(self.next);
         self.next += 1;
-        let deadline = now + queue_timeout;
-        let deadline = request.deadline.map_or(deadline, |given| given.min(deadline));
         let rank = request.arrived + class_delay * request.class as u32;
         let position = Position { rank, ticket };
-        self.entries.insert(ticket, Entry { request, since: now, position, deadline });
+        self.entries.insert(ticket, Entry { request, since: now, position });
         self.order.insert(request.tenant, position, request.tokens);
-        self.deadlines.insert((deadline, ticket));
         self.tokens += u64::from(request.tokens);
         Ok(ticket)
     }
@@ -177,22 +171,6 @@ impl Queue {
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
         self.drain_rate.advance(!self.entries.is_empty(), now);
         self.remove(ticket);
-    }
-
-    /// Removes one request whose deadline has passed. Returns `None` if there is no such request.
-    pub fn expire(&mut self, now: Instant) -> Option<Ticket> {
-        let &(deadline, ticket) = self.deadlines.first()?;
-        if deadline > now {
-            return None;
-        }
-        self.drain_rate.advance(true, now);
-        self.remove(ticket).map(|_| ticket)
-    }
-
-    /// The earliest deadline in the queue.
-    #[must_use]
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
     /// The expected time until all requests in the queue are served, from the recent drain rate. The time is between
@@ -241,7 +219,6 @@ impl Queue {
     fn remove(&mut self, ticket: Ticket) -> Option<Entry> {
         let entry = self.entries.remove(&ticket)?;
         self.order.remove(entry.request.tenant, entry.position);
-        self.deadlines.remove(&(entry.deadline, ticket));
         self.tokens -= u64::from(entry.request.tokens);
         Some(entry)
     }

@@ -164,6 +164,17 @@ async fn a_request_that_waits_too_long_gets_a_retry_after() {
     assert_eq!(waiting(dispatch), (0, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_no_longer_than_its_client() {
+    let (app, _, fleet) = reporting_app(report(1, 1, 1), &["--queue-timeout=1h"]);
+    let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
+    let started = tokio::time::Instant::now();
+    let expired = app.dispatch().place(&fleet, request(), queued).await.unwrap_err();
+    assert!(matches!(expired, PlacementError::QueueTimeout { .. }));
+    assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
+    assert_eq!(waiting(app.dispatch()), (0, 0));
+}
+
 /// A report of a replica that can run many sequences, but whose cache is nearly full.
 fn nearly_full(number: u64) -> Load {
     Load { blocks_active: 900, ..report(number, 1, 100) }
