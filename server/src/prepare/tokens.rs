@@ -18,7 +18,7 @@ use crate::error::Error;
 ///
 /// Beyond it: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
 const TOKENS_MAX: usize = 1 << 20;
-/// Size of the text in the answer to a detokenize request.
+/// Size in bytes of the text in the answer to a detokenize request.
 ///
 /// Beyond it: 400, `array_above_max_length`.
 const TEXT_BYTES_MAX: usize = 4 << 20;

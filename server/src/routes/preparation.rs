@@ -14,9 +14,10 @@ const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a body can be prepared so quickly that it needs no separate thread.
 pub(super) fn is_light(body: &[u8]) -> bool {
-    let may_take_long =
-        || prepare::may_compile(body) || prepare::may_decode_images(body) || prepare::may_pad(body);
-    body.len() <= INLINE_BYTES_MAX && !may_take_long()
+    body.len() <= INLINE_BYTES_MAX
+        && !prepare::may_compile(body)
+        && !prepare::may_decode_images(body)
+        && !prepare::may_pad(body)
 }
 
 /// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of
