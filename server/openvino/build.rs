@@ -102,7 +102,8 @@ struct KernelSet {
 }
 
 /// Returns the folder for the compiled libraries, whose name depends on everything that they are compiled from. It is not in
-/// `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and to compile them takes minutes.
+/// `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them takes
+/// minutes.
 fn shared_folder(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
@@ -127,8 +128,8 @@ fn shared_folder(openvino: &Path) -> PathBuf {
     target.join("shim").join(format!("{:016x}", hash.finish()))
 }
 
-/// Compiles libraries to `folder`, as many at the same time as Cargo allows, and links them in their order. If the folder
-/// exists, they are already compiled.
+/// Compiles libraries to `folder`, as many at the same time as Cargo allows, and links them in the given order. If the
+/// folder exists, they are already compiled.
 fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     let partial = folder.with_extension("partial");
     if !folder.exists() {
@@ -167,7 +168,8 @@ fn compile_to(libraries: &mut [(String, cc::Build)], folder: &Path) {
     for (name, library) in libraries.iter_mut() {
         // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
         library.out_dir(folder.join(name)).cargo_metadata(false);
-        // Only line tables, as for the Rust code: all debug information takes half as long again to compile.
+        // Generate only line tables, as for the Rust code: with full debug information, compiling takes 1.5 times as
+        // long.
         library.debug(false).flag("-g1");
     }
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 // Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover all
-// head sizes, groups, numbers of tokens and tails. They run for every instruction set of this machine and, on any machine,
-// for the kernels for AMX over the model of tiles.
+// head sizes, groups, numbers of tokens and tails. They run with every instruction set of this machine. The AMX kernels also
+// run on the software model of the tiles, on any machine.
 #include "check.hpp"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ std::vector<TestedKernels> tested_kernels() {
     for (const auto isa : ISAS) {
         const auto* kernels = attention_kernels(isa);
         if (kernels) all.push_back({name_of(isa), kernels, isa == Isa::avx512_bf16 || isa == Isa::amx});
-        // The instruction sets with 8-bit dot products have no kernels on any processor.
+        // The attention has no kernels for the instruction sets that add only 8-bit dot products.
         else if (isa == Isa::amx) std::fprintf(stderr, "SKIPPED: attention in real AMX tiles, which this machine lacks\n");
     }
     for (const auto vectors : {Isa::portable, Isa::avx512})

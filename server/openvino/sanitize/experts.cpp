@@ -1,6 +1,6 @@
 // Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover
-// various numbers of experts and rows, sizes, and forms of weights. They run for every instruction set of this
-// machine and, on any machine, for the kernels for AMX over the model of tiles.
+// various numbers of experts and rows, sizes, and forms of weights. They run with every instruction set of this machine. The
+// AMX kernels also run on the software model of the tiles, on any machine.
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,7 @@ using namespace ovfleet::projection;
 constexpr size_t COUNTS[] = {1, 2, 4, 7, 33}, COLUMNS[] = {32, 64, 96, 160, 256}, WEIGHT_GROUPS[] = {16, 32, 64},
                  BITS[] = {4, 6, 8};
 
-// Numbers, and the largest allowed error of each.
+// Values, and the largest allowed error of each.
 struct Bounded {
     std::vector<double> values, off;
 };

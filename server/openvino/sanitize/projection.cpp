@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
-// terms, and various bits, groups, sizes, numbers of rows, epilogues, norms and adapters. They run for every instruction set
-// of this machine and, on any machine, for the kernels for AMX over the model of tiles.
+// terms, and various bits, groups, sizes, numbers of rows, epilogues, norms and adapters. They run with every instruction set
+// of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
 #include "projection.hpp"
 
 #include <algorithm>

@@ -178,11 +178,11 @@ inline Floats broadcast(float value) {
 #endif
 }
 
-// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than to even. What arithmetic yields
-// instead of a number remains not a number.
+// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than to even. The NaN that arithmetic
+// produces remains NaN.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
 
-// The same, with a number of each vector next to each other.
+// Rounds two vectors in the same way, and interleaves their numbers.
 inline Words bf16_pairs(Floats first, Floats second) {
     return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
 }

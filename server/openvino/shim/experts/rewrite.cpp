@@ -35,7 +35,7 @@ struct Matrix {
 // The experts of a layer in the form of the GGUF front end, after ovfleet_fix_experts.
 struct Layer {
     Output src;
-    // The sum of the experts.
+    // The sum of the experts' weighted results.
     Output end;
     size_t used;
     Epilogue epilogue;
@@ -74,7 +74,7 @@ struct Products {
     ConstantPtr bias;
 };
 
-// Products without a bias; nothing if a value is something else.
+// Returns the products without a bias that a value contains; nothing if it contains anything else.
 std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
     if (!is_gather_matmul(node)) return {};
@@ -84,7 +84,7 @@ std::optional<Products> plain_products_of(const Output& value) {
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// The products of experts that a value contains for each row; nothing if it is something else.
+// Returns the products of each row's experts that a value contains; nothing if it contains anything else.
 std::optional<Products> products_of(const Output& value) {
     const auto sum = as<op::v1::Add>(before_reshapes(value));
     if (!sum) return plain_products_of(value);
@@ -192,7 +192,7 @@ bool is_softmax(const Output& weights, const Output& chosen) {
     return logits && before_reshapes(*logits) == chosen;
 }
 
-// Whether a weight is the matrix of a router, with a row for each expert. Files do not quantize it.
+// Whether a weight is the matrix of a router, with a row for each expert. The matrix of a router is not quantized in files.
 bool is_router(const NodePtr& weight, size_t count, size_t columns) {
     const auto constant = constant_of(weight);
     return constant && constant->get_element_type().is_real() && constant->get_shape() == ov::Shape{count, columns};
@@ -289,7 +289,7 @@ void write_router(const NodePtr& weight, const Experts& experts, float* to) {
     std::fill(end, to + router_rows(experts) * experts.gate_up.K, 0.0f);
 }
 
-// The numbers of a bias, or as many zeros.
+// Returns the numbers of a bias, or as many zeros if it is null.
 std::vector<float> numbers_of(const ConstantPtr& bias, size_t count) {
     if (bias) fill(*bias);
     return bias ? bias->cast_vector<float>() : std::vector<float>(count);
@@ -324,7 +324,7 @@ void replace(const Layer& layer, const Target& target) {
     set_scale_factor({&layer.down.weight}, experts.down);
     const char* fault = unsupported(experts);
     OPENVINO_ASSERT(!fault, "the experts of a layer are not supported: ", fault);
-    // What the closure captures, it keeps alive, so it must not capture nodes that read the source.
+    // The closure keeps its captures alive, so it must not capture nodes that read the source.
     const auto router = layer.router->get_input_node_shared_ptr(1);
     const auto fill = [experts, router, router_bias = layer.router_bias, gates = layer.gate, ups = layer.up,
                        downs = layer.down](uint8_t* to) {

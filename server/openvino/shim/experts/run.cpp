@@ -17,12 +17,12 @@ namespace {
 
 using namespace projection;
 
-// Rows and experts whose logits a thread computes at a time.
+// The numbers of rows and of experts whose logits a thread computes at a time.
 constexpr size_t ROUTED_ROWS = 32, ROUTED_EXPERTS = 8;
-// Products that a thread computes at a time, and the smallest number of parts for each thread, so that a late thread delays the
-// others less.
+// The number of products that a thread computes at a time, and the minimum number of parts for each thread, so that a late
+// thread delays the others less.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20, PARTS_PER_THREAD_MIN = 8;
-// Numbers from which on a second thread helps to pack rows or to add results.
+// The minimum count of numbers for which a second thread makes packing rows or adding results faster.
 constexpr size_t PARALLEL_NUMBERS = 1 << 14;
 
 // The rows of an expert. The rows of all experts follow each other in the order of the experts.
@@ -47,11 +47,11 @@ struct ProductItem {
 struct Workspace {
     // The logits of the router, and the weight of each assignment.
     std::vector<float> logits, weights;
-    // The numbers of the rows, the expert of each assignment, the place of each assignment among the rows of all experts, and
-    // the row of the source at each place.
+    // The numbers of the rows, the expert of each assignment, the index of each assignment among the rows of all experts, and
+    // the row of the source at each of these indices.
     std::vector<uint32_t> numbers, chosen, places, rows;
     std::vector<size_t> ends;
-    // The rows of all experts: of the source, packed, between their matrices, and of their results.
+    // The rows of all experts: copied from the source, packed, between the two matrices, and the results.
     Buffer<uint8_t> gathered, packed;
     Buffer<float> intermediate, results;
     std::vector<Group> groups;
@@ -131,7 +131,7 @@ void group(const Experts& experts, Workspace& space) {
         if (one.packed.M > 0) space.groups.push_back(one);
         ends[expert + 1] += ends[expert];
     }
-    // From here on, `ends[expert]` is the place of the next assignment of the expert.
+    // From here on, `ends[expert]` is the index of the expert's next assignment.
     space.places.resize(chosen.size());
     space.rows.resize(chosen.size());
     for (size_t i = 0; i < chosen.size(); ++i) {
@@ -140,7 +140,7 @@ void group(const Experts& experts, Workspace& space) {
     }
 }
 
-// Packs the rows of all experts, which are at `from`, as the source of one of their matrices. Before a part is packed,
+// Packs the rows of all experts in `from` as the source of one of their matrices. Before a part is packed,
 // `prepare` is called with the range of its rows.
 template <typename Prepare>
 void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, Workspace& space, const Prepare& prepare) {

@@ -49,7 +49,7 @@ public:
     void fill() {
         OPENVINO_ASSERT(mprotect(data_, bytes_, PROT_READ | PROT_WRITE) == 0, "cannot allocate ", bytes_,
                         " bytes for a weight: ", std::strerror(errno));
-        // Large pages save page faults and misses of the address cache. The system may not have them.
+        // Huge pages reduce page faults and TLB misses. The call fails on systems without huge pages, which is fine.
         madvise(data_, bytes_, MADV_HUGEPAGE);
         auto* at = static_cast<uint8_t*>(data_);
         for (auto& part : parts_) {

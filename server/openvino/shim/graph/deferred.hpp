@@ -1,4 +1,4 @@
-// Constants whose content is computed when it is needed, so that a weight is in memory in one form at a time.
+// Constants whose content is computed when it is needed, so that a weight is in memory in only one form at a time.
 //
 // A deferred constant has reserved memory that no code can access, and parts that know how to compute their content. Rewrites
 // read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in the form

@@ -61,7 +61,7 @@ private:
 };
 
 // The front end reports on std::cerr that it rounds weights, and has no option to turn this off. The report is misleading,
-// because the weights are replaced afterwards, so it is filtered while an object of this class exists. The filter is never
+// because the weights are replaced afterward, so it is filtered while an object of this class exists. The filter is never
 // freed, because other threads may still write to it.
 class WithoutNotices {
 public:

@@ -123,7 +123,7 @@ bool scales_are_super_scaled(const GraphWeight& weight) {
     });
 }
 
-// The largest magnitude of the scales of a weight.
+// Returns the largest magnitude among a weight's scales.
 float largest_scale(const GraphWeight& weight) {
     std::vector<float> largest{0};
     const auto add = [](float& most, const std::vector<float>& scales) {

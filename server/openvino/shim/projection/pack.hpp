@@ -34,8 +34,8 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
 
 // Sets the members of a matrix that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
-// Sets the members but N of a matrix whose rows are of several weights with the same number of columns, as far as they do not
-// depend on the content of the weights.
+// Sets the members of a matrix that consists of the rows of several weights with the same number of columns, except N and the
+// members that depend on the content of the weights.
 void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Sets the scale factor of such a matrix, unless its scales need none.
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);

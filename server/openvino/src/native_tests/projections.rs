@@ -577,7 +577,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
             let m = random.pick(&[1, 2, 3, 6, 7, 20, 64]);
             let mut projection = Projection::with_super_scales(&mut random, k, n);
             for scales in projection.scales.chunks_mut(16) {
-                // A product of 8 and 3 bits.
+                // The product of an 8-bit and a 3-bit integer.
                 let factor = (random.below(7) + 1) as f32 / 64.0;
                 scales.fill_with(|| (random.below(256) as f32 - 128.0) * factor);
             }

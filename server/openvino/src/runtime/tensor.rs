@@ -154,7 +154,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Writes `from` to the tensor, from the offset `at` on.
+    /// Writes `from` to the tensor, starting at the offset `at`.
     ///
     /// # Panics
     /// Panics if the bytes do not fit into the tensor.

@@ -176,9 +176,9 @@ impl EncoderModels {
 /// Number of values in the rows of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowWidths {
-    /// Before the projection, if there is one.
+    /// The number of values in a row before the projection, if the models have one.
     pub(super) encoded: usize,
-    /// In the order of the image tokens.
+    /// The number of values in a row after the projection. These rows are in the order of the image tokens.
     pub(super) projected: usize,
 }
 

@@ -22,12 +22,12 @@ constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
 // The number of pairs of bf16 in the weights of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
-// The largest number of blocks of a part. Every query computes each part by itself and adds them one after another, so that
-// threads can share the parts of a decode, and so that a prompt has the same sums.
+// The largest number of blocks of a part. The sums of a query are computed separately for each part and then added in order, so
+// that threads can share the parts of a decode, and a prompt has the same sums.
 constexpr size_t PART_BLOCKS_MAX = 32;
-// The block after the part that contains a block. The first parts are shorter, so that many threads can share the decode of a
-// short sequence. Those of long sequences are longer, because adding a part takes time. The division into parts depends only on
-// the position in the sequence.
+// Returns the end of the part that contains a block: the index of the block after the part. The first parts are shorter, so
+// that many threads can share the decode of a short sequence. Those of long sequences are longer, because adding a part takes
+// time. The division into parts depends only on the position in the sequence.
 static inline size_t part_end(size_t block) {
     const size_t length = block < 4 * PART_BLOCKS_MAX ? PART_BLOCKS_MAX / 2 : PART_BLOCKS_MAX;
     return block / length * length + length;
@@ -57,7 +57,7 @@ struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
     size_t key_size, value_size;
-    // The number of zeros that the kernels append to each query and key, and to each value, of the tensors of a step.
+    // The numbers of zeros with which the kernels pad each query and key, and each value, of a step's tensors.
     size_t key_padding, value_padding;
     Precision precision;
     // The size of one head of a block in bytes.
@@ -152,7 +152,8 @@ struct WorkItem {
     size_t token_begin, token_end;
     // Whether the item first stores the new keys and values. No other item of the step reads them.
     bool stores;
-    // The blocks of the sequence, from a multiple of `CHUNK_BLOCKS` on; those of one part, if the result is partial.
+    // The range of the blocks of the sequence, which begins at a multiple of `CHUNK_BLOCKS`. If the result is partial, the
+    // range is within one part.
     size_t block_begin, block_end;
     // The partial result, if other items have the rest of the keys: for each query the maximum, the sum, the weighted values,
     // and the block scores if they are reported. Null if the item writes the output.
@@ -168,7 +169,7 @@ static inline size_t part_stride(const Layer& layer) {
 
 // The kernels of one instruction set.
 struct Kernels {
-    // Queries of a work item, if a sequence has enough new tokens.
+    // The number of queries of a work item, if a sequence has enough new tokens.
     size_t tile_queries;
     // The number of floats that `attend` needs as scratch memory for this number of queries and blocks.
     size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
@@ -176,14 +177,14 @@ struct Kernels {
     void (*store)(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head);
     // Computes a work item.
     void (*attend)(const Layer& layer, const WorkItem& item, const StepTensors& tensors, float* scratch);
-    // Adds the partial results of `count` items, which have all keys of a token and a KV head, and writes the output.
+    // Adds the partial results of `count` items, which together cover all keys of a token and a KV head, and writes the output.
     void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);
 };
 
 // The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
-// The kernels for AMX with the plain C++ model of tiles, and with the vectors of an instruction set, for tests; null if they
-// are not compiled for it or this processor does not have it.
+// For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
+// compiled for this instruction set, or this processor lacks it.
 const Kernels* attention_tile_model(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

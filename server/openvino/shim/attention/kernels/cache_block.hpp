@@ -37,7 +37,7 @@ inline const float* value_scales(const Layer& layer, const uint8_t* block) {
 
 constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
 
-// `V` vectors of the keys of a block, from a vector on, whose dimensions share a scale and a minimum, as floats.
+// A group of dimensions that share a scale and a minimum, as floats, for the keys in `V` consecutive vectors of a block.
 template <typename T, size_t V = BLOCK_VECTORS>
 struct KeyGroup {
     const T* at;
@@ -53,7 +53,7 @@ struct KeyGroup {
             }
         }
     }
-    // Dimension `i` of the group.
+    // Returns dimension `i` of the group for the keys in vector `v`.
     Floats key(size_t i, size_t v) const {
         const Floats number = load(at + i * BLOCK_TOKENS + v * LANES);
         if constexpr (sizeof(T) > 1) return number;

@@ -17,8 +17,8 @@
 
 namespace {
 
-// The sums of some queries over some keys: the largest score, the sum of the weights relative to it, and the sum of the
-// weighted values.
+// The partial results of some queries over some keys: the largest score, the sum of the weights relative to it, and the sum of
+// the weighted values.
 struct Sums {
     float *maxima, *totals, *values;
 };
@@ -32,7 +32,8 @@ struct Tile {
     // If products are computed in bf16: queries, and the weights of a chunk, as pairs. Only large tiles have them in tile
     // registers.
     uint32_t *query_pairs, *weight_pairs;
-    // For large tiles, the keys or values of a block in another format; in tile registers, the values of a chunk.
+    // For large tiles: the keys or values of a block, converted to the format in which they are multiplied; with tile
+    // registers, the values of a chunk.
     float* unpacked;
     SelectionScratch selection;
     // For decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and
@@ -52,7 +53,7 @@ constexpr Products PRODUCTS = Products::bf16;
 #else
 constexpr Products PRODUCTS = Products::f32;
 #endif
-// That of the thread.
+// The rounding mode of the thread remains unchanged.
 struct Rounding {
     Rounding() {}
 };
@@ -84,7 +85,8 @@ inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile&
     tile.weight_pairs = (uint32_t*)allocate(in_pairs * CHUNK_PAIRS);
     tile.unpacked = allocate(!large ? 0 : in_tiles ? CHUNK_PAIRS * size : BLOCK_TOKENS * size);
     allocate_selection(layer, count, blocks, tile.selection, allocate);
-    // Only decodes report block scores. They have one token, so one query for each query head of the KV head.
+    // Only decodes report block scores. A decode has one token, and therefore one query for each query head that uses the KV
+    // head.
     const size_t reported = layer.block_scores ? layer.heads / layer.kv_heads * PART_BLOCKS_MAX : 0;
     tile.block_masses = allocate(reported);
     tile.block_maxima = allocate(reported);
@@ -177,8 +179,8 @@ struct BlockRef {
     const uint8_t* next;
 };
 
-// What large tiles in tile registers do behind the softmax of each query, and behind the values of a chunk of blocks. All
-// others do nothing there.
+// The steps after the softmax of each query, and after the values of a chunk of blocks. Only large tiles in tile registers have
+// such steps; this base class is for all others.
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
@@ -247,7 +249,7 @@ public:
     static void prepare(const Layer& layer, const Tile& tile) {
         round_queries(layer, tile);
         pack_queries(layer, tile.queries, tile.count, tile.query_pairs);
-        // The rows behind the queries.
+        // Zero the padding rows after the queries.
         const size_t rows = whole_tiles(tile.count) - tile.count;
         std::memset(tile.part.values + tile.count * layer.value_size, 0, rows * layer.value_size * sizeof(float));
         for (size_t row = tile.count; row < tile.count + rows; ++row)
@@ -395,7 +397,7 @@ struct CacheBlocks<u4> : FloatBlocks<u4> {};
 
 #endif
 
-// Large tiles read these in the format of the cache, too.
+// Large tiles also read u4 blocks in the format of the cache.
 template <>
 struct UnpackedBlocks<u4> : CacheBlocks<u4> {};
 
@@ -429,7 +431,7 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     total += horizontal_sum(sum);
 }
 
-// Records the mass of `count` blocks from `first` on.
+// Records the mass of `count` blocks, starting at `first`.
 inline void record_block_masses(const Tile& tile, size_t first, size_t count) {
     for (size_t query = 0; query < tile.count; ++query)
         for (size_t at = 0; at < count; ++at) {

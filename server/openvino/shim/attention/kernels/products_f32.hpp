@@ -6,8 +6,8 @@
 
 namespace {
 
-// The numbers of queries and vectors of a tile. Its sums, and the scales and minima of 8-bit keys, fit into registers: 16 of
-// AVX2.
+// The numbers of queries and vectors of a tile. Its sums, and the scales and minima of 8-bit keys, fit into the registers (AVX2
+// has 16).
 #if defined(__AVX512F__)
 constexpr size_t SCORE_QUERIES = 8, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 6, VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -25,12 +25,12 @@ struct Prefetch {
         __builtin_prefetch(at);
         at += step;
     }
-    // For a loop that reads the same memory as one that has prefetched.
+    // Returns a prefetch for a loop that reads the same memory as an earlier loop, which has already prefetched.
     Prefetch without_progress() const { return {at, 0}; }
 };
 
-// The scores of `R` queries with some keys of a block, from the vector `first` on. Products are summed in the order of the
-// dimensions, whatever `R` is.
+// Computes the scores of `R` queries with some keys of a block, starting at the vector `first`. Products are summed in the
+// order of the dimensions, regardless of `R`.
 template <typename T, size_t R>
 inline void score_tile(const Layer& layer, const uint8_t* block, size_t first, const float* queries, float* scores,
                        Prefetch& prefetch) {

@@ -3,8 +3,8 @@
 // A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column. The
 // products with even indices are added one after another, each with one rounding, and so are those with odd indices; then both
 // sums are added, and the result is added to the former sum. 32 numbers are a group of dimensions of a key, or the tokens of a
-// block. The functions for vectors add in the same order. So the result of a query does not depend on which of the two computes
-// it, and the number of queries that are computed together may decide about that.
+// block. The functions for vectors add in the same order. Therefore the result of a query does not depend on which of the two
+// computes it, and the choice may depend on the number of queries that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -15,22 +15,24 @@
 
 namespace {
 
-// Columns of a tile register of sums, and numbers of a row or column in a product of two registers.
+// The number of columns of a tile register of sums, and the number of elements of a row or column that a product of two
+// registers multiplies.
 constexpr size_t TILE_COLUMNS = TILE_ROW_BYTES / sizeof(float), TILE_DEPTH = TILE_ROW_BYTES / sizeof(bf16);
 static_assert(KEY_GROUP == TILE_DEPTH && BLOCK_TOKENS == TILE_DEPTH && TILE_COLUMNS % LANES == 0);
-// Pairs of bf16 in a tile register of rows or columns.
+// The number of pairs of bf16 in a tile register of rows or columns.
 constexpr size_t REGISTER_PAIRS = TILE_ROWS * TILE_COLUMNS;
 
 #if defined(__x86_64__)
 
-// Tile registers treat subnormal numbers as zeros and round to nearest. So do the vectors of this thread in the scope.
+// Tile registers treat subnormal numbers as zeros and round to nearest. While an object of this class exists, the vectors of
+// this thread do the same.
 class TileRounding {
 public:
     TileRounding() {
         // Round to nearest, raise no exceptions, and treat subnormal results and operands as zeros.
         constexpr uint32_t masked_exceptions = 0x1f80, flush_to_zero = 0x8000, subnormals_are_zeros = 0x40;
         const uint32_t mode = masked_exceptions | flush_to_zero | subnormals_are_zeros;
-        // As memory operands, with which the compiler moves no access to memory across.
+        // The memory operands prevent the compiler from moving memory accesses across these instructions.
         asm volatile("stmxcsr %0" : "=m"(before_));
         asm volatile("ldmxcsr %0" : : "m"(mode) : "memory");
     }
@@ -53,7 +55,8 @@ struct TileRounding {
 
 // ---- In tile registers ----
 
-// Rows or columns: `count` tile registers for each of `capacity` products that are added.
+// `count` tiles of rows or columns. Each tile has one tile register for each of `capacity` steps, whose products are added to
+// the same sums.
 struct PackedTiles {
     const uint32_t* data;
     size_t count, capacity;
@@ -78,7 +81,7 @@ inline TileConfig attention_config() {
     return config;
 }
 
-// Computes `R` x `C` registers of sums, from a tile of rows and a tile of columns on.
+// Computes `R` x `C` registers of sums, starting at a tile of rows and a tile of columns.
 template <size_t R, size_t C>
 inline void multiply_registers(TileRegisters& registers, const TileProduct& product, size_t row, size_t column) {
     auto& tiles = registers.tiles;
@@ -130,7 +133,7 @@ inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
 
-// Packs queries whose numbers are bf16. The rows behind them are zeros.
+// Packs queries whose numbers are bf16. The padding rows after them are zeros.
 inline void pack_queries(const Layer& layer, const float* queries, size_t count, uint32_t* to) {
     const size_t groups = layer.key_size / KEY_GROUP;
     for (size_t row = 0; row < whole_tiles(count); ++row)

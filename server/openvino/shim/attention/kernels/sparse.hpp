@@ -1,8 +1,8 @@
 // Selects the keys that a tile of a long prompt attends to with sparse attention. Only for kernels.cpp.
 //
-// Some queries of the tile are multiplied with all keys, and the fraction of their attention mass that a chunk of keys has is
-// taken as an estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass until they
-// cover the required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
+// Some queries of the tile are multiplied with all keys. The fraction of their attention mass that a chunk of keys receives is
+// the estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass until they cover the
+// required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
 #pragma once
 
 #include "products_f32.hpp"
@@ -77,8 +77,8 @@ inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, s
     }
 }
 
-// Lists chunks that cover the fraction `attention_mass`, chosen by decreasing mass, besides the first one and those from `own`
-// on. The list is in the order of the chunks. Returns its length.
+// Selects the first chunk, the chunks starting at `own`, and then others by decreasing mass, until they cover the fraction
+// `attention_mass`. Lists them in the order of the chunks, and returns the length of the list.
 inline size_t select_chunks(const SelectionScratch& scratch, size_t chunks, size_t own, float attention_mass) {
     // The value that replaces the fraction of a selected chunk.
     constexpr float selected = -1;

@@ -1,5 +1,5 @@
-// A cache of small integers (u4): keys of five bits and values of four. Storing them, and the products with them. Only for
-// kernels.cpp.
+// A cache of small integers (u4): keys of five bits and values of four. This header has the functions that store them and that
+// multiply with them. Only for kernels.cpp.
 //
 // Two things keep rounding errors small (docs/decisions/0090-u4-cache.md):
 // - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
@@ -15,7 +15,7 @@
 
 namespace {
 
-// How integers with signs are packed in words of 32 bits. The halves of a word hold pairs of adjacent numbers.
+// The packing of signed integers in words of 32 bits. The two numbers of a pair are in different halves of a word.
 template <size_t BITS>
 struct Packing {
     static constexpr size_t NUMBERS = 16 / BITS * 2;
@@ -28,7 +28,7 @@ using PackedKeys = Packing<KEY_BITS>;
 using PackedValues = Packing<VALUE_BITS>;
 static_assert(PackedKeys::NUMBERS == U4_KEY_WORD && U4_VALUE_GROUP % LANES == 0);
 
-// Numbers of a key that share a scale, without and with those that fill vectors.
+// The number of elements of a key that share a scale, without and with the padding to whole vectors.
 constexpr size_t KEY_SCALE_NUMBERS = U4_KEY_GROUP * U4_KEY_WORD, PADDED_KEY_GROUP = 32;
 static_assert(KEY_SCALE_NUMBERS <= PADDED_KEY_GROUP && PADDED_KEY_GROUP % LANES == 0);
 
@@ -187,7 +187,7 @@ struct FloatProducts {
         return table;
     }
 #endif
-    // Number `i` of words.
+    // Returns number `i` of each word.
     template <size_t BITS>
     static Floats numbers(Words words, size_t i) {
 #if defined(__AVX512F__)
@@ -230,7 +230,7 @@ struct Bf16Products {
         }
         return table;
     }
-    // Pair `i` of words.
+    // Returns pair `i` of each word.
     template <size_t BITS>
     static __m512i numbers(Words words, size_t i) {
         static constexpr Table all = table<BITS>();
@@ -247,7 +247,8 @@ struct Bf16Products {
 
 #endif
 
-// Queries of a tile, and vectors of tokens or of values: registers hold the sums of a tile, and the words.
+// The numbers of queries of a tile, and of vectors of tokens or of values. The sums of a tile and the words fit into the
+// registers.
 #if defined(__AVX512F__)
 constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -256,7 +257,8 @@ constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 2;
 constexpr size_t U4_QUERIES = 3, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #endif
 
-// The matrix on the left of a product. The columns of the next scale of the right matrix are multiplied by another one.
+// The left matrix of a product. Columns of the right matrix that share a scale are multiplied by the same left matrix, and the
+// next ones by the matrix `group_stride` further on.
 template <typename Products>
 struct LeftMatrix {
     const typename Products::Left* at;
@@ -334,7 +336,8 @@ inline void score_u4(const Layer& layer, const uint8_t* block, const typename Pr
         if (count) score_u4<Products, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block, from a column on, to the sums of `R` queries. The weights are multiplied by the scales.
+// Adds the weighted values of a block, starting at a column, to the sums of `R` queries. The weights are multiplied by the
+// scales.
 template <typename Products, size_t R, size_t V>
 inline void accumulate_u4_tile(const U4Block& block, size_t size, size_t column, const typename Products::Left* weights,
                                float* sums, Prefetch& prefetch) {

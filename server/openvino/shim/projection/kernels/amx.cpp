@@ -50,7 +50,7 @@ constexpr size_t PACKED_ROWS = 8;
 template <typename T>
 void pack_from(const Matmul& matmul, const void* from, size_t tile, size_t part, const PackedSrc& to) {
     const size_t begin = part * PACKED_ROWS, end = least(begin + PACKED_ROWS, to.m_tile), rows = rows_of(to, tile);
-    // A register of which any row is used reads all of its rows.
+    // Loading a tile register reads all of its rows, even if only some of them are used.
     const size_t padded = rows > TILE_ROWS ? M_TILE_MAX : TILE_ROWS;
     for (size_t r = begin; r < least(end, padded); ++r) {
         uint8_t* packed = to.data + tile * to.m_tile * matmul.K * sizeof(bf16) + r * STEP_ROW_BYTES;
@@ -70,7 +70,7 @@ void pack_src(const Matmul& matmul, FloatData src, size_t tile, size_t part, con
     (src.is_bf16 ? pack_from<bf16> : pack_from<float>)(matmul, src.data, tile, part, to);
 }
 
-// Returns the quants of BITS bits at a position in 32-bit lanes, as floats.
+// Returns the quants of `BITS` bits that are at a bit position of each 32-bit lane, as floats.
 template <size_t BITS>
 inline Floats quants_at(Words lanes, int position) {
     const Words shifted = lanes >> position;
@@ -101,8 +101,8 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-// Dequantizes `COUNT` weights of a group for each column of a block, from `first` on: for each half of the columns, a row of a
-// tile register for each two weights.
+// Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. Each pair of weights of
+// each half of the columns becomes a row of a tile register.
 template <size_t BITS, size_t COUNT>
 inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
@@ -174,7 +174,7 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
-// Dequantizes a number of steps of a block of columns, from the step `first` on.
+// Dequantizes several steps of a block of columns, starting at the step `first`.
 template <size_t BITS, size_t GROUP>
 void dequantize(const Matmul& matmul, const uint8_t* block, size_t first, size_t steps, uint8_t* to, TileRegisters& registers,
                 Prefetch& prefetch) {

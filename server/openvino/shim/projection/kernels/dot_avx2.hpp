@@ -5,10 +5,11 @@ namespace {
 
 // With two vectors of sums for each row, products and unpacked weights fit into the other registers.
 constexpr size_t M_TILE_MAX = 4;
-// VPMADDWD multiplies half as many numbers as VPMADDUBSW, but once instead of in two terms, and its sums have 32 bits.
+// VPMADDWD multiplies half as many numbers at a time as VPMADDUBSW, but it multiplies each number once instead of in two terms,
+// and its sums have 32 bits.
 constexpr bool has_pairs(size_t bits, size_t terms) { return terms == 2 || bits == 8; }
 
-// Sums of two products fit into 16 bits if the weights have less than 8 bits.
+// Sums of two products fit into 16 bits if the weights have fewer than 8 bits.
 template <size_t BITS>
 struct DotSum {
     Ints sums{};

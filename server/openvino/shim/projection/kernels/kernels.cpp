@@ -30,7 +30,7 @@ constexpr size_t FOURS_PER_LOAD = 8 / stored_bits(BITS);
 template <size_t BITS, size_t GROUP>
 constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
 
-// The size in bytes of the quant of a number of the source, or of one of its terms.
+// The size in bytes of a quant of the source or, if quants are divided into terms, of one term.
 constexpr size_t quant_bytes(size_t bits, size_t terms) { return has_pairs(bits, terms) ? sizeof(int16_t) : sizeof(int8_t); }
 // The size in bytes of a row of a group, in all terms.
 constexpr size_t row_bytes(size_t bits, size_t terms) {
@@ -252,7 +252,7 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
 }
 
 // Computes a tile of `R` rows and a pair of vectors of a block of columns; or continues its sums with a part of K, to which the
-// quants, the scales and the sums of the source then belong. Outliers are added behind the last group.
+// quants, the scales and the sums of the source then belong. Outliers are added after the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {

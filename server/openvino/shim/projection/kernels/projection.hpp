@@ -277,10 +277,11 @@ struct Kernels {
     void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
     // Computes a part of the destination. `residual` has the shape of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
-    // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part: the parts
-    // have the same result as all columns at once. Null if the kernels can only multiply all columns.
+    // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part. Computing
+    // all parts in order gives the same bits as computing all columns at once. Null if the kernels can only multiply all
+    // columns.
     void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
-    // Does for the row and a block what `multiply` does after the products.
+    // Finishes the sums of the row and a block, as `multiply` does after it has added the products.
     void (*finish)(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual,
                    FloatData dst);
     // Multiplies rows by the ranks of their adapter from `first` to `last`, which are multiples of `RANK_BLOCK`.
@@ -289,8 +290,8 @@ struct Kernels {
 
 // The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
-// The kernels for AMX with the plain C++ model of tiles, and with the vectors of an instruction set, for tests; null if they
-// are not compiled for the instruction set or this processor lacks it.
+// For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
+// compiled for this instruction set, or this processor lacks it.
 const Kernels* tile_model_kernels(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)
