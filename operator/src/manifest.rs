@@ -1,5 +1,5 @@
-//! The objects that the operator applies, as JSON. This module lists all kinds that the operator creates, watches and
-//! has rights for.
+//! The objects that the operator applies, as JSON. This module lists all kinds that the operator creates and watches,
+//! and for which it has permissions.
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use serde_json::Value;
 pub enum Kind {
     /// The identity of pods.
     ServiceAccount,
-    /// The rights of an identity.
+    /// The permissions of an identity.
     Role,
     /// The assignment of a Role to an identity.
     RoleBinding,

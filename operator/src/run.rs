@@ -273,7 +273,7 @@ async fn run_controllers(
 /// Every error is retried, because the API server may be unavailable when this process starts. A process that exits
 /// instead is restarted with growing pauses of up to five minutes.
 async fn await_definition(client: &Client, namespace: Option<&String>) {
-    // This needs no right to read definitions, which an operator for single namespaces cannot have.
+    // This needs no permission to read definitions, which an operator that is limited to namespaces cannot have.
     let resources: Api<LlmDeployment> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),

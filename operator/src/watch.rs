@@ -86,7 +86,7 @@ impl Watches {
     /// Waits until all watches of objects and pods have listed all existing ones.
     ///
     /// Until then, it discards the changes, so that a watch with more objects than the channel holds can list them all.
-    /// No change is lost if the caller lists the resources afterwards: that reconciles each of them, and the caches
+    /// No change is lost if the caller lists the resources afterward: that reconciles each of them, and the caches
     /// already contain the discarded changes.
     pub async fn ready(&mut self) {
         let Self { changes, ready, count, .. } = self;
@@ -222,8 +222,8 @@ impl Follower {
         anyhow::bail!("the watch of Pod has ended")
     }
 
-    /// Follows the events about a kind of failure. The operator does not wait for this watch: without the right to read
-    /// events, its messages about failures are only less specific.
+    /// Follows the events about a kind of failure. The operator does not wait for this watch: without the permission to
+    /// read events, its messages about failures are only less specific.
     async fn failures(self, kind: FailureKind, api: Api<KubernetesEvent>) -> anyhow::Result<()> {
         let selector = format!("involvedObject.kind={},reason={}", kind.object_kind(), kind.reason());
         let config = watcher::Config::default().fields(&selector);

@@ -1,4 +1,4 @@
-//! Compares the rights that the chart grants to the operator with a list, so that any added right is noticed.
+//! Compares the permissions that the chart grants to the operator with a list, so that the test fails if one is added.
 
 use expect_test::expect;
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use clap::Arg;
 
-/// Gives each flag of a command the environment variable with its name behind `prefix`: with the prefix `OVFLEET_`,
-/// `--max-queue` gets `OVFLEET_MAX_QUEUE`. It is an argument of `Command::mut_args`.
+/// Gives each flag of a command an environment variable, named after the flag with `prefix` in front: with the prefix
+/// `OVFLEET_`, `--max-queue` gets `OVFLEET_MAX_QUEUE`. It is an argument of `Command::mut_args`.
 pub fn env_with_prefix(prefix: &str) -> impl FnMut(Arg) -> Arg {
     move |argument| match argument.get_long() {
         Some(flag) => {

@@ -114,7 +114,7 @@ def perplexities(
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """How far the distributions of a setup differ from those of a reference."""
+    """The differences between the distributions of a setup and those of a reference."""
 
     # The mean Kullback-Leibler divergence from the reference.
     kl: float

@@ -58,7 +58,7 @@ impl Client {
 pub struct ClientScript(Process);
 
 impl ClientScript {
-    /// The process of the script.
+    /// Returns the process that runs the script.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.0

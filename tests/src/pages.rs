@@ -61,7 +61,7 @@ pub struct Example {
     block: CodeBlock,
 }
 
-/// Returns the tested blocks of all pages, in their order on each page.
+/// Returns the tested blocks of all pages, in order on each page.
 ///
 /// # Panics
 /// Panics if the repository cannot be read.
@@ -138,7 +138,7 @@ impl Example {
         self.assert_output(&mut command);
     }
 
-    /// The command that starts the server of this block, on a free port.
+    /// Returns the command that starts the server of this block on a free port.
     ///
     /// # Errors
     /// The server has not been built.

@@ -1,4 +1,4 @@
-//! The ServiceAccounts of the pods, and the rights of the routers.
+//! The ServiceAccounts of the pods, and the permissions of the routers.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::names::Component;
 use crate::valid_deployment::ValidDeployment;
 
 /// Returns the ServiceAccounts of all components, and the Role of the routers, which may read EndpointSlices. The other
-/// accounts have neither rights nor a token.
+/// accounts have neither permissions nor a token.
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
     let is_shared = valid.files.shared().is_some();

@@ -1,4 +1,4 @@
-//! Tests of the Secret with the replica token, created by an operator that has no other rights to Secrets.
+//! Tests of the Secret with the replica token, created by an operator that has no other permission for Secrets.
 
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use kube::ResourceExt as _;

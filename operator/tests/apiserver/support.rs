@@ -28,7 +28,7 @@ use crate::kubelet::{Kubelet, Routers};
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// The interval at which a state is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
-/// The user of the operator, which has the rights that the chart grants, and no others.
+/// The user of the operator, which has the permissions that the chart grants, and no others.
 pub(crate) const OPERATOR: &str = "operator";
 
 static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
@@ -45,7 +45,7 @@ pub(crate) async fn start(definition: CustomResourceDefinition) -> anyhow::Resul
     Ok(cluster)
 }
 
-/// Establishes this definition of LLMDeployment, and grants the operator its rights.
+/// Establishes this definition of LLMDeployment, and grants the operator its permissions.
 pub(crate) async fn install(client: &Client, definition: &CustomResourceDefinition) -> anyhow::Result<()> {
     let definitions = Api::all(client.clone());
     definitions.create(&PostParams::default(), definition).await?;
@@ -53,7 +53,7 @@ pub(crate) async fn install(client: &Client, definition: &CustomResourceDefiniti
     grant(client).await
 }
 
-/// Grants the operator the rights that the chart grants.
+/// Grants the operator the permissions that the chart grants.
 async fn grant(client: &Client) -> anyhow::Result<()> {
     let chart = tests::root().join("charts/ovfleet/templates/_helpers.tpl");
     let text = std::fs::read_to_string(chart)?;

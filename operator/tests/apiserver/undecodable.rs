@@ -74,7 +74,7 @@ async fn a_resource_that_cannot_be_decoded_is_refused_and_does_not_affect_others
     set_surge("old", json!(1)).await;
     accepted("old", "Accepted").await;
 
-    // The objects of a resource that no longer can be decoded are not changed.
+    // The objects of a resource that can no longer be decoded are not changed.
     let uid = async || services.get("good").await.unwrap().uid();
     let former = uid().await;
     set_surge("good", json!(3_000_000_000_u32)).await;

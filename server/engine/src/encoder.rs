@@ -277,8 +277,8 @@ impl EncoderThread {
         }
     }
 
-    /// Encodes an image together with those behind it in the queue that can join the run. `next` becomes the first job
-    /// that is not part of it.
+    /// Encodes an image together with the images after it in the queue that can join the run. `next` becomes the first
+    /// job that is not part of it.
     fn run_batch(&mut self, image: Arc<ImageInput>, next: &mut Option<Job>) -> Result<(), EngineEnded> {
         let mut batch = vec![image];
         while let Ok(job) = self.jobs.try_recv() {

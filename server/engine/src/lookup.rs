@@ -223,8 +223,7 @@ mod tests {
         PromptIndex::new(&config, &tokens(text))
     }
 
-    /// Proposes drafts after a text, and checks that the drafts do not depend on the boundary between prompt and
-    /// output.
+    /// Proposes draft tokens for a text, and checks that they do not depend on the boundary between prompt and output.
     fn lookup(prediction: &str, text: &str, most: usize) -> (usize, String) {
         let proposals: Vec<_> = (0..=text.len())
             .map(|end| {

@@ -103,7 +103,7 @@ pub struct Sampling {
     /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's own
     /// distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
-    /// Reports the same for the prompt's tokens from the second on, in [`Event::Scored`].
+    /// Reports the same for the prompt's tokens except the first, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
 }
 
@@ -160,7 +160,7 @@ pub enum Event {
     },
     /// All prompt tokens are scored.
     Scored {
-        /// The scores of the tokens from the second on.
+        /// The scores of the prompt's tokens except the first.
         tokens: Vec<ScoredToken>,
     },
     /// A sequence has a new token. A stop token is also reported, before `Finished`.

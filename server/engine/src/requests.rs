@@ -61,7 +61,7 @@ pub(crate) struct ActiveRequest {
 /// The log probabilities of a prompt that is being computed.
 pub(crate) struct PromptScores {
     pub(crate) prompt: Vec<TokenId>,
-    /// The scores of the tokens from the second on that have been computed so far.
+    /// The scores of the tokens that have been computed so far. The first token has no score.
     pub(crate) tokens: Vec<ScoredToken>,
 }
 

@@ -21,7 +21,7 @@ pub trait ModelRunner: Send {
     }
 
     /// Carries out the copies of `batch`, computes its tokens, and returns the logits of the tokens at
-    /// [`Batch::logits_indices`], in their order.
+    /// [`Batch::logits_indices`], in this order.
     ///
     /// # Errors
     /// [`RunError`] if the step failed. In this case, the content of the blocks that the batch writes is undefined, and
@@ -156,7 +156,7 @@ impl<'a> Logits<'a> {
         self.values.len()
     }
 
-    /// The rows in their order.
+    /// The rows of logits, in the order of [`Batch::logits_indices`].
     pub fn rows(&self) -> std::slice::ChunksExact<'a, f32> {
         self.values.chunks_exact(self.vocabulary)
     }

@@ -169,7 +169,8 @@ impl SimRunner {
     }
 
     /// Writes the tokens of a sequence, and appends the needed logits. `digest` is the digest of the tokens before
-    /// them. `input` returns what the model reads for a token, by its index in the batch and its index in the sequence.
+    /// them. `input` returns the input that the model reads for a token, given its index in the batch and its index in
+    /// the sequence.
     fn write(
         &mut self,
         batch: &Batch,

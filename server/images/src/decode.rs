@@ -50,8 +50,8 @@ impl DecodeLimits {
     }
 }
 
-/// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels on white. Colors of 16
-/// bits are cut to their upper 8 bits, as Pillow does.
+/// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels on white. Colors of
+/// 16 bits are truncated to their upper 8 bits, as in Pillow.
 ///
 /// This takes milliseconds for each million pixels, and memory of up to 11 bytes for each pixel, so call it on a thread
 /// that may block, and limit how many do.

@@ -53,20 +53,20 @@ impl ImageFormat {
     }
 }
 
-/// What the header of an image says about it.
+/// The properties of an image that its header contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageHeader {
     /// The format of the file.
     pub format: ImageFormat,
     /// The size as stored in the file.
     pub stored_size: Size,
-    /// How the stored pixels have to be turned.
+    /// The transformation that makes the stored pixels upright.
     pub orientation: Orientation,
 }
 
 impl ImageHeader {
-    /// Reads the header. The bytes may be only the beginning of a file: the size is in the first kilobytes, unless large
-    /// metadata are in front of it, and an orientation behind the end is ignored.
+    /// Reads the header. The bytes may be only the beginning of a file: the size is in the first kilobytes, unless
+    /// large metadata precede it, and an orientation after the end of the bytes is ignored.
     ///
     /// # Errors
     ///
@@ -95,24 +95,24 @@ impl ImageHeader {
     }
 }
 
-/// How stored pixels have to be turned for display. The names say what is done.
+/// The transformation that makes stored pixels upright, after which each variant is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
-    /// The EXIF value is 1: nothing is done.
+    /// The EXIF value is 1: the pixels are upright.
     Upright,
-    /// The EXIF value is 2: left and right are exchanged.
+    /// The EXIF value is 2: left and right are swapped.
     FlipHorizontal,
-    /// The EXIF value is 3: the image is turned by 180 degrees.
+    /// The EXIF value is 3: the image is rotated by 180 degrees.
     Rotate180,
-    /// The EXIF value is 4: top and bottom are exchanged.
+    /// The EXIF value is 4: top and bottom are swapped.
     FlipVertical,
     /// The EXIF value is 5: rows become columns.
     Transpose,
-    /// The EXIF value is 6: the image is turned clockwise by 90 degrees.
+    /// The EXIF value is 6: the image is rotated clockwise by 90 degrees.
     Rotate90,
-    /// The EXIF value is 7: rows become columns, and the image is turned by 180 degrees.
+    /// The EXIF value is 7: rows become columns, and the image is rotated by 180 degrees.
     Transverse,
-    /// The EXIF value is 8: the image is turned clockwise by 270 degrees.
+    /// The EXIF value is 8: the image is rotated clockwise by 270 degrees.
     Rotate270,
 }
 
@@ -209,7 +209,7 @@ fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
 fn jpeg_segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.get(2..).unwrap_or_default();
     std::iter::from_fn(move || {
-        // Any number of bytes 0xFF may be in front of a marker.
+        // Any number of bytes 0xFF may precede a marker.
         let start = rest.iter().position(|byte| *byte != 0xff)?;
         let marker = (start > 0).then(|| rest[start])?;
         rest = &rest[start + 1..];

@@ -104,7 +104,7 @@ pub struct QwenPatches {
 /// The attention windows of Qwen2.5-VL for one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
-    /// The input `window_index`: the numbers of the merged tokens, window by window. For several images in one run, add
+    /// The input `window_index`: the indices of the merged tokens, window by window. For several images in one run, add
     /// the number of merged tokens of all previous images.
     pub window_index: Vec<i64>,
     /// The number of patches of each window, in the order of `window_index`. `window_attention_mask` is block-diagonal
@@ -116,7 +116,7 @@ pub struct WindowLayout {
 /// of a patch is the sum over the corners of weight · embedding, and is added to the output of `vision_embeddings`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PositionInterpolation {
-    /// The input of `vision_embeddings_pos`: [4, patches], the numbers of the embeddings of the four corners.
+    /// The input of `vision_embeddings_pos`: [4, patches], the indices of the embeddings of the four corners.
     pub indices: Tensor<i64>,
     /// The weights of the corners: [4, patches].
     pub weights: Tensor<f32>,

@@ -22,7 +22,7 @@ pub enum FeatureRow {
     GlobalSeparator,
 }
 
-/// What an image of a certain size becomes in the prompt. It depends only on the size, not on the pixels.
+/// The tokens and the text of an image in the prompt. They depend only on the size of the image, not on its pixels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLayout {
     /// The number of image tokens: positions of the prompt whose embeddings come from the encoder. Text around them
@@ -40,7 +40,7 @@ pub struct ImageLayout {
 /// The text of an image, in which only the number of the image is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PromptText {
-    /// The text in front of the number of the image, if the text contains the number.
+    /// The text before the number of the image, if the text contains the number.
     pub(crate) before_number: Option<String>,
     /// The rest of the text.
     pub(crate) rest: String,
@@ -71,9 +71,9 @@ pub enum ImageMarker {
     Text(&'static str),
     /// The text contains the number of the image, counted from 1.
     Numbered {
-        /// The text in front of the number.
+        /// The text before the number.
         start: &'static str,
-        /// The text behind the number.
+        /// The text after the number.
         end: &'static str,
     },
 }

@@ -1,5 +1,5 @@
-//! The numbers of the position embeddings of patches, for encoders that spread a fixed grid of embeddings over pictures
-//! of any size (Idefics3, SmolVLM, MiniCPM-V, Phi-4-multimodal).
+//! Assigns position embeddings to patches, for encoders that spread a fixed grid of embeddings over pictures of any
+//! size (Idefics3, SmolVLM, MiniCPM-V, Phi-4-multimodal).
 
 /// A grid of patches, of which those at the top left show the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl PatchArea {
     }
 }
 
-/// How the place of a patch in the picture becomes a number from 0 to 1.
+/// The rule that maps the index of a patch in its row or column to a number from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatchFractions {
     /// Patch i of n is at i · (1 / n).
@@ -57,7 +57,7 @@ fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     (0..count).map(|index| if index < in_vectors { vector(index) } else { number(index) }).collect()
 }
 
-/// The numbers of the position embeddings of all patches, row by row; 0 for padding. `edge` is the edge of the grid of
+/// The indices of the position embeddings of all patches, row by row; 0 for padding. `edge` is the edge of the grid of
 /// embeddings.
 pub(crate) fn patch_positions(area: PatchArea, edge: u32, fractions: PatchFractions) -> Vec<i64> {
     let rows = buckets(area.valid_rows, edge, fractions);
@@ -73,8 +73,8 @@ pub(crate) fn patch_positions(area: PatchArea, edge: u32, fractions: PatchFracti
         .collect()
 }
 
-/// Distributes `count` patches over `edge` buckets. Many patches are exactly on the boundary of two buckets, so the
-/// rounding of PyTorch decides about them.
+/// Distributes `count` patches over `edge` buckets. Many patches are exactly on the boundary of two buckets, so
+/// PyTorch's rounding determines their buckets.
 fn buckets(count: u32, edge: u32, fractions: PatchFractions) -> Vec<i64> {
     let step = 1.0 / f64::from(edge);
     let boundaries = arange(step, step, ((1.0 - step) / step).ceil() as u32);

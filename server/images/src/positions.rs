@@ -19,7 +19,7 @@ pub struct MropePositions {
 
 /// Computes the position ids of a prompt of `length` tokens. Text counts up equally in the three streams. An image whose
 /// first token has position p has p as temporal position, p + row as vertical and p + column as horizontal position of
-/// the merged grid; the text behind it continues at p + max(rows, columns).
+/// the merged grid; the text after it continues at p + max(rows, columns).
 ///
 /// # Panics
 ///

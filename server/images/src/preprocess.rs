@@ -1,4 +1,4 @@
-//! What the image processors of all families have in common.
+//! The code that the image processors of all families share.
 
 use std::fmt::Debug;
 
@@ -43,7 +43,7 @@ pub(crate) fn read_filter(file: &JsonFile, default: Filter) -> Result<Filter, Lo
     filter.ok_or_else(|| file.fault("resample", problem()))
 }
 
-/// Cuts an image into tiles, row by row. The sides of the image are multiples of those of the tiles.
+/// Splits an image into tiles, row by row. The sides of the image are multiples of those of the tiles.
 pub(crate) fn cut(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
     let corners = |length: u32, step: u32| (0..length / step).map(move |index| index * step);
     let size = image.size();

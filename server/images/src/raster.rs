@@ -30,7 +30,7 @@ impl Size {
         self.width as u64 * self.height as u64
     }
 
-    /// The size with width and height exchanged.
+    /// The size with width and height swapped.
     #[must_use]
     pub const fn transposed(self) -> Self {
         Self::new(self.height, self.width)

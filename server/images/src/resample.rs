@@ -30,7 +30,7 @@ impl Filter {
         }
     }
 
-    /// The distance in input pixels from which on the filter is 0, at scale 1.
+    /// The distance in input pixels beyond which the filter is 0, at scale 1.
     fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -72,7 +72,7 @@ fn sinc(x: f64) -> f64 {
 pub(crate) enum WeightPrecision {
     /// Pillow's 22 bits.
     Pillow,
-    /// As many as the largest weight leaves of 16 bits, as in PyTorch's resize of 8-bit tensors on CPUs.
+    /// As many bits as the largest weight leaves of 16, as in PyTorch's resize of 8-bit tensors on CPUs.
     Torch,
 }
 
@@ -142,7 +142,7 @@ fn resize_with(
         |from, to, start, length| Axis::new(filter, precision, Scale { from, to }, start..start + length);
     let columns = axis(from.width, size.width, part.left, part.size.width);
     let rows = axis(from.height, size.height, part.top, part.size.height);
-    // Only these pixels have an effect on the part.
+    // Only these input pixels affect the part.
     let (needed_rows, needed_columns) = (rows.inputs(), columns.inputs());
     let bytes = needed_columns.start * 3..needed_columns.end * 3;
     let needed = needed_rows.clone().map(|y| &image.row(y as u32)[bytes.clone()]);
@@ -231,7 +231,7 @@ impl Taps {
         let inverse = 1.0 / filter_scale;
         let windows: Vec<(usize, Vec<f64>)> = match precision {
             WeightPrecision::Pillow => outputs,
-            // The largest weight of the whole axis decides about the precision.
+            // The largest weight of the whole axis determines the precision.
             WeightPrecision::Torch => 0..to,
         }
         .map(|x| {

@@ -121,7 +121,7 @@ fn check_floats(tensor: &Tensor<f32>, expected: &Value, tolerance: f64, place: &
     assert!((sum - expected).abs() <= tolerance * expected.max(1.0), "{place}: sum {sum} {expected}");
 }
 
-/// Compares normalized pixels with samples, and exactly after the normalization is undone.
+/// Compares normalized pixels with samples. Then undoes the normalization, and checks that the 8-bit pixels are equal.
 fn check_pixels(tensor: &Tensor<f32>, expected: &Value, reference: &Value, place: &str) {
     check_floats(tensor, expected, 1e-6, place);
     let plane = expected["plane"].as_u64().expect("a number") as usize;

@@ -161,7 +161,7 @@ impl CompiledModel {
         self.0
     }
 
-    /// The inputs in their order.
+    /// The inputs, in the order of the model.
     pub(crate) fn inputs(&self) -> Result<Vec<Port>, Error> {
         let mut count = 0;
         // SAFETY: both pointers are valid.

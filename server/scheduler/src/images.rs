@@ -36,10 +36,11 @@ impl ImageSpan {
 /// Defines which tokens of a span the tokens of the same span attend to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpanAttention {
-    /// To those before them, like text.
+    /// Tokens attend to the tokens before them, as in text.
     #[default]
     Causal,
-    /// To all of them. A step therefore computes all tokens of a span or none, even if they exceed its budget.
+    /// Tokens attend to all tokens of the span. A step therefore computes all tokens of a span or none, even if they
+    /// exceed its budget.
     Bidirectional,
 }
 
@@ -74,8 +75,8 @@ impl PromptImages {
         })
     }
 
-    /// The images whose encoder output the tokens from the position `computed_tokens` on read, each once, with the
-    /// number of rows that the whole prompt reads.
+    /// The images whose encoder output is read by tokens at or after the position `computed_tokens`, each once, with
+    /// the number of rows that the whole prompt reads.
     pub(crate) fn needed_after(&self, computed_tokens: u32) -> Vec<NeededImage> {
         let mut needed: Vec<NeededImage> = Vec::new();
         for span in self.spans.iter().filter(|span| span.end() > computed_tokens) {

@@ -124,7 +124,7 @@ fn images_are_fetched_from_allowed_places() {
         let message = refusal(&server, image);
         assert!(message.contains(reason), "{image}: {message}");
     }
-    // What is read is no image.
+    // The content of the file is not an image.
     let text = folder.path().join("text.png");
     assert_eq!(chat(&server, &[text.to_str().unwrap()]).0, 400);
 }

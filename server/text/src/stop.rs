@@ -88,7 +88,7 @@ impl StopFilter {
         Self { is_active: false, ..self }
     }
 
-    /// Makes the filter stop at stop strings that end from now on, wherever they begin.
+    /// Activates the filter: from now on, it stops at the end of a stop string, even if the stop string began earlier.
     pub fn activate(&mut self) {
         self.is_active = true;
     }

@@ -38,7 +38,7 @@ impl Vocabulary {
 }
 
 /// The byte that a character of GPT-2's byte-level alphabet represents. That alphabet maps every byte to a printable
-/// character: to itself if it is printable, and otherwise to a character from U+0100 on.
+/// character: to itself if it is printable, and otherwise to a character that is at least U+0100.
 pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {

@@ -233,7 +233,7 @@ def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
 
 
 def qwen_names(version):
-    """The classes of a family in transformers."""
+    """The classes of transformers that implement a family."""
     video = "Qwen3VLVideoProcessor" if version == "Qwen3VL" else "Qwen2VLVideoProcessor"
     prefix = version.replace("2_5VL", "2_5_VL")
     return f"{prefix}Config", f"{prefix}ForConditionalGeneration", f"{prefix}Processor", video

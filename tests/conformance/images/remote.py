@@ -1,4 +1,4 @@
-"""The processing of InternVL and MiniCPM-V 2.6, which their authors publish as code beside the models."""
+"""The processing of InternVL and MiniCPM-V 2.6, which their authors publish as code next to the models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def normalized(picture: Image.Image, mean: list[float], std: list[float]) -> np.
 
 
 def internvl(picture: Image.Image, size: int, tiles_max: int) -> np.ndarray:
-    """The tiles, and a thumbnail behind several tiles: [tiles, 3, size, size]."""
+    """Returns the tiles, followed by a thumbnail if there are several: [tiles, 3, size, size]."""
     width, height = picture.size
     grids = [(i, j) for i in range(1, tiles_max + 1) for j in range(1, tiles_max + 1) if i * j <= tiles_max]
     best, best_difference = (1, 1), math.inf

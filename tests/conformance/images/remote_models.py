@@ -1,4 +1,4 @@
-"""Models of families that are not part of transformers, and whose authors publish them as code beside the weights.
+"""Models of families that are not part of transformers. Their authors publish the code next to the weights.
 
 The modules here have the same structure and the attributes that optimum-intel reads, without code of the authors.
 """

@@ -19,7 +19,7 @@ pub(crate) struct Row {
     pub(crate) slowest_probe: Duration,
     /// The peak of resident memory in bytes, including mapped files.
     pub(crate) peaks: PerProcess<u64>,
-    /// The anonymous memory afterwards, in bytes.
+    /// The anonymous memory after the attack, in bytes.
     pub(crate) after: PerProcess<u64>,
     pub(crate) elapsed: Duration,
     /// The responses to the attacker.

@@ -43,7 +43,7 @@ impl StepOutput {
         }
     }
 
-    /// The output as the scheduler expects it. A sequence that ends gets an arbitrary token, and is aborted afterwards.
+    /// The output as the scheduler expects it. A sequence that ends gets an arbitrary token, and is aborted afterward.
     pub(super) fn sampled_token(&self) -> SampledToken {
         match self {
             &Self::Suspended { sequence } => SampledToken::suspended(sequence),

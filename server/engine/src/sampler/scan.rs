@@ -24,7 +24,7 @@ pub(super) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// The blocks in their order, each with its greatest logit.
+    /// The blocks in order, each with its greatest logit.
     pub(super) fn iter(self) -> impl Iterator<Item = (&'a [f32], f32)> {
         self.logits.chunks(BLOCK).zip(self.maxima.iter().copied())
     }

@@ -142,7 +142,8 @@ pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
 /// Number of buckets into which a large number of candidates is divided by their logits.
 const BUCKETS: usize = 1024;
 
-/// The smallest prefix of `candidates` whose weights add up to `mass`. The order of `candidates` is undefined afterwards.
+/// The smallest prefix of `candidates` whose weights add up to `mass`. The order of `candidates` is undefined
+/// afterward.
 ///
 /// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass`
 /// is searched. The search partitions the candidates at the middle, and continues in the half in which the sum crosses

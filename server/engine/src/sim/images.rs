@@ -104,12 +104,12 @@ fn features(digest: ImageDigest, row: u32) -> [f32; WIDTH] {
     [(hash >> 40) as f32, (hash & 0xff_ffff) as f32]
 }
 
-/// What the model reads for a row of features.
+/// The input that the model reads for a row of features.
 fn input_of_features(features: &[f32]) -> TokenId {
     features.iter().fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits()))) as TokenId
 }
 
-/// What the model reads for `input` at positions that are not the index of the token.
+/// The input that the model reads instead of `input` if the positions of a token are not its index.
 fn input_at(positions: Option<&PromptPositions>, index: u32, input: TokenId) -> TokenId {
     let Some(positions) = positions else { return input };
     let hash = positions
@@ -131,7 +131,7 @@ impl<'a> StepReader<'a> {
         Self { images, positions: positions.map(|positions| &*positions.positions) }
     }
 
-    /// What the model reads for a token, by its index in the batch and its index in the sequence.
+    /// The input that the model reads for a token, given its index in the batch and its index in the sequence.
     pub(super) fn read(&self, offset: u32, index: u32, token: TokenId) -> TokenId {
         let rows = self.images.rows.iter().find(|rows| rows.tokens.contains(&offset));
         let input = rows.map_or(token, |rows| {
@@ -142,7 +142,7 @@ impl<'a> StepReader<'a> {
     }
 }
 
-/// What the model reads for the token with an index in a prompt with images.
+/// The input that the model reads for the token with this index in a prompt with images.
 pub(super) fn prompt_input(images: &RequestImages, index: u32, token: TokenId) -> TokenId {
     let span = images.prompt.spans.iter().find(|span| (span.start..span.end()).contains(&index));
     let input = span

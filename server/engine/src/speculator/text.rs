@@ -120,8 +120,8 @@ impl CacheDigests {
         cached
     }
 
-    /// Records the digests of a sequence's computed tokens from the position `start` on, or `NO_DIGEST` for unknown
-    /// content.
+    /// Records the digests of a sequence's computed tokens, starting at the position `start`; `NO_DIGEST` stands for
+    /// unknown content.
     pub(super) fn write(&mut self, blocks: &[BlockId], start: usize, digests: impl Iterator<Item = u64>) {
         for (position, digest) in (start..).zip(digests) {
             let first = blocks[position / self.block_tokens].0 as usize * self.block_tokens;

@@ -304,7 +304,7 @@ async fn a_request_ends_the_pause_of_generation() {
     let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
     let handle = engine.handle();
     let (_waiting, mut paused) = pause(&handle, &gate).await;
-    // This request has its only token after a step, in which the other sequence gets a token too.
+    // This request gets its only token from one step, in which the other sequence gets a token too.
     let text = prompt(6, 40);
     let answer = tokens(handle.submit(request(&text, 1)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&text, 1, VOCABULARY));
@@ -319,7 +319,7 @@ async fn a_pause_of_generation_ends_when_all_clients_disconnect() {
     let (waiting, paused) = pause(&handle, &gate).await;
     drop((waiting, paused));
     settled(&handle).await;
-    // The pause is not left to the next request.
+    // The pause must not continue when the next request arrives.
     let text = prompt(6, 40);
     let answer = tokens(handle.submit(request(&text, 1)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&text, 1, VOCABULARY));

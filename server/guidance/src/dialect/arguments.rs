@@ -219,9 +219,9 @@ pub(super) fn others(writer: &mut Writer<'_>, one: &str, separator: &str) -> Str
     if separator.is_empty() { format!("{one}+") } else { format!("{one} ({separator} {one})*") }
 }
 
-/// Writes items in their order, separated by `separator`; items that are not required may be missing.
+/// Writes items in order, separated by `separator`; items that are not required may be missing.
 pub(super) fn separated(writer: &mut Writer<'_>, items: &[WrittenMember], separator: &str) -> String {
-    // From the last item to the first: the expression for what may follow the item.
+    // Build the expression for the text that may follow each item, from the last item to the first.
     let mut tails = vec![String::new(); items.len() + 1];
     for (index, WrittenMember { expression: item, is_required }) in items.iter().enumerate().rev() {
         let piece = format!("{separator} {item}");

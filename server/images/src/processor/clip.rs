@@ -1,5 +1,5 @@
-//! The processor of CLIP, which LLaVA applies to the image and LLaVA-NeXT to every tile: the shorter edge gets a fixed
-//! length, and a part of the center is cut out.
+//! The processor of CLIP, which LLaVA applies to the image and LLaVA-NeXT to every tile: the shorter edge is resized to
+//! a fixed length, and the image is cropped to its center.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub(super) struct Clip {
     pub(super) num_tokens: u32,
 }
 
-/// The rule by which a picture is resized before it is cut.
+/// The rule by which a picture is resized before it is cropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClipResize {
     /// The shorter edge gets this length, and the proportions stay.
@@ -89,7 +89,7 @@ impl Clip {
         }
     }
 
-    /// Resizes and cuts a picture. Only the part that remains is computed, so a very long picture costs no more than a
+    /// Resizes and crops a picture. Only the part that remains is computed, so a very long picture costs no more than a
     /// square one.
     pub(super) fn tile(&self, image: &RgbImage) -> RgbImage {
         let Size { width, height } = image.size();

@@ -55,7 +55,8 @@ impl LlavaNext {
         Ok(Self { clip, resolutions })
     }
 
-    /// The resolution that keeps most pixels of the image, and of several such the one that wastes the fewest.
+    /// The resolution that keeps the most pixels of the image or, if several keep equally many, the one with the fewest
+    /// unused pixels.
     fn resolution(&self, size: Size) -> Size {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let rank = |resolution: &Size| {
@@ -64,7 +65,7 @@ impl LlavaNext {
             let effective = fitted.min(size.pixels());
             (effective, std::cmp::Reverse(resolution.pixels() - effective))
         };
-        // Of equal resolutions the first one counts.
+        // If several resolutions are equally good, the first one is chosen.
         let mut best = self.resolutions[0];
         for resolution in &self.resolutions[1..] {
             if rank(resolution) > rank(&best) {

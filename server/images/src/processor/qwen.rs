@@ -48,7 +48,7 @@ impl Qwen {
         let merge = preprocessor.at_most("merge_size", merge, 16)?;
         let frames = preprocessor.optional_count("temporal_patch_size")?.unwrap_or(2);
         let frames = preprocessor.at_most("temporal_patch_size", frames, 16)?;
-        // The fields of size are areas despite their names.
+        // The fields of `size` contain areas, despite their names.
         let pixels = |names: [&str; 3], default: u64| -> Result<u64, LoadError> {
             Ok(preprocessor.first_count(&names)?.map_or(default, u64::from))
         };
@@ -132,7 +132,7 @@ impl Qwen {
                     let values = bytes[color..].iter().step_by(3);
                     numbers.extend(values.map(|value| self.normalization.number(color, *value)));
                 }
-                // An image is a film whose frames are equal.
+                // An image is processed as a video whose frames are equal.
                 let frame = start..numbers.len();
                 for _ in 1..self.frames {
                     numbers.extend_from_within(frame.clone());

@@ -55,7 +55,7 @@ fn from_layers(path: &str) -> Option<String> {
     (is_layer && !rest.is_empty() && PREFIXES.contains(&before)).then(|| module.to_owned())
 }
 
-/// The projections that a fused projection consists of, in their order.
+/// The projections that a fused projection consists of, in the order of its rows.
 pub(super) fn parts_of_fused(module: &str) -> Option<[String; 3]> {
     let layer = module.strip_suffix("self_attn.qkv_proj")?;
     Some(["q", "k", "v"].map(|part| format!("{layer}self_attn.{part}_proj")))

@@ -113,7 +113,7 @@ fn hit(pool: &mut BlockPool, blocks: &[BlockId]) {
     blocks.iter().rev().for_each(|&block| pool.release(block));
 }
 
-/// Caches one prompt of one block for each token. Returns whether the hash is still cached afterwards.
+/// Caches one prompt of one block for each token. Returns whether the hash is still cached afterward.
 fn outlasts(pool: &mut BlockPool, hash: u64, tokens: std::ops::Range<TokenId>) -> bool {
     for token in tokens {
         chain(pool, &[token]);

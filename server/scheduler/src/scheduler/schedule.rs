@@ -60,7 +60,7 @@ enum Admission {
     AwaitsImages,
     /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
     ShareExceeded,
-    /// There is no room. Groups behind it may not be admitted.
+    /// There is no room. Groups behind it must not be admitted.
     NoRoom,
 }
 
@@ -157,8 +157,8 @@ impl Scheduler {
     /// sequences for the benefit of many. The step is also larger if many prompts wait: with small chunks, the decodes
     /// would be computed again for each chunk of the first prompt, and the other prompts would wait longer.
     ///
-    /// The chunks of a single long prompt should take equally long. So a chunk is smaller the more tokens it attends to,
-    /// but at least a quarter of the normal size.
+    /// The chunks of a single long prompt should take equally long. Therefore, the more tokens a chunk attends to, the
+    /// smaller it is, down to a quarter of the normal size.
     fn prompt_budget_by_chunks(&self, decodes: u32, decode_tokens: u32, computed_tokens: u32) -> u32 {
         let prompts = (self.running.len() + self.waiting.len()) as u32 - decodes - self.suspended_sequences;
         let prompts_for_two = if decodes < DECODES_FOR_TWO_CHUNKS { PROMPTS_FOR_TWO_CHUNKS } else { 2 };
@@ -383,7 +383,8 @@ impl Scheduler {
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let (mut position, mut attempts) = (0, 0);
         self.images_have_room = true;
-        // The tenants that have reached their share: their later requests must not overtake their earlier ones.
+        // The tenants that have reached their share. None of their further groups is admitted, because their later
+        // requests must not overtake their earlier ones.
         let mut full_tenants = Vec::new();
         while budget.tokens > 0
             && self.running_sequences < self.config.max_num_seqs

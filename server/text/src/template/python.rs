@@ -75,7 +75,7 @@ fn string(value: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits, with an exponent below 1e-4, and for values of at least 1e16.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

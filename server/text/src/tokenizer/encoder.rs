@@ -49,8 +49,8 @@ impl Tokenizer {
     ///
     /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end of a
     /// text. Use it for plain prompts, but not for rendered chat templates, which write these tokens themselves. With
-    /// `parse_special`, special tokens that are spelled out in the text become those tokens; otherwise they are text.
-    /// The running time is linear in the length of the text (times the logarithm of the longest word).
+    /// `parse_special`, text that spells a special token becomes that token; otherwise they are text. The running time
+    /// is linear in the length of the text (times the logarithm of the longest word).
     ///
     /// # Errors
     /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which happens with

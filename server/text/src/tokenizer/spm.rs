@@ -73,8 +73,7 @@ pub(super) struct Spm {
     bytes: Box<[Option<u32>; 256]>,
     unknown: Option<u32>,
     options: Options,
-    /// The tokens that are cut out of the text before merging if special tokens are not parsed: the user-defined
-    /// tokens.
+    /// The tokens that are recognized verbatim even if special tokens are not parsed: the user-defined tokens.
     user_defined: Verbatim,
     all: Verbatim,
 }
@@ -167,8 +166,8 @@ impl fmt::Debug for Spm {
     }
 }
 
-/// Tokens that are cut out of the text where they are spelled out. The leftmost match comes first; of several matches
-/// at a position, the longest is used.
+/// The tokens that are recognized verbatim in the text before it is merged. The leftmost match comes first; if several
+/// tokens match at a position, the longest is used.
 struct Verbatim {
     /// `None` if there are no such tokens.
     automaton: Option<AhoCorasick>,
