@@ -144,7 +144,7 @@ impl Example {
     /// The server has not been built.
     pub fn server(&self) -> anyhow::Result<Command> {
         let binary = built("ovfleet-server")?;
-        let folder = binary.parent().context("a program is in a folder")?;
+        let folder = binary.parent().context("the path of the program has no folder")?;
         let mut command = without_settings(Command::new("bash"));
         let code = self.with_sample_model().replace("ovfleet-server ", "exec \"$PROGRAMS/ovfleet-server\" ");
         command.args(["-c", &code]).env("PROGRAMS", folder).env("OVFLEET_GRPC_PORT", "0");

@@ -24,7 +24,7 @@ pub const PATTERN_PROPERTIES_MAX: usize = 64;
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const COMBINED_PATTERNS_MAX: usize = 2;
-/// Number of `&` in a grammar, for the same reason.
+/// Number of `&` operators in a grammar. They need memory like the patterns of [`COMBINED_PATTERNS_MAX`].
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const CONJUNCTIONS_MAX: usize = 1;

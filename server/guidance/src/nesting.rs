@@ -63,7 +63,7 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
         ));
     }
     if conjunctions(lark) > CONJUNCTIONS_MAX {
-        return Err(FormError::new(at, format!("has more than {CONJUNCTIONS_MAX} `&`")));
+        return Err(FormError::new(at, format!("has more than {CONJUNCTIONS_MAX} `&` operators")));
     }
     schemas(lark).try_for_each(|schema| check_schema(&schema, at))
 }
@@ -75,7 +75,7 @@ pub(crate) fn schemas(lark: &str) -> impl Iterator<Item = Value> {
     })
 }
 
-/// The number of the operator `&` in a grammar in Lark.
+/// The number of `&` operators in a grammar in Lark.
 pub(crate) fn conjunctions(lark: &str) -> usize {
     let mut count = 0;
     let mut rest = lark.as_bytes();
