@@ -78,7 +78,7 @@ pub struct CaBundle {
     /// Name of the ConfigMap.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub config_map: String,
-    /// Key of the entry with the certificates.
+    /// Key of the ConfigMap's entry that contains the certificates.
     #[serde(default = "ca_bundle_key")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,

@@ -158,11 +158,11 @@ pub struct Access {
     /// changes; the operator does not read it. Default: requests need no key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
-    /// Maximum number of requests per minute with one key, at each router. Default: no limit.
+    /// Maximum number of requests per minute for each key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub requests_per_minute: Option<u32>,
-    /// Maximum number of tokens of prompts and answers per minute with one key, at each router. Default: no limit.
+    /// Maximum number of prompt and answer tokens per minute for each key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub tokens_per_minute: Option<u32>,
@@ -175,7 +175,7 @@ pub struct KeysReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the entry with the file of API keys.
+    /// Key of the Secret's entry that contains the file of API keys.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -308,7 +308,7 @@ pub struct TokenReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the entry with the token.
+    /// Key of the Secret's entry that contains the token.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
