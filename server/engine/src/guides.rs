@@ -92,7 +92,8 @@ impl GuideDispatcher {
                 return 0;
             }
         };
-        // A stop token is not part of the form, so the guide does not check the drafts from the first stop token on.
+        // A stop token is not part of the form, so the guide does not check the first stop token and the drafts after
+        // it.
         let is_text = |token: &TokenId| !active.stop.stop_token_ids.contains(token);
         let drafts = drafts.iter().copied().take_while(is_text).collect();
         let GuideTime { spent, average } = &active.guide_time;

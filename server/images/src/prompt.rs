@@ -26,8 +26,8 @@ pub enum PromptError {
     },
 }
 
-/// Replaces the markers of the images in a rendered prompt by the text that stands for the images, in order. A marker is
-/// any of `markers`; at one place, the longest counts.
+/// Replaces the markers of the images in a rendered prompt with the text that stands for the images, in order. A marker
+/// is any of `markers`; if several begin at the same place, the longest is used.
 ///
 /// # Errors
 ///

@@ -143,7 +143,7 @@ fn check_integers(shape: &[usize], values: &[i64], expected: &Value, place: &str
     assert_eq!(sha256(bytes), expected["sha256"], "{place}");
 }
 
-/// Replaces runs of the image token by their length.
+/// Replaces runs of the image token with their length.
 fn compact(text: &str, token: &str) -> String {
     let mut compact = String::new();
     let mut rest = text;

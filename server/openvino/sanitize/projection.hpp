@@ -54,7 +54,7 @@ struct RandomWeight {
         auto* quants = static_cast<int8_t*>(const_cast<void*>(made.weight.quants->get_data_ptr()));
         std::vector<float> scales(N * K / 16);
         for (size_t i = 0; i < scales.size(); ++i) {
-            // The super-scale has the 11 bits of f16.
+            // The super-scale has the 11 significant bits of f16.
             if (i % 16 == 0) scales[i] = float(1 + random.below(2047)) / 65536.0f;
             else scales[i] = scales[i - 1];
         }

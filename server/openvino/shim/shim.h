@@ -297,7 +297,7 @@ typedef struct ovfleet_attention_test {
 // Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.
 int ovfleet_test_attention(const ovfleet_attention_test* test);
 
-// The LoRA matrices of an adapter for `rows` outputs of a projection, from the output `first` on.
+// The LoRA matrices of an adapter for `rows` outputs of a projection, starting at the output `first`.
 typedef struct ovfleet_lora_test {
     int32_t adapter;
     size_t first, rows, ranks;

@@ -267,7 +267,7 @@ impl ModelLoader {
         let properties = GraphProperties { native_projections, native_attention, experts };
         let plan = self.plan(properties)?;
         let replaced = shim::apply_kernel_plan(&mut model, &plan)?;
-        tracing::debug!(projections = replaced, %plan, "replaced operations by native kernels");
+        tracing::debug!(projections = replaced, %plan, "replaced operations with native kernels");
         stages.done("prepare the native kernels");
         Ok(PreparedGraph { model, plan, properties, from_cache, adapter_digests })
     }

@@ -61,7 +61,7 @@ LAST = {"input_data_format": "channels_last"}
 
 
 def compact(text: str, token: str) -> str:
-    """Replaces runs of the image token by their length."""
+    """Replaces runs of the image token with their length."""
     return re.sub(f"(?:{re.escape(token)})+", lambda run: f"[{len(run[0]) // len(token)}]", text)
 
 

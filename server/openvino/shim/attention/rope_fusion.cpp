@@ -62,7 +62,7 @@ bool is_last_axis(int64_t axis, const Output& value) {
     return axis == -1 || (rank.is_static() && axis == rank.get_length() - 1);
 }
 
-// Whether a value is one half of the last axis of `whole`, from `begin` on.
+// Whether a value is one half of the last axis of `whole`, starting at `begin`.
 bool is_half(const Output& value, const Output& whole, int64_t begin, int64_t half) {
     if (value.get_node()->get_input_size() == 0 || value.get_node()->input_value(0) != whole) return false;
     if (auto split = as<op::v1::VariadicSplit>(value)) {

@@ -53,7 +53,7 @@ std::shared_ptr<Op> as(const Output& value) {
     return ov::as_type_ptr<Op>(value.get_node_shared_ptr());
 }
 
-// The value before operations that only change its type or the division of its elements into dimensions.
+// The value before operations that change only its type or its shape.
 Output before_reshapes(Output value) {
     while (as<op::v1::Reshape>(value) || as<op::v0::Convert>(value)) value = value.get_node()->input_value(0);
     return value;

@@ -1,4 +1,4 @@
-// Replaces the experts of a graph by native ones.
+// Replaces the experts of a graph with native ones.
 #pragma once
 
 #include <set>

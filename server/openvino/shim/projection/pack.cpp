@@ -352,7 +352,7 @@ std::vector<PackedRows> rows_of_block(const std::vector<WeightPart>& parts, cons
     return runs;
 }
 
-// Writes 16 quants of 6 bits, from the four `first` on.
+// Writes 16 quants of 6 bits: the group of four quants with the index `first`, and the three groups after it.
 void pack_six_bits(const WeightRows& rows, size_t row, size_t first, uint8_t* to) {
     const uint32_t last = rows.four_quants(row, first + 3, SIX_BITS);
     for (size_t i = 0; i < 3; ++i, to += N_BLOCK * 4) {

@@ -83,7 +83,7 @@ public:
     size_t N() const { return weight_.N; }
     // The number of weights that share a zero point and a scale.
     size_t group() const { return weight_.group; }
-    // Makes `rows` the rows from `first` on.
+    // Reads `count` rows of the weight into `rows`, starting at the row `first`.
     void read(size_t first, size_t count, WeightRows& rows) const;
 
 private:

@@ -10,7 +10,7 @@ namespace {
 using ovfleet::projection::E2M1_BITS;
 using ovfleet::projection::quant_of_e2m1;
 
-// Replaces codes by their quants.
+// Replaces codes with their quants.
 inline Fours quants_of_e2m1(Fours codes) {
 #if defined(__AVX2__)
     const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);

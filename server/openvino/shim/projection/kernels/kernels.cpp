@@ -535,7 +535,7 @@ struct QuantizedGroup {
     float *scale, *sums;
 };
 
-// Quantizes a group of numbers of a row in a tile of `m_tile` rows, from a column on. `top` is their largest magnitude.
+// Quantizes a group of numbers of a row in a tile of `m_tile` rows, starting at a column. `top` is their largest magnitude.
 inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile, size_t column,
                            const QuantizedGroup& to) {
     const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS, inverse = top > 0 ? most_quant / top : 0;
