@@ -131,7 +131,7 @@ impl Example {
         let programs = built("ovfleet-server").expect("the programs are built");
         command
             .args(["-c", &code])
-            .env("PROGRAMS", programs.parent().expect("a program is in a folder"))
+            .env("PROGRAMS", programs.parent().expect("invariant: the path of a program has a folder"))
             .env("ROOT", crate::root())
             .env("EXPECTED", &self.expected)
             .current_dir(folder);
@@ -200,7 +200,7 @@ impl Example {
 pub fn api_command(folder: &Path, kubeconfig: &Path) -> Command {
     let tools = crate::root().join(".deps/tools/bin");
     let kubectl = Program::Kubectl.find().expect("kubectl is built");
-    let path = [tools.as_path(), kubectl.parent().expect("a program is in a folder")]
+    let path = [tools.as_path(), kubectl.parent().expect("invariant: the path of a program has a folder")]
         .map(|folder| folder.display().to_string())
         .join(":");
     let system = std::env::var("PATH").unwrap_or_default();

@@ -50,7 +50,7 @@ static GRANITE: Reasoning = Reasoning {
     answer: Some(("<response>", "</response>")),
 };
 
-/// The tags of a format. Harmony has no tags, because it is a format of the whole text.
+/// Returns the tags of a format. Harmony has no tags, because it is a format of the whole text.
 pub(crate) fn reasoning(format: ReasoningFormat) -> &'static Reasoning {
     match format {
         ReasoningFormat::None | ReasoningFormat::Gptoss => &NONE,
