@@ -200,6 +200,10 @@ impl Replica {
             if outcome == ReportOutcome::NewEpoch {
                 prefixes.reset();
             }
+            // Zero means that the replica has not reported the size of its cache.
+            if load.blocks_total > 0 {
+                prefixes.set_capacity(load.blocks_total as usize);
+            }
             // Requests that wait at the replica have no blocks yet, but will have some.
             let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
             prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));

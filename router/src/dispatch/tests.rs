@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
 use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
+use crate::prefix::Chain;
 use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
@@ -208,6 +209,26 @@ async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
     let _rejected = dispatch.place(&fleet, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
     let mut other = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
     assert!(futures_util::poll!(other.as_mut()).is_ready());
+}
+
+#[tokio::test]
+async fn the_first_prompts_of_a_replica_are_expected_in_its_cache_before_its_next_report() {
+    let (app, replica, fleet) = reporting_app(report(1, 0, 16), &[]);
+    let dispatch = app.dispatch();
+    let chain = Arc::new(Chain::of_text(&[b'x'; 256], 64, 7));
+    let cached_blocks = || replica.prefixes.lock().unwrap().cached_blocks(&chain);
+    let demand = Demand { prompt_tokens: 64, ..request().demand };
+    let request = PlacementRequest { demand, chain: Arc::clone(&chain), ..request() };
+    let placement = dispatch.place(&fleet, request, queued()).await.unwrap();
+    assert_eq!(cached_blocks(), 4);
+    // The replica has not received the request yet.
+    dispatch.replicas.observe(&replica, report(2, 0, 16), Instant::now());
+    assert_eq!(cached_blocks(), 4);
+    // The request has ended, and the replica has evicted a part of its prompt.
+    placement.record_first_token();
+    drop(placement);
+    dispatch.replicas.observe(&replica, Load { blocks_evictable: 3, ..report(3, 0, 16) }, Instant::now());
+    assert_eq!(cached_blocks(), 3);
 }
 
 #[tokio::test(start_paused = true)]

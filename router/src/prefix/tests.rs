@@ -99,6 +99,22 @@ fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
     assert_eq!(index.blocks(), 0);
 }
 
+#[test]
+fn prompts_that_follow_a_report_of_an_empty_cache_are_expected_in_it() {
+    let mut index = PrefixIndex::default();
+    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    index.set_capacity(3);
+    index.trim(0);
+    index.record(&chain("aaaabbbb"), 0);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
+    // The cache has three blocks, so the prompt evicts the end of the previous one.
+    index.record(&chain("xxxxyyyy"), 0);
+    assert_eq!((index.blocks(), index.cached_blocks(&chain("aaaabbbb"))), (3, 1));
+    index.reset();
+    index.record(&chain("aaaabbbbccccdddd"), 0);
+    assert_eq!(index.blocks(), 4, "the cache of the new process may be larger");
+}
+
 /// Compares the index with a list that is searched linearly.
 #[test]
 fn the_index_is_a_list_in_the_order_of_use_at_random() {
@@ -115,9 +131,14 @@ fn the_index_is_a_list_in_the_order_of_use_at_random() {
             match below(8) {
                 0 => {
                     capacity = below(60) as usize;
-                    index.trim(capacity);
+                    index.set_capacity(capacity);
                 }
-                1..6 => {
+                1 => {
+                    let blocks = below(60) as usize;
+                    index.trim(blocks);
+                    list.truncate(blocks);
+                }
+                2..6 => {
                     let output = below(4) as usize;
                     index.record(&chain, output);
                     list.splice(0..0, std::iter::repeat_n(None, output.min(capacity)));
