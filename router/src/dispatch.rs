@@ -158,7 +158,7 @@ impl Dispatch {
     /// Applies settings that have changed.
     pub fn reconfigure(self: &Arc<Self>) {
         let retry_budget_percent = self.settings.load().retry_budget_percent;
-        *self.lock_retries() = RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX);
+        self.lock_retries().configure(retry_budget_percent);
         self.pump_all();
     }
 

@@ -302,6 +302,11 @@ impl RetryBudget {
         Self { retries_per_request: f64::from(retry_budget_percent) / 100.0, saved_max, saved: saved_max }
     }
 
+    /// Changes the number of retries per 100 requests. The saved retries remain.
+    pub fn configure(&mut self, retry_budget_percent: u32) {
+        self.retries_per_request = f64::from(retry_budget_percent) / 100.0;
+    }
+
     /// Counts a request toward the budget.
     pub fn deposit(&mut self) {
         self.saved = (self.saved + self.retries_per_request).min(self.saved_max);

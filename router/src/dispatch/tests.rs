@@ -176,6 +176,16 @@ async fn a_request_waits_no_longer_than_its_client() {
     assert_eq!(waiting(app.dispatch()), (0, 0));
 }
 
+#[test]
+fn a_reload_of_the_configuration_does_not_refill_the_retry_budget() {
+    let (app, _) = app(1, &[]);
+    let dispatch = app.dispatch();
+    assert_eq!((0..1000).filter(|_| dispatch.withdraw_retry()).count(), SAVED_RETRIES_MAX as usize);
+    let settings = Args::clone(&app.settings());
+    app.set_settings(settings);
+    assert!(!dispatch.withdraw_retry());
+}
+
 /// A report of a replica that can run many sequences, but whose cache is nearly full.
 fn nearly_full(number: u64) -> Load {
     Load { blocks_active: 900, ..report(number, 1, 100) }

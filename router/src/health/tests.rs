@@ -203,6 +203,17 @@ fn retries_are_a_fraction_of_requests() {
 }
 
 #[test]
+fn a_changed_percentage_does_not_refill_the_retry_budget() {
+    let mut budget = RetryBudget::new(10, 5);
+    while budget.withdraw() {}
+    budget.configure(50);
+    assert!(!budget.withdraw());
+    budget.deposit();
+    budget.deposit();
+    assert!(budget.withdraw() && !budget.withdraw(), "one retry for two requests");
+}
+
+#[test]
 fn the_limit_of_ejections_holds_and_replicas_recover_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);
