@@ -143,7 +143,8 @@ pub struct Args {
     /// Time within which a replica must accept a connection.
     ///
     /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
-    /// gets 502, `replicas_failed`, or 503, `no_replica`.
+    /// gets 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout` it gets 504,
+    /// `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 

@@ -79,6 +79,7 @@ pub(super) async fn send_until_answered(
         request.tried.retain(|&tried| tried != identity);
         request.tried.push(identity);
         let attempts_max = worker.app.settings().attempts;
+        let is_past_deadline = queued.deadline.is_some_and(|deadline| deadline <= Instant::now());
         attempts += 1;
         broken += u32::from(matches!(failure, Failure::Broken { .. }));
         if broken >= BROKEN_MAX {
@@ -86,12 +87,12 @@ pub(super) async fn send_until_answered(
         }
         let is_retried = failure.permits_retry(outgoing.retry_safety)
             && match &failure {
-                // A failed connection does not count as an attempt. The request is retried for as long as a request may
-                // wait for a replica.
+                // A failed connection does not count as an attempt. The request is retried for as long as it may wait
+                // for a replica.
                 Failure::Connect => {
                     attempts -= 1;
                     let since = *unreached.get_or_insert_with(Instant::now);
-                    since.elapsed() < worker.app.settings().waiting_room_timeout
+                    !is_past_deadline && since.elapsed() < worker.app.settings().waiting_room_timeout
                 }
                 Failure::Busy(_) | Failure::Unauthenticated => {
                     attempts < attempts_max && has_untried(&fleet, &request)
@@ -99,6 +100,9 @@ pub(super) async fn send_until_answered(
                 _ => attempts < attempts_max && dispatch.withdraw_retry(),
             };
         if !is_retried {
+            if is_past_deadline && matches!(failure, Failure::Connect) {
+                return Err(Error::AllTimedOut { attempts: attempts.max(1) });
+            }
             let answer = failure.into_answer(attempts.max(1), outgoing.retry_safety)?;
             record.completed(answer.status(), TokensUsed::None);
             return Ok(answer.map(Body::whole));
