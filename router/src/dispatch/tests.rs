@@ -361,6 +361,31 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
 }
 
 #[tokio::test]
+async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replica() {
+    let (app, replica, fleet) = reporting_app(
+        Load { state: State::Draining.into(), ..report(1, 0, 1) },
+        &["--queue-requests=1", "--queue-tokens=10", "--waiting-room=3"],
+    );
+    let dispatch = app.dispatch();
+    let place = || {
+        let queued = QueuedRequest { tenant: 1, ..queued() };
+        Box::pin(dispatch.place(&fleet, of_tenant(1, request()), queued))
+    };
+    let mut requests = [place(), place(), place()];
+    for request in &mut requests {
+        assert!(futures_util::poll!(request.as_mut()).is_pending());
+    }
+    assert_eq!(place().await.unwrap_err(), PlacementError::NoReplica, "the waiting room is full");
+    // The replica accepts requests again, but has no room for all of them.
+    dispatch.replicas.observe(&replica, report(2, 0, 1), Instant::now());
+    dispatch.pump_at(&replica);
+    for request in requests {
+        drop(request.await.unwrap());
+    }
+    assert_eq!(waiting(dispatch), (0, 0));
+}
+
+#[tokio::test]
 async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     let (app, replicas) = app(60, &[]);
     let dispatch = app.dispatch();
