@@ -130,6 +130,32 @@ fn a_request_sent_before_the_ejection_is_not_a_probe() {
 }
 
 #[test]
+fn a_probe_that_an_ejection_has_overtaken_does_not_count_in_the_next_round() {
+    // A replica with one probe in the second round, that probe, and a probe of the first round without an answer.
+    let second_round = || {
+        let (mut health, now) = (health(4), Instant::now());
+        eject(&mut health, 0, now);
+        let now = now + CONFIG.ejection;
+        let (failing, late) = (health.sent(0, now), health.sent(0, now));
+        assert!(health.failed(0, failing, 0..4, now));
+        let now = now + CONFIG.ejection_max;
+        let probe = health.sent(0, now);
+        (health, now, probe, late)
+    };
+    let (mut health, now, probe, late) = second_round();
+    health.succeeded(0, late);
+    health.succeeded(0, probe);
+    assert_eq!(health.state(0, now), HealthState::Probing, "one of the two probes has succeeded");
+    let (mut health, now, _, late) = second_round();
+    assert!(!health.failed(0, late, 0..4, now));
+    assert_eq!(health.state(0, now), HealthState::Probing);
+    let (mut health, now, _, late) = second_round();
+    let _probe = health.sent(0, now);
+    health.unknown(0, late);
+    assert_eq!(health.state(0, now), HealthState::Ejected, "both probes are still without an answer");
+}
+
+#[test]
 fn only_a_fraction_of_failing_replicas_is_ejected() {
     for (count, ejected_max) in [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)] {
         let (mut health, now) = (health(count), Instant::now());
