@@ -25,7 +25,7 @@ use crate::replica::Replica;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GaugeSources<'a> {
     pub(crate) is_ready: bool,
-    pub(crate) requests_in_work: usize,
+    pub(crate) requests_in_flight: usize,
     pub(crate) requests_queued: usize,
     pub(crate) requests_without_replica: usize,
     pub(crate) replicas: &'a [Arc<Replica>],
@@ -53,7 +53,7 @@ struct Inner {
     cached_prompt_tokens: Counter,
     ejections: Counter,
     expired_dispatches: Counter,
-    requests_in_work: Gauge,
+    requests_in_flight: Gauge,
     requests_queued: Gauge,
     requests_without_replica: Gauge,
     replicas: ReplicaGauges,
@@ -184,7 +184,8 @@ impl Default for Metrics {
                 "request_duration",
                 "Time from the arrival of a request to the end of its answer",
             ),
-            requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
+            requests_in_flight: metrics
+                .zero("requests_in_flight", "Requests in flight, including those that wait for a replica"),
             requests_queued: metrics
                 .zero("requests_queued", "Requests that are waiting because all replicas are full"),
             requests_without_replica: metrics.zero(
@@ -256,7 +257,7 @@ impl Metrics {
         let inner = &*self.0;
         let count = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         inner.ready.set(i64::from(sources.is_ready));
-        inner.requests_in_work.set(count(sources.requests_in_work));
+        inner.requests_in_flight.set(count(sources.requests_in_flight));
         inner.requests_queued.set(count(sources.requests_queued));
         inner.requests_without_replica.set(count(sources.requests_without_replica));
         inner.replicas.refresh(sources);

@@ -172,7 +172,7 @@ async fn the_load_of_both_replicas_is_updated_without_reloading_the_page() {
         .every(label => count(replica[label].split('%')[0]) > 0)";
     console.await_expression("both replicas to be busy", &format!("all(replica => {busy})"));
     console.await_expression("requests to queue", "count(says('queued')) > 0");
-    let shown = "count(says('in-work')) > 0
+    let shown = "count(says('in-flight')) > 0
         && count(says('output')) > 0";
     console.await_expression("the totals of a busy fleet", shown);
     console.await_expression("both replicas to be picked", "new Set(picked()).size === 2");
@@ -353,11 +353,11 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
     console.page.insert_text("Count").unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("the answer to begin", "answer().length > 0");
-    console.await_expression("the request to be in flight", "says('in-work') === '1'");
+    console.await_expression("the request to be in flight", "says('in-flight') === '1'");
     console.tab_to("stop");
     console.press(&[Key::Enter]);
     console.await_expression("the end", "says('note') === 'Stopped'");
-    console.await_expression("no request to be in flight", "says('in-work') === '0'");
+    console.await_expression("no request to be in flight", "says('in-flight') === '0'");
     assert_eq!(console.focused(), "prompt");
     console.page.insert_text("Count on").unwrap();
     console.press(&[Key::Enter]);
@@ -365,7 +365,7 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
     console.press(&[Key::Tab, Key::Tab]);
     assert_eq!(console.focused(), "clear");
     console.press(&[Key::Enter]);
-    console.await_expression("no request to be in flight", "says('in-work') === '0'");
+    console.await_expression("no request to be in flight", "says('in-flight') === '0'");
     assert_eq!(console.text("says('chat')"), "");
     // The new conversation contains no messages of the previous one.
     console.page.insert_text("Count again").unwrap();

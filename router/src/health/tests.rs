@@ -181,8 +181,8 @@ fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
     }
-    let standings = [0, 1].map(|replica| health.state(replica, now));
-    assert_eq!(standings, [HealthState::Ejected, HealthState::Trusted]);
+    let states = [0, 1].map(|replica| health.state(replica, now));
+    assert_eq!(states, [HealthState::Ejected, HealthState::Trusted]);
     // The ejected replica of that model does not count for the other model.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));

@@ -140,12 +140,12 @@ fn connections_and_requests_at_once_are_limited() {
             stream
         })
         .collect();
-    await_condition("two to be in work", || (upstream.seen().len() == 2).then_some(()));
+    await_condition("two requests to be in flight", || (upstream.seen().len() == 2).then_some(()));
     let over = router.post(CHAT, &chat("m", false));
     assert!(over.status == 429 && over.body.contains("too_many_requests"), "{over:?}");
     open.clear();
     await_condition("there to be room", || {
         let metrics = router.get("/metrics").body;
-        (metric(&metrics, "ovfleet_router_requests_in_work") == 0.0).then_some(())
+        (metric(&metrics, "ovfleet_router_requests_in_flight") == 0.0).then_some(())
     });
 }

@@ -61,7 +61,7 @@ fn on_sigterm_the_router_finishes_active_requests_and_exits_successfully() {
     let mut stream = begun(&router);
     let address = router.address.clone();
     router.signal("TERM");
-    router.await_log("waiting for active requests");
+    router.await_log("waiting for requests in flight");
     await_condition("nothing new to be taken", || {
         std::net::TcpStream::connect(&address).is_err().then_some(())
     });
@@ -90,7 +90,7 @@ fn on_the_second_signal_the_router_exits_immediately() {
     let router = Router::start(&[&upstream], &["--drain-timeout=1h"]);
     let _stream = begun(&router);
     router.signal("TERM");
-    router.await_log("waiting for active requests");
+    router.await_log("waiting for requests in flight");
     router.signal("TERM");
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(1), "{log}");
