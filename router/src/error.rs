@@ -17,7 +17,7 @@ use crate::queue::RETRY_AFTER_MIN;
 pub(crate) enum Error {
     #[error("{0}")]
     Malformed(MalformedBody),
-    #[error("the request must name a model, because the router serves several")]
+    #[error("the router serves several models: set `model` to one of them")]
     MissingModel,
     #[error("the model {0:?} does not exist")]
     UnknownModel(String),

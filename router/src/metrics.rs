@@ -150,7 +150,7 @@ impl Default for Metrics {
         metrics.0.register("build", "The version of the router", Info::new(info));
         let inner = Inner {
             requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
-            retries: metrics.zero("retries", "Retried requests, by the reason of the failure"),
+            retries: metrics.zero("retries", "Retried requests, by the reason for the failure"),
             prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",
@@ -290,8 +290,10 @@ impl ReplicaGauges {
                 "replica_asleep",
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
-            trusted: metrics
-                .zero("replica_trusted", "1 if the router trusts the replica, 0 while it is ejected and until the requests after that have succeeded"),
+            trusted: metrics.zero(
+                "replica_trusted",
+                "1 if the router trusts the replica; 0 from its ejection until its probes have succeeded",
+            ),
             report_age: metrics.seconds(
                 "replica_report_age",
                 "Time since the last load report of the replica",

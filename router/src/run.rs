@@ -282,7 +282,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
                     let error = anyhow::Error::from(error);
                     tracing::error!(
                         error = format!("{error:#}"),
-                        "failed to reload the API keys: the previous ones stay in effect"
+                        "failed to reload the API keys: the previous ones remain in effect"
                     );
                 }
             }

@@ -232,7 +232,7 @@ async fn a_killed_replica_is_shown_as_unreachable_and_after_a_restart_as_serving
     );
     console.await_expression("the replica to be unreachable", &shown);
     console.await_expression("the number of ready replicas", "says('serving') === '1 of 2'");
-    console.await_expression("the announcement", "says('news') === '1 of 2 replicas are ready'");
+    console.await_expression("the announcement", "says('announcement') === '1 of 2 replicas are ready'");
     let other = scene.servers[0].address();
     console.await_expression(
         "the other replica to be busy",
@@ -514,7 +514,7 @@ const FAINT: &str = "least => {
         .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
     const hasText = node => [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim());
     const texts = [...document.body.querySelectorAll('*')].filter(node => hasText(node) && node.checkVisibility()
-        && !node.disabled && !node.matches('script, .unseen, .skip'));
+        && !node.disabled && !node.matches('script, .visually-hidden, .skip'));
     if (texts.length < 20) throw new Error('there is hardly any text');
     return texts.map(node => {
         const [a, b] = [light(parts(getComputedStyle(node).color)), light(ground(node))];
