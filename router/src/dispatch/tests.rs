@@ -95,7 +95,7 @@ async fn requests_wait_in_order_while_all_replicas_are_full() {
     assert!(futures_util::poll!(third.as_mut()).is_pending());
     assert_eq!(waiting(dispatch), (2, 0));
     drop(first);
-    assert!(futures_util::poll!(third.as_mut()).is_pending(), "the second is before it");
+    assert!(futures_util::poll!(third.as_mut()).is_pending(), "the second request is served first");
     let placement = second.await.unwrap();
     drop(placement);
     drop(third.await.unwrap());
@@ -262,7 +262,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
     assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
-    assert_eq!(reserved(), 0, "it has not waited for long");
+    assert_eq!(reserved(), 0, "it has not waited for long enough");
     assert!(!dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));
@@ -288,7 +288,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
 }
 
 #[tokio::test]
-async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
+async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
     let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
     let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
@@ -326,7 +326,10 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
     assert_eq!((placed.len(), waiting(dispatch)), (2, (2 * BACKFILL_MAX - 2, 0)));
     let own = [place(2).await.unwrap(), place(2).await.unwrap()];
     let mut third = place(2);
-    assert!(futures_util::poll!(third.as_mut()).is_pending(), "it is more than the part that is reserved");
+    assert!(
+        futures_util::poll!(third.as_mut()).is_pending(),
+        "it exceeds the part that is reserved for its tenant"
+    );
     let mut without_tenant = place(NO_TENANT);
     assert!(futures_util::poll!(without_tenant.as_mut()).is_pending());
     drop(own);
@@ -354,7 +357,7 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     assert_eq!(waiting(dispatch), (2, 0));
     dispatch.replicas.observe(&replicas[0], report(3, 0, 1), Instant::now());
     dispatch.pump_at(&replicas[0]);
-    assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other one has waited for longer");
+    assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other request has waited for longer");
     drop(first.await.unwrap());
     drop(newcomer.await.unwrap());
     assert_eq!(waiting(dispatch), (0, 0));
@@ -444,7 +447,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let ejected = |replica: &&Arc<Replica>| {
         dispatch.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
-    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine stands still");
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine makes no progress");
 }
 
 /// Two replicas that have reported once.
@@ -457,7 +460,7 @@ fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
 }
 
 #[tokio::test]
-async fn ejected_replicas_are_used_when_the_healthy_ones_have_gone() {
+async fn ejected_replicas_are_used_after_the_healthy_ones_were_removed() {
     let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
     let dispatch = app.dispatch();
     let fleet = dispatch.replicas.fleet("m").unwrap();

@@ -9,10 +9,10 @@ use super::*;
 fn equal_hashes_mean_equal_prefixes() {
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     let (a, b) = (chain("aaaabbbbccccd"), chain("aaaaBBBBcccc"));
-    assert_eq!((a.blocks(), b.blocks()), (3, 3), "what is left over is no block");
+    assert_eq!((a.blocks(), b.blocks()), (3, 3), "an incomplete block is not hashed");
     assert_eq!(a.hashes[0], b.hashes[0]);
     assert_ne!(a.hashes[1], b.hashes[1]);
-    assert_ne!(a.hashes[2], b.hashes[2], "the same block after another beginning is another");
+    assert_ne!(a.hashes[2], b.hashes[2], "a hash includes all previous blocks");
     assert_ne!(a.hashes[0], Chain::of_text(b"aaaa", 4, 8).hashes[0], "another seed");
     assert_eq!(chain("abc").blocks(), 0);
 }
@@ -82,7 +82,7 @@ fn the_common_prefix_with_earlier_prompts_is_cached() {
 }
 
 #[test]
-fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
+fn the_least_recently_used_block_is_evicted_first_and_the_end_of_a_prompt_before_its_beginning() {
     let mut index = PrefixIndex::default();
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     index.record(&chain("aaaabbbbcccc"), 0);

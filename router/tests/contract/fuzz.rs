@@ -172,7 +172,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
 
 /// Waits until no request is in flight or queued.
 pub(crate) fn idle(router: &Router) {
-    await_condition("all to be over", || {
+    await_condition("all requests to end", || {
         let metrics = router.get("/metrics").body;
         let names =
             ["requests_in_flight", "requests_queued", "requests_without_replica", "replica_in_flight"];

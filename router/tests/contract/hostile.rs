@@ -148,7 +148,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
 }
 
 #[test]
-fn bodies_have_a_limit_together() {
+fn the_bodies_of_all_requests_together_have_a_limit() {
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let upstream = Upstream::start("m", move |_, stream| {
@@ -185,7 +185,7 @@ fn the_body_of_a_request_is_released_when_its_stream_begins() {
 }
 
 #[test]
-fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
+fn a_client_that_is_still_sending_receives_the_rejection_of_its_body() {
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let upstream = Upstream::start("m", move |_, stream| {
