@@ -162,7 +162,7 @@ mod tests {
         assert!(access.charge(&client(1), rates, 900).is_err());
         access.settle(&client(1), 900, 10);
         access.charge(&client(1), rates, 900).unwrap();
-        assert!(access.charge(&client(1), rates, 1).is_err(), "two requests are two");
+        assert!(access.charge(&client(1), rates, 1).is_err(), "the limit of requests is reached");
         access.charge(&client(2), rates, 900).unwrap();
     }
 }

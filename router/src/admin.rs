@@ -182,7 +182,7 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
         dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
-        "requests_in_work": app.requests(),
+        "requests_in_flight": app.requests_in_flight(),
         "requests_queued": dispatch.queued(),
         "requests_without_replica": dispatch.in_waiting_room(),
         "replicas": replicas,
@@ -193,7 +193,7 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
 fn describe(app: &App, replica: &Replica) -> Value {
     let now = Instant::now();
     let view = replica.ledger.view(now, app.settings().report_ttl);
-    let state = match app.dispatch().health().state(replica.identity, now) {
+    let health_state = match app.dispatch().health().state(replica.identity, now) {
         HealthState::Trusted => "trusted",
         HealthState::Probing => "probing",
         HealthState::Ejected => "ejected",
@@ -211,7 +211,7 @@ fn describe(app: &App, replica: &Replica) -> Value {
             proto::v1alpha1::State::Draining => "draining",
             proto::v1alpha1::State::Stopped => "stopped",
         }),
-        "standing": state,
+        "health_state": health_state,
         "is_connected": status.is_connected,
         "problem": status.problem,
         "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),

@@ -25,7 +25,7 @@ struct Inner {
     bodies: Arc<BodyBudget>,
     metrics: Metrics,
     tracer: Option<Tracer>,
-    requests: AtomicUsize,
+    requests_in_flight: AtomicUsize,
     is_stopping: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl App {
             bodies: Arc::default(),
             metrics,
             tracer,
-            requests: AtomicUsize::new(0),
+            requests_in_flight: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
         }))
     }
@@ -81,9 +81,9 @@ impl App {
         self.0.tracer.as_ref()
     }
 
-    /// The number of active requests.
-    pub fn requests(&self) -> usize {
-        self.0.requests.load(Ordering::Relaxed)
+    /// The number of requests in flight, including those that wait for a replica.
+    pub fn requests_in_flight(&self) -> usize {
+        self.0.requests_in_flight.load(Ordering::Relaxed)
     }
 
     /// Admits a request.
@@ -93,7 +93,7 @@ impl App {
     pub(crate) fn admit(&self) -> Result<RequestPermit, Error> {
         let limit = self.settings().max_concurrent_requests;
         let permit = RequestPermit(self.clone());
-        let before = self.0.requests.fetch_add(1, Ordering::Relaxed);
+        let before = self.0.requests_in_flight.fetch_add(1, Ordering::Relaxed);
         if before >= limit as usize { Err(Error::TooManyRequests(limit)) } else { Ok(permit) }
     }
 
@@ -102,7 +102,7 @@ impl App {
         let dispatch = self.dispatch();
         self.metrics().scrape(&GaugeSources {
             is_ready: self.is_ready(),
-            requests_in_work: self.requests(),
+            requests_in_flight: self.requests_in_flight(),
             requests_queued: dispatch.queued(),
             requests_without_replica: dispatch.in_waiting_room(),
             replicas: &dispatch.replicas.all(),
@@ -123,12 +123,12 @@ impl App {
     }
 }
 
-/// The permit of an active request. Dropping it makes room for another request.
+/// The permit of a request in flight. Dropping it makes room for another request.
 #[derive(Debug)]
 pub(crate) struct RequestPermit(App);
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.0.0.requests.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.requests_in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

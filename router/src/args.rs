@@ -143,7 +143,8 @@ pub struct Args {
     /// Time within which a replica must accept a connection.
     ///
     /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
-    /// gets 502, `replicas_failed`, or 503, `no_replica`.
+    /// gets 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout` it gets 504,
+    /// `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
@@ -209,8 +210,8 @@ pub struct Args {
     )]
     pub queue_requests: u32,
 
-    /// Maximum number of prompt tokens of the requests for one model that wait in the router. A request that waits
-    /// alone may exceed this limit.
+    /// Maximum number of prompt tokens of the requests for one model that wait in the router because no replica has
+    /// room. A request that waits alone may exceed this limit.
     ///
     /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
@@ -222,7 +223,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
-    /// Maximum number of requests that wait while no replica is available.
+    /// Maximum number of requests that wait while no replica is available. The limits of the queue do not apply to
+    /// them.
     ///
     /// Beyond it: further requests get 503, `no_replica`, with `Retry-After`.
     #[arg(

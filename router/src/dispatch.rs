@@ -158,7 +158,7 @@ impl Dispatch {
     /// Applies settings that have changed.
     pub fn reconfigure(self: &Arc<Self>) {
         let retry_budget_percent = self.settings.load().retry_budget_percent;
-        *self.lock_retries() = RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX);
+        self.lock_retries().configure(retry_budget_percent);
         self.pump_all();
     }
 
@@ -247,8 +247,8 @@ impl Dispatch {
             request.tried.clear();
         }
         let config = self.queue_config();
-        // The limit of the waiting room applies instead of the limit of the queue.
-        let unlimited = QueueConfig { queue_requests: usize::MAX, ..config };
+        // The limit of the waiting room applies instead of the limits of the queue.
+        let unlimited = QueueConfig { queue_requests: usize::MAX, queue_tokens: u64::MAX, ..config };
         let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
         if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
             queue_guard.set_full();

@@ -17,7 +17,7 @@ use crate::queue::RETRY_AFTER_MIN;
 pub(crate) enum Error {
     #[error("{0}")]
     Malformed(MalformedBody),
-    #[error("the request must name a model, because the router serves several")]
+    #[error("the router serves several models: set `model` to one of them")]
     MissingModel,
     #[error("the model {0:?} does not exist")]
     UnknownModel(String),
@@ -114,7 +114,7 @@ impl Error {
             Self::MissingModel => (StatusCode::BAD_REQUEST, REQUEST, "missing_model", Some("model")),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, REQUEST, "model_not_found", Some("model")),
             Self::ObjectNotFound { param, code, .. } => (StatusCode::NOT_FOUND, REQUEST, code, Some(param)),
-            Self::ReplicaGone => (StatusCode::NOT_FOUND, REQUEST, "not_kept", None),
+            Self::ReplicaGone => (StatusCode::NOT_FOUND, REQUEST, "object_not_found", None),
             Self::Header { .. } => (StatusCode::BAD_REQUEST, REQUEST, "invalid_header", None),
             Self::ContentEncoding(_) => {
                 (StatusCode::UNSUPPORTED_MEDIA_TYPE, REQUEST, "unsupported_content_encoding", None)
@@ -146,19 +146,19 @@ impl Error {
             Self::Malformed(_) => "malformed",
             Self::MissingModel => "missing_model",
             Self::UnknownModel(_) => "unknown_model",
-            Self::ObjectNotFound { .. } | Self::ReplicaGone => "not_kept",
-            Self::Header { .. } => "header",
-            Self::ContentEncoding(_) => "content_encoding",
+            Self::ObjectNotFound { .. } | Self::ReplicaGone => "object_not_found",
+            Self::Header { .. } => "invalid_header",
+            Self::ContentEncoding(_) => "unsupported_content_encoding",
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyBodyBytes(_) => "too_many_body_bytes",
             Self::Body(_) => "body_incomplete",
-            Self::MissingKey => "no_key",
-            Self::InvalidKey => "wrong_key",
-            Self::RateExceeded(over) => match over.kind {
-                RateKind::Requests => "over_request_rate",
-                RateKind::Tokens => "over_token_rate",
+            Self::MissingKey => "missing_key",
+            Self::InvalidKey => "invalid_key",
+            Self::RateExceeded(exceeded) => match exceeded.kind {
+                RateKind::Requests => "request_rate_exceeded",
+                RateKind::Tokens => "token_rate_exceeded",
             },
             Self::TooManyRequests(_) => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
@@ -183,7 +183,7 @@ impl Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::RateExceeded(over) => over.retry_after,
+            Self::RateExceeded(exceeded) => exceeded.retry_after,
             Self::QueueFull { retry_after } | Self::QueueTimeout { retry_after } => Some(*retry_after),
             Self::TooManyRequests(_)
             | Self::TooManyBodyBytes(_)

@@ -78,6 +78,8 @@ impl HealthState {
 pub struct Health {
     config: HealthConfig,
     replicas: HashMap<u64, Record>,
+    /// The number of rounds of probes that have begun, over all replicas.
+    rounds: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,6 +101,8 @@ enum Breaker {
         until: Instant,
     },
     HalfOpen {
+        /// The number of the round. A probe counts only in the round in which it was sent.
+        round: u64,
         /// The number of probes whose answers have not begun.
         sent: u32,
         /// The number of probes that have succeeded.
@@ -115,7 +119,7 @@ impl Health {
     /// Creates a health check without replicas.
     #[must_use]
     pub fn new(config: HealthConfig) -> Self {
-        Self { config, replicas: HashMap::new() }
+        Self { config, replicas: HashMap::new(), rounds: 0 }
     }
 
     /// Adds a replica, unless it is known already.
@@ -143,7 +147,7 @@ impl Health {
             Breaker::Closed => HealthState::Trusted,
             Breaker::Open { until } if now < until => HealthState::Ejected,
             Breaker::Open { .. } => HealthState::Probing,
-            Breaker::HalfOpen { sent, succeeded } if sent + succeeded < self.config.probes.max(1) => {
+            Breaker::HalfOpen { sent, succeeded, .. } if sent + succeeded < self.config.probes.max(1) => {
                 HealthState::Probing
             }
             Breaker::HalfOpen { .. } => HealthState::Ejected,
@@ -166,27 +170,31 @@ impl Health {
     /// [`Self::unknown`] must follow. [`Self::answer_began`] may be called before it.
     #[must_use]
     pub fn sent(&mut self, replica: u64, now: Instant) -> SentRequest {
-        let Some(record) = self.replicas.get_mut(&replica) else { return SentRequest { is_probe: false } };
-        match &mut record.state {
+        let Some(record) = self.replicas.get_mut(&replica) else { return SentRequest { probe_round: None } };
+        let probe_round = match &mut record.state {
             Breaker::Open { until } if now >= *until => {
-                record.state = Breaker::HalfOpen { sent: 1, succeeded: 0 };
-                SentRequest { is_probe: true }
+                self.rounds += 1;
+                record.state = Breaker::HalfOpen { round: self.rounds, sent: 1, succeeded: 0 };
+                Some(self.rounds)
             }
-            Breaker::HalfOpen { sent, .. } => {
+            Breaker::HalfOpen { round, sent, .. } => {
                 *sent += 1;
-                SentRequest { is_probe: true }
+                Some(*round)
             }
-            _ => SentRequest { is_probe: false },
-        }
+            _ => None,
+        };
+        SentRequest { probe_round }
     }
 
     /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and the rest of the answer
     /// counts like that of any other request.
     pub fn answer_began(&mut self, replica: u64, request: &mut SentRequest) {
         let probes = self.config.probes.max(1);
-        let is_probe = std::mem::take(&mut request.is_probe);
+        let probe_round = request.probe_round.take();
         let Some(record) = self.replicas.get_mut(&replica) else { return };
-        if let (Breaker::HalfOpen { sent, succeeded }, true) = (&mut record.state, is_probe) {
+        if let Breaker::HalfOpen { round, sent, succeeded } = &mut record.state
+            && probe_round == Some(*round)
+        {
             *sent = sent.saturating_sub(1);
             *succeeded += 1;
             if *succeeded >= probes {
@@ -225,7 +233,7 @@ impl Health {
         let is_ejected = match record.state {
             Breaker::Closed => record.exceeds_failure_limits(&config) && may_eject,
             // A probe failed. The replica still counts as ejected, so the limit permits ejecting it again.
-            Breaker::HalfOpen { .. } => sent.is_probe,
+            Breaker::HalfOpen { round, .. } => sent.probe_round == Some(round),
             Breaker::Open { .. } => false,
         };
         if is_ejected {
@@ -240,9 +248,11 @@ impl Health {
 
     /// Records that the request ended without information about the health of the replica, for example because the
     /// client left.
-    pub fn unknown(&mut self, replica: u64, sent: SentRequest) {
+    pub fn unknown(&mut self, replica: u64, request: SentRequest) {
         let Some(record) = self.replicas.get_mut(&replica) else { return };
-        if let (Breaker::HalfOpen { sent, .. }, true) = (&mut record.state, sent.is_probe) {
+        if let Breaker::HalfOpen { round, sent, .. } = &mut record.state
+            && request.probe_round == Some(*round)
+        {
             *sent = sent.saturating_sub(1);
         }
     }
@@ -264,8 +274,8 @@ impl Health {
 /// A request that was sent to a replica. [`Health`] gets it back when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentRequest {
-    /// Whether the request probes the replica, and its answer has not begun.
-    is_probe: bool,
+    /// The round of probes that the request belongs to. `None` if the request is not a probe or its answer has begun.
+    probe_round: Option<u64>,
 }
 
 impl Record {
@@ -300,6 +310,11 @@ impl RetryBudget {
     pub fn new(retry_budget_percent: u32, saved_max: u32) -> Self {
         let saved_max = f64::from(saved_max);
         Self { retries_per_request: f64::from(retry_budget_percent) / 100.0, saved_max, saved: saved_max }
+    }
+
+    /// Changes the number of retries per 100 requests. The saved retries remain.
+    pub fn configure(&mut self, retry_budget_percent: u32) {
+        self.retries_per_request = f64::from(retry_budget_percent) / 100.0;
     }
 
     /// Counts a request toward the budget.

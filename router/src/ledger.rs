@@ -339,8 +339,8 @@ impl Inner {
     /// The figures of the last report, without the tokens of prompts that are known to have been computed since then.
     fn figures_since(&self, last: &LastReport) -> ReportedLoad {
         let others = last.figures.uncomputed_tokens.saturating_sub(last.router_uncached);
-        let left = others + self.booked.uncached_reported();
-        ReportedLoad { uncomputed_tokens: last.figures.uncomputed_tokens.min(left), ..last.figures }
+        let remaining = others + self.booked.uncached_reported();
+        ReportedLoad { uncomputed_tokens: last.figures.uncomputed_tokens.min(remaining), ..last.figures }
     }
 
     /// Marks the dispatches that a report includes.

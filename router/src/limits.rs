@@ -69,9 +69,9 @@ impl RateLimits {
         let Buckets { requests, tokens: token_bucket } = buckets;
         requests.refill(rates.requests_per_minute, now);
         token_bucket.refill(rates.tokens_per_minute, now);
-        let over = |kind, retry_after| RateExceeded { kind, retry_after };
-        requests.check(1.0).map_err(|after| over(RateKind::Requests, after))?;
-        token_bucket.check(f64::from(tokens)).map_err(|after| over(RateKind::Tokens, after))?;
+        let exceeded = |kind, retry_after| RateExceeded { kind, retry_after };
+        requests.check(1.0).map_err(|after| exceeded(RateKind::Requests, after))?;
+        token_bucket.check(f64::from(tokens)).map_err(|after| exceeded(RateKind::Tokens, after))?;
         requests.level -= 1.0;
         token_bucket.level -= f64::from(tokens);
         Ok(())

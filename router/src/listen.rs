@@ -323,7 +323,7 @@ impl ConnectionServer {
     }
 }
 
-/// Serves connections until `shutdown`, and then finishes the active requests.
+/// Serves connections until `shutdown`, and then finishes the requests in flight.
 async fn serve_connections(
     app: App,
     kind: ListenerKind,

@@ -25,7 +25,7 @@ use crate::replica::Replica;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GaugeSources<'a> {
     pub(crate) is_ready: bool,
-    pub(crate) requests_in_work: usize,
+    pub(crate) requests_in_flight: usize,
     pub(crate) requests_queued: usize,
     pub(crate) requests_without_replica: usize,
     pub(crate) replicas: &'a [Arc<Replica>],
@@ -53,7 +53,7 @@ struct Inner {
     cached_prompt_tokens: Counter,
     ejections: Counter,
     expired_dispatches: Counter,
-    requests_in_work: Gauge,
+    requests_in_flight: Gauge,
     requests_queued: Gauge,
     requests_without_replica: Gauge,
     replicas: ReplicaGauges,
@@ -150,7 +150,7 @@ impl Default for Metrics {
         metrics.0.register("build", "The version of the router", Info::new(info));
         let inner = Inner {
             requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
-            retries: metrics.zero("retries", "Retried requests, by the reason of the failure"),
+            retries: metrics.zero("retries", "Retried requests, by the reason for the failure"),
             prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",
@@ -184,7 +184,8 @@ impl Default for Metrics {
                 "request_duration",
                 "Time from the arrival of a request to the end of its answer",
             ),
-            requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
+            requests_in_flight: metrics
+                .zero("requests_in_flight", "Requests in flight, including those that wait for a replica"),
             requests_queued: metrics
                 .zero("requests_queued", "Requests that are waiting because all replicas are full"),
             requests_without_replica: metrics.zero(
@@ -256,7 +257,7 @@ impl Metrics {
         let inner = &*self.0;
         let count = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
         inner.ready.set(i64::from(sources.is_ready));
-        inner.requests_in_work.set(count(sources.requests_in_work));
+        inner.requests_in_flight.set(count(sources.requests_in_flight));
         inner.requests_queued.set(count(sources.requests_queued));
         inner.requests_without_replica.set(count(sources.requests_without_replica));
         inner.replicas.refresh(sources);
@@ -289,8 +290,10 @@ impl ReplicaGauges {
                 "replica_asleep",
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
-            trusted: metrics
-                .zero("replica_trusted", "1 if the router trusts the replica, 0 while it is ejected and until the requests after that have succeeded"),
+            trusted: metrics.zero(
+                "replica_trusted",
+                "1 if the router trusts the replica; 0 from its ejection until its probes have succeeded",
+            ),
             report_age: metrics.seconds(
                 "replica_report_age",
                 "Time since the last load report of the replica",

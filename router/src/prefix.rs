@@ -168,6 +168,7 @@ pub struct PrefixIndex {
     /// The nodes form a ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
     nodes: Vec<Node>,
     unused: Vec<u32>,
+    /// The size of the replica's cache in blocks, as far as it is known, up to [`INDEX_BLOCKS_MAX`].
     capacity: usize,
 }
 
@@ -216,29 +217,20 @@ impl PrefixIndex {
                 None => self.insert(Some(hash)),
             }
         }
-        self.shrink();
+        self.trim(self.capacity);
     }
 
-    /// Limits the index to the blocks that the replica can have: those that it reports as active or evictable, and
-    /// those that requests without blocks will get.
-    pub fn trim(&mut self, blocks: usize) {
+    /// Sets the size of the replica's cache in blocks, which the index never exceeds.
+    pub fn set_capacity(&mut self, blocks: usize) {
         self.capacity = blocks.min(INDEX_BLOCKS_MAX);
-        self.shrink();
+        self.trim(self.capacity);
     }
 
-    /// Clears the index, because another process has taken the place of the replica.
-    pub fn reset(&mut self) {
-        *self = Self { capacity: self.capacity, ..Self::default() };
-    }
-
-    /// The number of blocks in the index, including those of output.
-    #[must_use]
-    pub fn blocks(&self) -> usize {
-        self.nodes.len() - 1 - self.unused.len()
-    }
-
-    fn shrink(&mut self) {
-        while self.blocks() > self.capacity {
+    /// Evicts the least recently used blocks until at most `blocks` remain: as many as the replica reports as active or
+    /// evictable, plus those that requests without blocks will get. Prompts that are recorded later may exceed this
+    /// number, because they use free blocks of the cache.
+    pub fn trim(&mut self, blocks: usize) {
+        while self.blocks() > blocks {
             let oldest = self.nodes[SENTINEL as usize].previous;
             self.unlink(oldest);
             if let Some(hash) = self.nodes[oldest as usize].hash.take() {
@@ -246,6 +238,17 @@ impl PrefixIndex {
             }
             self.unused.push(oldest);
         }
+    }
+
+    /// Clears the index, because another process has taken the place of the replica. The size of its cache is unknown.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The number of blocks in the index, including those of output.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.nodes.len() - 1 - self.unused.len()
     }
 
     fn insert(&mut self, hash: Option<u64>) {

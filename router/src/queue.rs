@@ -76,7 +76,7 @@ pub struct QueuedRequest {
     pub tokens: u32,
     /// The time when the request arrived at the router. A request that returns to the queue keeps its position.
     pub arrived: Instant,
-    /// The time when the client gives up, if it has set a timeout.
+    /// The time at which the request stops waiting for a replica, if the client has set a timeout.
     pub deadline: Option<Instant>,
 }
 

@@ -52,7 +52,7 @@ pub struct Replica {
     progressed: AtomicU64,
     since: Instant,
     is_removed: AtomicBool,
-    /// The tenant for whose request the replica is reserved, [`EVERYBODY`] or [`NOBODY`].
+    /// The tenant for whose request the replica is reserved, [`ALL_TENANTS`] or [`UNRESERVED`].
     reserved_against: AtomicU64,
     is_draining: AtomicBool,
     /// Whether the models that the replica reported can be looked up. Reports arrive while requests look up models.
@@ -105,7 +105,7 @@ impl Replica {
             progressed: AtomicU64::new(NEVER),
             since: Instant::now(),
             is_removed: AtomicBool::new(false),
-            reserved_against: AtomicU64::new(NOBODY),
+            reserved_against: AtomicU64::new(UNRESERVED),
             is_draining: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             discovered,
@@ -168,23 +168,23 @@ impl Replica {
         u64::try_from(after).unwrap_or(NEVER - 1)
     }
 
-    /// Whether the replica is reserved for a request that has waited too long, so that other requests of this tenant may not be
-    /// placed there.
+    /// Whether the replica is reserved for a request that has waited too long, so that other requests of this tenant
+    /// may not be placed there.
     #[must_use]
     pub fn is_reserved_against(&self, tenant: u64) -> bool {
         match self.reserved_against.load(Ordering::Relaxed) {
-            NOBODY => false,
-            EVERYBODY => true,
+            UNRESERVED => false,
+            ALL_TENANTS => true,
             reserved => reserved == digest(tenant),
         }
     }
 
-    /// Reserves the replica for one request of a tenant, unless it is reserved already. Requests of other tenants may still be
-    /// placed there.
+    /// Reserves the replica for one request of a tenant, unless it is reserved already. Requests of other tenants may
+    /// still be placed there.
     pub(crate) fn reserve(self: &Arc<Self>, tenant: u64) -> Option<Reservation> {
         let tenant = digest(tenant);
         let swap =
-            self.reserved_against.compare_exchange(NOBODY, tenant, Ordering::Relaxed, Ordering::Relaxed);
+            self.reserved_against.compare_exchange(UNRESERVED, tenant, Ordering::Relaxed, Ordering::Relaxed);
         swap.is_ok().then(|| Reservation(Arc::clone(self)))
     }
 
@@ -199,6 +199,10 @@ impl Replica {
             let mut prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
             if outcome == ReportOutcome::NewEpoch {
                 prefixes.reset();
+            }
+            // Zero means that the replica has not reported the size of its cache.
+            if load.blocks_total > 0 {
+                prefixes.set_capacity(load.blocks_total as usize);
             }
             // Requests that wait at the replica have no blocks yet, but will have some.
             let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
@@ -242,8 +246,8 @@ pub(crate) struct Reservation(Arc<Replica>);
 
 impl Reservation {
     /// Excludes the requests of other tenants too.
-    pub(crate) fn extend_to_everybody(&self) {
-        self.0.reserved_against.store(EVERYBODY, Ordering::Relaxed);
+    pub(crate) fn extend_to_all_tenants(&self) {
+        self.0.reserved_against.store(ALL_TENANTS, Ordering::Relaxed);
     }
 
     pub(crate) fn replica(&self) -> &Arc<Replica> {
@@ -253,18 +257,18 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.0.reserved_against.store(NOBODY, Ordering::Relaxed);
+        self.0.reserved_against.store(UNRESERVED, Ordering::Relaxed);
     }
 }
 
 /// The value of [`Replica::reserved_against`] without a reservation.
-const NOBODY: u64 = 0;
+const UNRESERVED: u64 = 0;
 /// The value of [`Replica::reserved_against`] if the requests of all tenants are excluded.
-const EVERYBODY: u64 = u64::MAX;
+const ALL_TENANTS: u64 = u64::MAX;
 
 /// Converts a tenant to a value of [`Replica::reserved_against`].
 fn digest(tenant: u64) -> u64 {
-    tenant.clamp(NOBODY + 1, EVERYBODY - 1)
+    tenant.clamp(UNRESERVED + 1, ALL_TENANTS - 1)
 }
 
 /// Whether the figures of two reports show that the replica computed something in between.

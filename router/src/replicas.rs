@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_are_found_by_the_models_that_they_say_they_serve() {
+    fn replicas_are_found_by_the_models_that_they_report() {
         let replicas = Replicas::new(1);
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
         assert!(replicas.fleet("a").is_none() && !replicas.have_all_reported());
@@ -351,7 +351,7 @@ mod tests {
         report(2, 8000, 2);
         report(3, 8000, 3);
         assert!(replica.has_progressed_since(sent));
-        assert!(!replica.has_progressed_since(sent + Duration::from_secs(2)), "its engine stands still");
+        assert!(!replica.has_progressed_since(sent + Duration::from_secs(2)), "its engine makes no progress");
     }
 
     #[test]

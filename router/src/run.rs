@@ -1,5 +1,5 @@
 //! Runs the process: binds the ports first, so that an error in that step is reported immediately; then discovers
-//! replicas and accepts requests; and on a signal, finishes the active requests.
+//! replicas and accepts requests; and on a signal, finishes the requests in flight.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -176,7 +176,7 @@ async fn log_when_ready(app: App) {
     std::future::pending().await
 }
 
-/// Finishes the active requests, within `timeout`.
+/// Finishes the requests in flight, within `timeout`.
 async fn drain(
     app: &App,
     threads: &mut Threads,
@@ -184,11 +184,12 @@ async fn drain(
     signals: &mut EndSignals,
 ) -> anyhow::Result<()> {
     let started = Instant::now();
-    tracing::info!(requests = app.requests(), ?timeout, "stopping: waiting for active requests");
+    tracing::info!(requests = app.requests_in_flight(), ?timeout, "stopping: waiting for requests in flight");
     tokio::select! {
         () = threads.finished() => {}
         () = tokio::time::sleep(timeout) => {
-            tracing::warn!(requests = app.requests(), "drain timeout reached: aborting the remaining requests");
+            let requests = app.requests_in_flight();
+            tracing::warn!(requests, "drain timeout reached: aborting the remaining requests");
             return Ok(());
         }
         () = signals.next() => bail!("second signal: aborted the remaining requests"),
@@ -281,7 +282,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
                     let error = anyhow::Error::from(error);
                     tracing::error!(
                         error = format!("{error:#}"),
-                        "failed to reload the API keys: the previous ones stay in effect"
+                        "failed to reload the API keys: the previous ones remain in effect"
                     );
                 }
             }

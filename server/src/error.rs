@@ -191,7 +191,7 @@ impl Error {
             Self::ImageMemoryFull(_) => {
                 (StatusCode::TOO_MANY_REQUESTS, RATE, Some("image_memory_full"), None)
             }
-            Self::Busy => (StatusCode::CONFLICT, REQUEST, Some("requests_in_work"), None),
+            Self::Busy => (StatusCode::CONFLICT, REQUEST, Some("requests_in_flight"), None),
             Self::Starting => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("starting"), None),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("stopping"), None),
             Self::Failed(Failure::Stopped) => {
@@ -227,7 +227,7 @@ impl Error {
             Self::Invalid { .. } => "invalid",
             Self::ContextLength { .. } => "too_long",
             Self::UnknownModel(_) => "unknown_model",
-            Self::NotStored { .. } => "not_kept",
+            Self::NotStored { .. } => "object_not_found",
             Self::Unauthenticated => "unauthenticated",
             Self::MalformedHttp(_) => "malformed_http",
             Self::UnknownPath(_) => "unknown_path",

@@ -33,7 +33,7 @@ struct Inner {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
     adapter_requests: Family<AdapterLabels, Counter>,
-    requests_in_work: Gauge,
+    requests_in_flight: Gauge,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     request_duration: Histogram,
@@ -88,7 +88,7 @@ fn size() -> Histogram {
 /// The state of the process from which the gauges are computed.
 pub(crate) struct ProcessState<'a> {
     pub(crate) is_ready: bool,
-    /// Number of requests in progress.
+    /// Number of requests in flight.
     pub(crate) requests: usize,
     /// The engine, once the model is loaded.
     pub(crate) engine: Option<&'a EngineHandle>,
@@ -169,7 +169,7 @@ impl Metrics {
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),
             batch_sequences: metrics.add("batch_sequences", "Sequences in an engine step", size()),
-            requests_in_work: metrics.zero("requests_in_work", "Requests in progress"),
+            requests_in_flight: metrics.zero("requests_in_flight", "Requests in flight"),
             sequences_running: metrics.zero("sequences_running", "Running sequences"),
             sequences_waiting: metrics.zero("sequences_waiting", "Waiting sequences"),
             blocks_active: metrics.zero("blocks_active", "Blocks of the KV cache that sequences use"),
@@ -263,7 +263,7 @@ impl Metrics {
         let ProcessState { is_ready, requests, engine } = *state;
         let inner = &*self.0;
         inner.ready.set(i64::from(is_ready));
-        inner.requests_in_work.set(i64::try_from(requests).unwrap_or(i64::MAX));
+        inner.requests_in_flight.set(i64::try_from(requests).unwrap_or(i64::MAX));
         if let Some(engine) = engine {
             let EngineLoad { load, sleep_level, .. } = *engine.load().borrow();
             inner.sleeping.set(i64::from(sleep_level.is_some()));

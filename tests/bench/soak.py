@@ -168,7 +168,7 @@ def idle(port: int) -> dict[str, float]:
     deadline = time.monotonic() + ANSWER_SECONDS_MAX
     while True:
         now = metrics(port)
-        busy = [name for name in ("requests_in_work", "sequences_running", "sequences_waiting", "blocks_active")
+        busy = [name for name in ("requests_in_flight", "sequences_running", "sequences_waiting", "blocks_active")
                 if now.get(f"ovfleet_server_{name}") != 0]
         if not busy:
             return now

@@ -17,8 +17,8 @@ use crate::scene;
 
 /// The API group and its version.
 const GROUP_VERSION: &str = "external.metrics.k8s.io/v1beta1";
-/// The name of the served metric: the unfinished requests of all routers of the namespace.
-pub const METRIC: &str = "ovfleet_router_requests_in_work";
+/// The name of the served metric: the requests in flight of all routers of the namespace.
+pub const METRIC: &str = "ovfleet_router_requests_in_flight";
 /// The time after which an idle connection is closed.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -144,7 +144,7 @@ async fn answer(target: &str) -> anyhow::Result<(&'static str, Value)> {
         return Ok(("200 OK", resources));
     };
     let namespace = path.split('/').next().unwrap_or_default();
-    let value = requests_in_work(namespace).await?;
+    let value = requests_in_flight(namespace).await?;
     let item = json!({
         "metricName": METRIC,
         "metricLabels": {},
@@ -158,7 +158,7 @@ async fn answer(target: &str) -> anyhow::Result<(&'static str, Value)> {
 }
 
 /// The sum of [`METRIC`] over the routers.
-async fn requests_in_work(namespace: &str) -> anyhow::Result<f64> {
+async fn requests_in_flight(namespace: &str) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for address in node::addresses(namespace, scene::ROUTER)? {
         let metrics = http::get(&format!("http://{address}:8081/metrics")).await?;

@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn reads_flags_with_their_defaults() {
-        let text = "    /// Requests in work.\n    ///\n    /// Beyond it: 429 with `Retry-After`.\n    \
+        let text = "    /// Requests in flight.\n    ///\n    /// Beyond it: 429 with `Retry-After`.\n    \
                     #[arg(long, env = \"X\", default_value_t = 1024, help_heading = \"Limits\")]\n    \
                     pub max_concurrent_requests: usize,\n\n    /// Bytes of a body. Beyond it: 413.\n    #[arg(\n        \
                     long = \"max-body-bytes\",\n        default_value = \"8MiB\"\n    )]\n    pub body: ByteSize,\n";
@@ -324,7 +324,7 @@ mod tests {
             found(text),
             [
                 limit(
-                    "Requests in work",
+                    "Requests in flight",
                     Some("--max-concurrent-requests"),
                     "1024",
                     "429 with `Retry-After`"

@@ -172,7 +172,7 @@ async fn the_load_of_both_replicas_is_updated_without_reloading_the_page() {
         .every(label => count(replica[label].split('%')[0]) > 0)";
     console.await_expression("both replicas to be busy", &format!("all(replica => {busy})"));
     console.await_expression("requests to queue", "count(says('queued')) > 0");
-    let shown = "count(says('in-work')) > 0
+    let shown = "count(says('in-flight')) > 0
         && count(says('output')) > 0";
     console.await_expression("the totals of a busy fleet", shown);
     console.await_expression("both replicas to be picked", "new Set(picked()).size === 2");
@@ -232,7 +232,7 @@ async fn a_killed_replica_is_shown_as_unreachable_and_after_a_restart_as_serving
     );
     console.await_expression("the replica to be unreachable", &shown);
     console.await_expression("the number of ready replicas", "says('serving') === '1 of 2'");
-    console.await_expression("the announcement", "says('news') === '1 of 2 replicas are ready'");
+    console.await_expression("the announcement", "says('announcement') === '1 of 2 replicas are ready'");
     let other = scene.servers[0].address();
     console.await_expression(
         "the other replica to be busy",
@@ -353,11 +353,11 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
     console.page.insert_text("Count").unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("the answer to begin", "answer().length > 0");
-    console.await_expression("the request to be in flight", "says('in-work') === '1'");
+    console.await_expression("the request to be in flight", "says('in-flight') === '1'");
     console.tab_to("stop");
     console.press(&[Key::Enter]);
     console.await_expression("the end", "says('note') === 'Stopped'");
-    console.await_expression("no request to be in flight", "says('in-work') === '0'");
+    console.await_expression("no request to be in flight", "says('in-flight') === '0'");
     assert_eq!(console.focused(), "prompt");
     console.page.insert_text("Count on").unwrap();
     console.press(&[Key::Enter]);
@@ -365,7 +365,7 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
     console.press(&[Key::Tab, Key::Tab]);
     assert_eq!(console.focused(), "clear");
     console.press(&[Key::Enter]);
-    console.await_expression("no request to be in flight", "says('in-work') === '0'");
+    console.await_expression("no request to be in flight", "says('in-flight') === '0'");
     assert_eq!(console.text("says('chat')"), "");
     // The new conversation contains no messages of the previous one.
     console.page.insert_text("Count again").unwrap();
@@ -514,7 +514,7 @@ const FAINT: &str = "least => {
         .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
     const hasText = node => [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim());
     const texts = [...document.body.querySelectorAll('*')].filter(node => hasText(node) && node.checkVisibility()
-        && !node.disabled && !node.matches('script, .unseen, .skip'));
+        && !node.disabled && !node.matches('script, .visually-hidden, .skip'));
     if (texts.length < 20) throw new Error('there is hardly any text');
     return texts.map(node => {
         const [a, b] = [light(parts(getComputedStyle(node).color)), light(ground(node))];

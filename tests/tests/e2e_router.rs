@@ -213,7 +213,7 @@ async fn await_idle(router: &Router) {
     loop {
         let text = http::get(&router.url("/metrics")).await.expect("the router returns metrics").body;
         let text = text.as_str().expect("metrics are text").to_owned();
-        let names = ["requests_in_work", "requests_queued", "replica_in_flight", "replica_unreported"];
+        let names = ["requests_in_flight", "requests_queued", "replica_in_flight", "replica_unreported"];
         if names.iter().all(|name| metric(&text, &format!("ovfleet_router_{name}")) == Some(0.0)) {
             return;
         }

@@ -121,6 +121,7 @@ impl Router for Ovfleet {
         if known.ledger.observe(report, now) == ReportOutcome::Accepted {
             let expected = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
             let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + expected;
+            known.index.set_capacity(report.blocks_total as usize);
             known.index.trim(blocks as usize);
         }
     }

@@ -81,7 +81,7 @@ impl Backfill<'_> {
         let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
         match picker.book(search, now) {
             SearchResult::Booked(assignment) => {
-                let waiter = waiting.dequeue(ticket, now).expect("invariant: the waiter was just there");
+                let waiter = waiting.dequeue(ticket, now).expect("invariant: the list contains the waiter");
                 Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
             }
             SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
@@ -107,7 +107,7 @@ impl Backfill<'_> {
             if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
                 && let Some((_, reservation)) = &waiting.reservation
             {
-                reservation.extend_to_everybody();
+                reservation.extend_to_all_tenants();
             }
             return;
         }

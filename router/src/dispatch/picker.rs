@@ -170,7 +170,7 @@ impl Picker {
                 defer(move || metrics.record_pick(latency, &terms, report_age));
                 return SearchResult::Booked(self.assign(search, scratch, index, booking));
             }
-            unreachable!("the last race books")
+            unreachable!("the pick after the last race is booked unconditionally")
         })
     }
 

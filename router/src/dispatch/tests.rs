@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
 use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
+use crate::prefix::Chain;
 use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
@@ -94,7 +95,7 @@ async fn requests_wait_in_order_while_all_replicas_are_full() {
     assert!(futures_util::poll!(third.as_mut()).is_pending());
     assert_eq!(waiting(dispatch), (2, 0));
     drop(first);
-    assert!(futures_util::poll!(third.as_mut()).is_pending(), "the second is before it");
+    assert!(futures_util::poll!(third.as_mut()).is_pending(), "the second request is served first");
     let placement = second.await.unwrap();
     drop(placement);
     drop(third.await.unwrap());
@@ -175,6 +176,16 @@ async fn a_request_waits_no_longer_than_its_client() {
     assert_eq!(waiting(app.dispatch()), (0, 0));
 }
 
+#[test]
+fn a_reload_of_the_configuration_does_not_refill_the_retry_budget() {
+    let (app, _) = app(1, &[]);
+    let dispatch = app.dispatch();
+    assert_eq!((0..1000).filter(|_| dispatch.withdraw_retry()).count(), SAVED_RETRIES_MAX as usize);
+    let settings = Args::clone(&app.settings());
+    app.set_settings(settings);
+    assert!(!dispatch.withdraw_retry());
+}
+
 /// A report of a replica that can run many sequences, but whose cache is nearly full.
 fn nearly_full(number: u64) -> Load {
     Load { blocks_active: 900, ..report(number, 1, 100) }
@@ -210,6 +221,26 @@ async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
     assert!(futures_util::poll!(other.as_mut()).is_ready());
 }
 
+#[tokio::test]
+async fn the_first_prompts_of_a_replica_are_expected_in_its_cache_before_its_next_report() {
+    let (app, replica, fleet) = reporting_app(report(1, 0, 16), &[]);
+    let dispatch = app.dispatch();
+    let chain = Arc::new(Chain::of_text(&[b'x'; 256], 64, 7));
+    let cached_blocks = || replica.prefixes.lock().unwrap().cached_blocks(&chain);
+    let demand = Demand { prompt_tokens: 64, ..request().demand };
+    let request = PlacementRequest { demand, chain: Arc::clone(&chain), ..request() };
+    let placement = dispatch.place(&fleet, request, queued()).await.unwrap();
+    assert_eq!(cached_blocks(), 4);
+    // The replica has not received the request yet.
+    dispatch.replicas.observe(&replica, report(2, 0, 16), Instant::now());
+    assert_eq!(cached_blocks(), 4);
+    // The request has ended, and the replica has evicted a part of its prompt.
+    placement.record_first_token();
+    drop(placement);
+    dispatch.replicas.observe(&replica, Load { blocks_evictable: 3, ..report(3, 0, 16) }, Instant::now());
+    assert_eq!(cached_blocks(), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_never_reports_does_not_hide_that_a_model_is_unknown() {
     let (app, replicas) = app(2, &[]);
@@ -231,7 +262,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
     assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
-    assert_eq!(reserved(), 0, "it has not waited for long");
+    assert_eq!(reserved(), 0, "it has not waited for long enough");
     assert!(!dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));
@@ -257,7 +288,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
 }
 
 #[tokio::test]
-async fn a_reservation_keeps_other_tenants_away_only_after_a_long_time() {
+async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
     let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
     let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
@@ -295,7 +326,10 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
     assert_eq!((placed.len(), waiting(dispatch)), (2, (2 * BACKFILL_MAX - 2, 0)));
     let own = [place(2).await.unwrap(), place(2).await.unwrap()];
     let mut third = place(2);
-    assert!(futures_util::poll!(third.as_mut()).is_pending(), "it is more than the part that is reserved");
+    assert!(
+        futures_util::poll!(third.as_mut()).is_pending(),
+        "it exceeds the part that is reserved for its tenant"
+    );
     let mut without_tenant = place(NO_TENANT);
     assert!(futures_util::poll!(without_tenant.as_mut()).is_pending());
     drop(own);
@@ -323,9 +357,34 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     assert_eq!(waiting(dispatch), (2, 0));
     dispatch.replicas.observe(&replicas[0], report(3, 0, 1), Instant::now());
     dispatch.pump_at(&replicas[0]);
-    assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other one has waited for longer");
+    assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other request has waited for longer");
     drop(first.await.unwrap());
     drop(newcomer.await.unwrap());
+    assert_eq!(waiting(dispatch), (0, 0));
+}
+
+#[tokio::test]
+async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replica() {
+    let (app, replica, fleet) = reporting_app(
+        Load { state: State::Draining.into(), ..report(1, 0, 1) },
+        &["--queue-requests=1", "--queue-tokens=10", "--waiting-room=3"],
+    );
+    let dispatch = app.dispatch();
+    let place = || {
+        let queued = QueuedRequest { tenant: 1, ..queued() };
+        Box::pin(dispatch.place(&fleet, of_tenant(1, request()), queued))
+    };
+    let mut requests = [place(), place(), place()];
+    for request in &mut requests {
+        assert!(futures_util::poll!(request.as_mut()).is_pending());
+    }
+    assert_eq!(place().await.unwrap_err(), PlacementError::NoReplica, "the waiting room is full");
+    // The replica accepts requests again, but has no room for all of them.
+    dispatch.replicas.observe(&replica, report(2, 0, 1), Instant::now());
+    dispatch.pump_at(&replica);
+    for request in requests {
+        drop(request.await.unwrap());
+    }
     assert_eq!(waiting(dispatch), (0, 0));
 }
 
@@ -388,7 +447,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let ejected = |replica: &&Arc<Replica>| {
         dispatch.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
-    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine stands still");
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine makes no progress");
 }
 
 /// Two replicas that have reported once.
@@ -401,7 +460,7 @@ fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
 }
 
 #[tokio::test]
-async fn ejected_replicas_are_used_when_the_healthy_ones_have_gone() {
+async fn ejected_replicas_are_used_after_the_healthy_ones_were_removed() {
     let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
     let dispatch = app.dispatch();
     let fleet = dispatch.replicas.fleet("m").unwrap();

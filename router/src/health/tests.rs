@@ -49,7 +49,7 @@ fn consecutive_failures_eject_and_single_failures_do_not() {
     assert_eq!(ejected, [false, false, true]);
     assert_eq!(health.state(0, now), HealthState::Ejected);
     assert_eq!(health.state(1, now), HealthState::Trusted);
-    assert_eq!(health.state(99, now), HealthState::Ejected, "nobody knows it");
+    assert_eq!(health.state(99, now), HealthState::Ejected, "the replica is unknown");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn successful_probes_end_an_ejection_and_a_failed_one_prolongs_it() {
 
     now += CONFIG.ejection_max;
     let probes = [health.sent(0, now), health.sent(0, now)];
-    assert_eq!(health.state(0, now), HealthState::Ejected, "as many as may try it do");
+    assert_eq!(health.state(0, now), HealthState::Ejected, "all permitted probes are in flight");
     for probe in probes {
         health.succeeded(0, probe);
     }
@@ -88,7 +88,7 @@ fn successful_probes_end_an_ejection_and_a_failed_one_prolongs_it() {
 }
 
 #[test]
-fn a_probe_whose_client_left_has_no_result() {
+fn a_probe_whose_client_disconnected_has_no_result() {
     let (mut health, now) = (health(4), Instant::now());
     eject(&mut health, 0, now);
     let now = now + CONFIG.ejection;
@@ -111,7 +111,7 @@ fn a_probe_succeeds_when_its_answer_begins_and_then_counts_like_any_other_reques
     }
     assert_eq!(health.state(0, now), HealthState::Trusted, "both answers have begun");
     let [broken, abandoned] = probes;
-    assert!(!health.failed(0, broken, 0..4, now), "a single failure ejects no trusted replica");
+    assert!(!health.failed(0, broken, 0..4, now), "a single failure does not eject a trusted replica");
     health.unknown(0, abandoned);
     assert_eq!(health.state(0, now), HealthState::Trusted);
     let failures = (1..).take_while(|_| !fail(&mut health, 0, now)).count();
@@ -125,8 +125,34 @@ fn a_request_sent_before_the_ejection_is_not_a_probe() {
     eject(&mut health, 0, now);
     let later = now + CONFIG.ejection;
     let _probe = health.sent(0, later);
-    assert!(!health.failed(0, old, 0..4, later), "it says nothing of how the replica is now");
+    assert!(!health.failed(0, old, 0..4, later), "its result is from before the ejection");
     assert_eq!(health.state(0, later), HealthState::Probing);
+}
+
+#[test]
+fn a_probe_that_an_ejection_has_overtaken_does_not_count_in_the_next_round() {
+    // A replica with one probe in the second round, that probe, and a probe of the first round without an answer.
+    let second_round = || {
+        let (mut health, now) = (health(4), Instant::now());
+        eject(&mut health, 0, now);
+        let now = now + CONFIG.ejection;
+        let (failing, late) = (health.sent(0, now), health.sent(0, now));
+        assert!(health.failed(0, failing, 0..4, now));
+        let now = now + CONFIG.ejection_max;
+        let probe = health.sent(0, now);
+        (health, now, probe, late)
+    };
+    let (mut health, now, probe, late) = second_round();
+    health.succeeded(0, late);
+    health.succeeded(0, probe);
+    assert_eq!(health.state(0, now), HealthState::Probing, "one of the two probes has succeeded");
+    let (mut health, now, _, late) = second_round();
+    assert!(!health.failed(0, late, 0..4, now));
+    assert_eq!(health.state(0, now), HealthState::Probing);
+    let (mut health, now, _, late) = second_round();
+    let _probe = health.sent(0, now);
+    health.unknown(0, late);
+    assert_eq!(health.state(0, now), HealthState::Ejected, "both probes are still without an answer");
 }
 
 #[test]
@@ -155,8 +181,8 @@ fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
         fail_in(&mut health, 0, 0..2);
         fail_in(&mut health, 1, 0..2);
     }
-    let standings = [0, 1].map(|replica| health.state(replica, now));
-    assert_eq!(standings, [HealthState::Ejected, HealthState::Trusted]);
+    let states = [0, 1].map(|replica| health.state(replica, now));
+    assert_eq!(states, [HealthState::Ejected, HealthState::Trusted]);
     // The ejected replica of that model does not count for the other model.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
@@ -174,7 +200,7 @@ fn ejections_are_ignored_while_too_few_replicas_are_left() {
     assert!(health.is_panicking(0..3, now), "one of three is left");
     assert!(health.is_panicking(0..2, now), "none is left");
     assert!(!health.is_panicking(2..4, now) && !health.is_panicking([], now));
-    assert!(!health.is_panicking(0..2, now + CONFIG.ejection), "they may be tried again");
+    assert!(!health.is_panicking(0..2, now + CONFIG.ejection), "the ejections have ended");
 }
 
 #[test]
@@ -193,13 +219,24 @@ fn a_new_process_starts_with_a_clean_history() {
 #[test]
 fn retries_are_a_fraction_of_requests() {
     let mut budget = RetryBudget::new(10, 5);
-    assert_eq!((0..9).filter(|_| budget.withdraw()).count(), 5, "what is saved up at the start");
+    assert_eq!((0..9).filter(|_| budget.withdraw()).count(), 5, "the budget starts with saved retries");
     let mut retries = 0;
     for _ in 0..1000 {
         budget.deposit();
         retries += u32::from(budget.withdraw());
     }
     assert!((99..=100).contains(&retries), "{retries}");
+}
+
+#[test]
+fn a_changed_percentage_does_not_refill_the_retry_budget() {
+    let mut budget = RetryBudget::new(10, 5);
+    while budget.withdraw() {}
+    budget.configure(50);
+    assert!(!budget.withdraw());
+    budget.deposit();
+    budget.deposit();
+    assert!(budget.withdraw() && !budget.withdraw(), "one retry for two requests");
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn requests_are_rejected_until_the_bucket_has_refilled() {
     let after = Duration::from_secs(1);
     let over = RateExceeded { kind: RateKind::Requests, retry_after: Some(after) };
     assert_eq!(limits.charge(1, RATES, 10, now), Err(over));
-    assert_eq!(limits.charge(2, RATES, 10, now), Ok(()), "another key has its own");
+    assert_eq!(limits.charge(2, RATES, 10, now), Ok(()), "each key has its own limit");
     assert_eq!(limits.charge(1, RATES, 10, now + after), Ok(()));
 }
 

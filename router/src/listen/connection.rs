@@ -54,7 +54,7 @@ impl ConnectionLimits {
 /// The signals that end connections.
 #[derive(Clone, Debug)]
 pub(super) struct ShutdownSignals {
-    /// The router is stopping: active requests are finished, and no new ones are accepted.
+    /// The router is stopping: requests in flight are finished, and no new ones are accepted.
     pub(super) stop: CancellationToken,
     /// Other connections wait to be accepted.
     pub(super) pressure: Arc<Notify>,

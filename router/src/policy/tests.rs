@@ -199,7 +199,11 @@ fn a_full_replica_has_a_higher_score() {
     let out_of_blocks = ReportedLoad { running: 4, blocks_active: 990, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[reporting(1, out_of_blocks), reporting(2, busy)]), Ok(1));
     let warm = ReportedLoad { blocks_evictable: 990, ..REPORTED };
-    assert_eq!(pick(KV, &DEMAND, &[reporting(1, warm), reporting(2, busy)]), Ok(0), "evictable is not taken");
+    assert_eq!(
+        pick(KV, &DEMAND, &[reporting(1, warm), reporting(2, busy)]),
+        Ok(0),
+        "evictable blocks are available"
+    );
 }
 
 #[test]
@@ -212,8 +216,9 @@ fn capacity_is_now_later_or_never() {
     assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
     assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
     // A report without a limit on requests means that the replica has none.
-    let untold = ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
-    assert_eq!(capacity(untold), Capacity::Now);
+    let unlimited =
+        ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
+    assert_eq!(capacity(unlimited), Capacity::Now);
     assert_eq!(silent(1, 1000).capacity(&DEMAND), Capacity::Now);
 
     let choices = Demand { sequences: 17, ..DEMAND };
@@ -225,7 +230,7 @@ fn capacity_is_now_later_or_never() {
         let reserved = Candidate { is_reserved: true, ..reserved };
         assert_eq!(reserved.capacity(&DEMAND), Capacity::Later);
         assert_eq!(pick(KV, &DEMAND, &[reserved, reporting(2, REPORTED)]), Ok(1));
-        assert!(pick(KV, &DEMAND, &[reserved]).is_err(), "its room is another request's");
+        assert!(pick(KV, &DEMAND, &[reserved]).is_err(), "it is reserved for another request");
     }
 
     let full = reporting(1, ReportedLoad { running: 16, ..REPORTED });
@@ -261,8 +266,8 @@ fn no_policy_picks_a_replica_that_is_unavailable_or_too_small() {
                 let candidates = [draining(3), ejected, small, able];
                 assert_eq!(pick_seeded(policy, &demand, &candidates, seed), Ok(3), "{name}");
             }
-            let nobody = [draining(3), ejected];
-            assert_eq!(pick(policy, &demand, &nobody), Err(NoReplica::Unavailable), "{name}");
+            let unavailable = [draining(3), ejected];
+            assert_eq!(pick(policy, &demand, &unavailable), Err(NoReplica::Unavailable), "{name}");
             assert_eq!(pick(policy, &demand, &[small]), Err(NoReplica::NeverFits), "{name}");
             assert_eq!(pick(policy, &demand, &[]), Err(NoReplica::Unavailable), "{name}");
         }
@@ -285,10 +290,14 @@ fn one_replica_without_a_report_does_not_affect_the_others() {
     let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
     candidates[0].view.booked.in_flight = 1;
     candidates[1].view.booked.in_flight = 2;
-    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(1), "by time, though it has more in flight");
+    assert_eq!(
+        pick(KV, &DEMAND, &candidates),
+        Ok(1),
+        "the estimated time counts, although more requests are in flight"
+    );
     candidates[1].view.reported = Some(long);
     candidates[2].view.booked.in_flight = 0;
-    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(2), "it has its turn");
+    assert_eq!(pick(KV, &DEMAND, &candidates), Ok(2), "an idle replica without a report is picked");
 }
 
 #[test]

@@ -9,10 +9,10 @@ use super::*;
 fn equal_hashes_mean_equal_prefixes() {
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     let (a, b) = (chain("aaaabbbbccccd"), chain("aaaaBBBBcccc"));
-    assert_eq!((a.blocks(), b.blocks()), (3, 3), "what is left over is no block");
+    assert_eq!((a.blocks(), b.blocks()), (3, 3), "an incomplete block is not hashed");
     assert_eq!(a.hashes[0], b.hashes[0]);
     assert_ne!(a.hashes[1], b.hashes[1]);
-    assert_ne!(a.hashes[2], b.hashes[2], "the same block after another beginning is another");
+    assert_ne!(a.hashes[2], b.hashes[2], "a hash includes all previous blocks");
     assert_ne!(a.hashes[0], Chain::of_text(b"aaaa", 4, 8).hashes[0], "another seed");
     assert_eq!(chain("abc").blocks(), 0);
 }
@@ -82,7 +82,7 @@ fn the_common_prefix_with_earlier_prompts_is_cached() {
 }
 
 #[test]
-fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
+fn the_least_recently_used_block_is_evicted_first_and_the_end_of_a_prompt_before_its_beginning() {
     let mut index = PrefixIndex::default();
     let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
     index.record(&chain("aaaabbbbcccc"), 0);
@@ -97,6 +97,22 @@ fn the_oldest_block_is_evicted_first_and_ends_before_beginnings() {
     assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 1);
     index.trim(0);
     assert_eq!(index.blocks(), 0);
+}
+
+#[test]
+fn prompts_that_follow_a_report_of_an_empty_cache_are_expected_in_it() {
+    let mut index = PrefixIndex::default();
+    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    index.set_capacity(3);
+    index.trim(0);
+    index.record(&chain("aaaabbbb"), 0);
+    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
+    // The cache has three blocks, so the prompt evicts the end of the previous one.
+    index.record(&chain("xxxxyyyy"), 0);
+    assert_eq!((index.blocks(), index.cached_blocks(&chain("aaaabbbb"))), (3, 1));
+    index.reset();
+    index.record(&chain("aaaabbbbccccdddd"), 0);
+    assert_eq!(index.blocks(), 4, "the cache of the new process may be larger");
 }
 
 /// Compares the index with a list that is searched linearly.
@@ -115,9 +131,14 @@ fn the_index_is_a_list_in_the_order_of_use_at_random() {
             match below(8) {
                 0 => {
                     capacity = below(60) as usize;
-                    index.trim(capacity);
+                    index.set_capacity(capacity);
                 }
-                1..6 => {
+                1 => {
+                    let blocks = below(60) as usize;
+                    index.trim(blocks);
+                    list.truncate(blocks);
+                }
+                2..6 => {
                     let output = below(4) as usize;
                     index.record(&chain, output);
                     list.splice(0..0, std::iter::repeat_n(None, output.min(capacity)));

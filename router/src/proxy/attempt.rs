@@ -159,7 +159,7 @@ impl<'a> Watch<'a> {
                 return Err(Failure::TimedOut);
             }
             if self.hangs() {
-                return Err(Failure::Hangs);
+                return Err(Failure::Hung);
             }
         }
     }

@@ -20,7 +20,7 @@ pub(super) enum Failure {
     /// The replica did not begin to answer in time.
     TimedOut,
     /// The replica stopped reporting its load while the request waited for it.
-    Hangs,
+    Hung,
     /// The replica rejected the request because the replica token of this router is invalid or missing.
     Unauthenticated,
     /// The replica has no room: it answered 429 or 503.
@@ -36,10 +36,10 @@ impl Failure {
             Self::Connect => "connect",
             Self::Broken { .. } => "broken",
             Self::TimedOut => "timeout",
-            Self::Hangs => "hangs",
+            Self::Hung => "hung",
             Self::Unauthenticated => "unauthenticated",
             Self::Busy(_) => "busy",
-            Self::Status(_) => "status",
+            Self::Status(_) => "server_error",
         }
     }
 
@@ -53,7 +53,7 @@ impl Failure {
         match self {
             // The replica did not process the request.
             Self::Connect | Self::Unauthenticated | Self::Busy(_) => true,
-            Self::Broken { .. } | Self::TimedOut | Self::Hangs | Self::Status(_) => {
+            Self::Broken { .. } | Self::TimedOut | Self::Hung | Self::Status(_) => {
                 retry_safety != RetrySafety::Unsafe
             }
         }
@@ -68,7 +68,7 @@ impl Failure {
     ) -> Result<Response<Bytes>, Error> {
         match self {
             Self::Busy(answer) | Self::Status(answer) => Ok(answer),
-            Self::TimedOut | Self::Hangs => Err(Error::AllTimedOut { attempts }),
+            Self::TimedOut | Self::Hung => Err(Error::AllTimedOut { attempts }),
             Self::Broken { .. } if retry_safety == RetrySafety::Unsafe => Err(Error::OutcomeUnknown),
             Self::Connect | Self::Unauthenticated | Self::Broken { .. } => {
                 Err(Error::AllFailed { attempts, last: self.label() })

@@ -77,8 +77,8 @@ fn tokens(content: &[u8]) -> u32 {
     let header = STANDARD_NO_PAD.decode(&digits[..digits.len() / 4 * 4]).ok();
     let size = header.and_then(|bytes| ImageHeader::read(&bytes).ok()).map(|header| header.size());
     size.map_or(TOKENS_UNKNOWN, |size| {
-        let [least, most] = TOKENS_RANGE;
-        (size.pixels() / PIXELS_PER_TOKEN).clamp(least, most) as u32
+        let [tokens_min, tokens_max] = TOKENS_RANGE;
+        (size.pixels() / PIXELS_PER_TOKEN).clamp(tokens_min, tokens_max) as u32
     })
 }
 

@@ -48,9 +48,8 @@ pub(super) async fn send_until_answered(
     let dispatch = worker.app.dispatch();
     dispatch.deposit_retry();
     let mut attempts = 0;
-    let mut broken = 0;
-    // The time when a replica first accepted no connection.
-    let mut unreached: Option<Instant> = None;
+    let mut broken_connections = 0;
+    let mut first_connect_failure: Option<Instant> = None;
     loop {
         let mut placement = dispatch.place(&fleet, request.clone(), queued).await?;
         record.placed(&placement);
@@ -79,19 +78,20 @@ pub(super) async fn send_until_answered(
         request.tried.retain(|&tried| tried != identity);
         request.tried.push(identity);
         let attempts_max = worker.app.settings().attempts;
+        let is_past_deadline = queued.deadline.is_some_and(|deadline| deadline <= Instant::now());
         attempts += 1;
-        broken += u32::from(matches!(failure, Failure::Broken { .. }));
-        if broken >= BROKEN_MAX {
-            return Err(Error::BrokeReplicas(broken));
+        broken_connections += u32::from(matches!(failure, Failure::Broken { .. }));
+        if broken_connections >= BROKEN_MAX {
+            return Err(Error::BrokeReplicas(broken_connections));
         }
         let is_retried = failure.permits_retry(outgoing.retry_safety)
             && match &failure {
-                // A failed connection does not count as an attempt. The request is retried for as long as a request may
-                // wait for a replica.
+                // A failed connection does not count as an attempt. The request is retried for as long as it may wait
+                // for a replica.
                 Failure::Connect => {
                     attempts -= 1;
-                    let since = *unreached.get_or_insert_with(Instant::now);
-                    since.elapsed() < worker.app.settings().waiting_room_timeout
+                    let since = *first_connect_failure.get_or_insert_with(Instant::now);
+                    !is_past_deadline && since.elapsed() < worker.app.settings().waiting_room_timeout
                 }
                 Failure::Busy(_) | Failure::Unauthenticated => {
                     attempts < attempts_max && has_untried(&fleet, &request)
@@ -99,6 +99,9 @@ pub(super) async fn send_until_answered(
                 _ => attempts < attempts_max && dispatch.withdraw_retry(),
             };
         if !is_retried {
+            if is_past_deadline && matches!(failure, Failure::Connect) {
+                return Err(Error::AllTimedOut { attempts: attempts.max(1) });
+            }
             let answer = failure.into_answer(attempts.max(1), outgoing.retry_safety)?;
             record.completed(answer.status(), TokensUsed::None);
             return Ok(answer.map(Body::whole));

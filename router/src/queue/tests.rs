@@ -54,7 +54,7 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
         queue.dequeue(next, now + seconds(15));
     }
     queue.push(request(PriorityClass::Interactive, now + seconds(21)), now + seconds(21)).unwrap();
-    assert_eq!(queue.head(), Some(bulk), "it has yielded long enough");
+    assert_eq!(queue.head(), Some(bulk), "the delay of its class has passed");
 }
 
 /// Requests of this tenant, each with 100 tokens.
@@ -137,7 +137,7 @@ fn the_queue_is_limited_by_requests_and_by_tokens() {
 #[test]
 fn a_rejected_request_gets_the_time_until_there_is_room() {
     let (mut queue, start) = (Queue::new(QueueConfig { queue_requests: 10, ..CONFIG }), Instant::now());
-    assert_eq!(queue.retry_after(start), RETRY_AFTER_MIN, "nothing is known");
+    assert_eq!(queue.retry_after(start), RETRY_AFTER_MIN, "the drain rate is unknown");
     let mut now = start;
     // One request is served every four seconds, and the queue is never empty.
     for _ in 0..10 {
@@ -152,7 +152,7 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
     let retry_seconds = retry_after.as_secs_f64();
     assert!(
         (retry_seconds - 40.0).abs() < 1.0,
-        "{retry_seconds} s for ten that leave at one in four seconds"
+        "{retry_seconds} s for ten requests, of which one is served every four seconds"
     );
     // Time with an empty queue does not reduce the drain rate.
     while let Some(ticket) = queue.head() {
@@ -204,9 +204,12 @@ fn no_request_starves_and_all_counts_hold_at_random() {
                 assert_eq!(queue.dequeue(ticket, now), Some(now - since));
                 for (_, other, other_since) in &waiting {
                     let is_before = other.class <= taken.class && *other_since < since;
-                    assert!(!is_before, "seed {seed}: an older one of no lower class was passed over");
-                    let yielded = config.class_delay * other.class as u32;
-                    assert!(*other_since + yielded >= since, "seed {seed}: it has yielded for too long");
+                    assert!(
+                        !is_before,
+                        "seed {seed}: an earlier request of the same or a higher class was skipped"
+                    );
+                    let delay = config.class_delay * other.class as u32;
+                    assert!(*other_since + delay >= since, "seed {seed}: it exceeds the delay of its class");
                 }
             }
             assert_eq!(queue.len(), waiting.len());

@@ -108,7 +108,7 @@ fn requests_of_a_key_are_limited() {
     assert_eq!(over.status, 429);
     let seconds: u64 = over.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds) && over.body.contains("rate_limit_exceeded"), "{over:?}");
-    assert_eq!(ask(&router, "beta").status, 200, "each key has its own");
+    assert_eq!(ask(&router, "beta").status, 200, "each key has its own limit");
     assert_eq!(upstream.seen().len(), 3);
 }
 
@@ -126,7 +126,7 @@ fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
 }
 
 #[test]
-fn connections_and_requests_at_once_are_limited() {
+fn concurrent_requests_are_limited() {
     let upstream = Upstream::start("m", |_, stream| {
         use std::io::Read as _;
         let _ = stream.read(&mut [0; 1]);
@@ -140,12 +140,12 @@ fn connections_and_requests_at_once_are_limited() {
             stream
         })
         .collect();
-    await_condition("two to be in work", || (upstream.seen().len() == 2).then_some(()));
+    await_condition("two requests to be in flight", || (upstream.seen().len() == 2).then_some(()));
     let over = router.post(CHAT, &chat("m", false));
     assert!(over.status == 429 && over.body.contains("too_many_requests"), "{over:?}");
     open.clear();
-    await_condition("there to be room", || {
+    await_condition("the requests to end", || {
         let metrics = router.get("/metrics").body;
-        (metric(&metrics, "ovfleet_router_requests_in_work") == 0.0).then_some(())
+        (metric(&metrics, "ovfleet_router_requests_in_flight") == 0.0).then_some(())
     });
 }

@@ -136,7 +136,7 @@ fn ask<'scope, 'env>(
 ) -> (bool, std::thread::ScopedJoinHandle<'scope, Answer>) {
     let before = replicas.map(|replica| replica.upstream.seen().len());
     let answer = scope.spawn(move || router.post(CHAT, &chat("m", is_stream)));
-    let is_first = await_condition("a replica to have the request", || {
+    let is_first = await_condition("a replica to receive the request", || {
         let now = replicas.map(|replica| replica.upstream.seen().len());
         (now != before).then_some(now[0] > before[0])
     });

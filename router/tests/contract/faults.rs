@@ -128,6 +128,29 @@ fn a_request_is_retried_after_a_connect_timeout() {
 }
 
 #[test]
+fn a_request_whose_replica_accepts_no_connection_is_retried_until_its_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // The replica lists its model once, and then refuses connections.
+    let list_models = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        read_request(&mut stream);
+        send_and_close(&mut stream, &whole(r#"{"data":[{"id":"m"}]}"#));
+    });
+    let replica = format!("--replica={address}");
+    let router = Router::unready(&[&replica, "--waiting-room-timeout=1h"]);
+    router.await_served(address);
+    list_models.join().unwrap();
+    let answer = router.request("POST", CHAT, "x-ovfleet-timeout: 0.5\r\n", &chat("m", false));
+    assert_eq!((answer.status, answer.header("retry-after")), (504, Some("1")), "{answer:?}");
+    let error: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(error["error"]["type"], "server_error");
+    assert_eq!(error["error"]["code"], "replicas_timed_out");
+    let metrics = router.get("/metrics").body;
+    assert!(metrics.contains("retries_total{reason=\"connect\"}"), "{metrics}");
+}
+
+#[test]
 fn a_replica_that_fails_repeatedly_is_ejected() {
     let metrics = assert_retried_elsewhere(&Upstream::start("m", |_, _| false), &[], false);
     assert!(metric(&metrics, "ovfleet_router_ejections_total") >= 1.0, "{metrics}");

@@ -170,11 +170,12 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
     idle(&router);
 }
 
-/// Waits until no request is active, in flight or queued.
+/// Waits until no request is in flight or queued.
 pub(crate) fn idle(router: &Router) {
-    await_condition("all to be over", || {
+    await_condition("all requests to end", || {
         let metrics = router.get("/metrics").body;
-        let names = ["requests_in_work", "requests_queued", "requests_without_replica", "replica_in_flight"];
+        let names =
+            ["requests_in_flight", "requests_queued", "requests_without_replica", "replica_in_flight"];
         names.iter().all(|name| metric(&metrics, &format!("ovfleet_router_{name}")) == 0.0).then_some(())
     });
 }

@@ -389,7 +389,7 @@ pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut buffer = [0; 4096];
     while !String::from_utf8_lossy(&bytes).contains(wanted) {
         let count = stream.read(&mut buffer).unwrap();
-        assert!(count > 0, "{wanted:?} does not come: {}", String::from_utf8_lossy(&bytes));
+        assert!(count > 0, "{wanted:?} did not arrive: {}", String::from_utf8_lossy(&bytes));
         bytes.extend_from_slice(&buffer[..count]);
     }
     String::from_utf8(bytes).unwrap()

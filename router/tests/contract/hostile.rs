@@ -38,10 +38,10 @@ fn get(address: &str, path: &str) -> Answer {
     Answer::read(&mut stream)
 }
 
-fn await_nothing_in_work(router: &Router) {
-    await_condition("nothing to be in work", || {
+fn await_no_request_in_flight(router: &Router) {
+    await_condition("no request to be in flight", || {
         let metrics = router.get("/metrics").body;
-        (metric(&metrics, "ovfleet_router_requests_in_work") == 0.0).then_some(())
+        (metric(&metrics, "ovfleet_router_requests_in_flight") == 0.0).then_some(())
     });
 }
 
@@ -97,9 +97,9 @@ fn probes_and_metrics_have_their_own_port() {
     for path in [CHAT, "/v3/models", "/debug/replicas", "/console"] {
         assert_eq!(get(&admin, path).status, 404, "{path}");
     }
-    // While the router finishes active requests, it is alive but not ready.
+    // While the router finishes requests in flight, it is alive but not ready.
     router.signal("TERM");
-    router.await_log("waiting for active requests");
+    router.await_log("waiting for requests in flight");
     assert_eq!(get(&admin, "/v2/health/live").status, 200);
     assert_eq!(get(&admin, "/v2/health/ready").status, 503);
 }
@@ -111,7 +111,7 @@ fn an_answer_that_is_not_read_is_aborted() {
     let mut deaf = router.connect();
     deaf.write_all(raw("POST", CHAT, "", &chat("m", true)).as_bytes()).unwrap();
     await_condition("the request to arrive", || (!upstream.seen().is_empty()).then_some(()));
-    await_nothing_in_work(&router);
+    await_no_request_in_flight(&router);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
         assert_eq!(upstream.seen().len(), 1);
         let mut body = answer.into_body();
         // In the meantime, the client answers pings, but its flow-control windows remain closed.
-        while metric(&router.get("/metrics").body, "ovfleet_router_requests_in_work") > 0.0 {
+        while metric(&router.get("/metrics").body, "ovfleet_router_requests_in_flight") > 0.0 {
             tokio::task::yield_now().await;
         }
         // Data that was sent earlier arrives first; then the stream ends with an error.
@@ -148,7 +148,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
 }
 
 #[test]
-fn bodies_have_a_limit_together() {
+fn the_bodies_of_all_requests_together_have_a_limit() {
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let upstream = Upstream::start("m", move |_, stream| {
@@ -185,7 +185,7 @@ fn the_body_of_a_request_is_released_when_its_stream_begins() {
 }
 
 #[test]
-fn a_client_that_is_still_sending_gets_the_refusal_of_its_body() {
+fn a_client_that_is_still_sending_receives_the_rejection_of_its_body() {
     let (go, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
     let upstream = Upstream::start("m", move |_, stream| {

@@ -55,14 +55,14 @@ fn begun(router: &Router) -> std::net::TcpStream {
 }
 
 #[test]
-fn on_sigterm_the_router_finishes_active_requests_and_exits_successfully() {
+fn on_sigterm_the_router_finishes_requests_in_flight_and_exits_successfully() {
     let (upstream, go) = gated();
     let router = Router::start(&[&upstream], &[]);
     let mut stream = begun(&router);
     let address = router.address.clone();
     router.signal("TERM");
-    router.await_log("waiting for active requests");
-    await_condition("nothing new to be taken", || {
+    router.await_log("waiting for requests in flight");
+    await_condition("new connections to be refused", || {
         std::net::TcpStream::connect(&address).is_err().then_some(())
     });
     go.send(()).unwrap();
@@ -90,7 +90,7 @@ fn on_the_second_signal_the_router_exits_immediately() {
     let router = Router::start(&[&upstream], &["--drain-timeout=1h"]);
     let _stream = begun(&router);
     router.signal("TERM");
-    router.await_log("waiting for active requests");
+    router.await_log("waiting for requests in flight");
     router.signal("TERM");
     let (status, log) = router.ended();
     assert_eq!(status.code(), Some(1), "{log}");

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use crate::harness::*;
 
 #[test]
-fn a_request_and_its_answer_pass_byte_by_byte() {
+fn the_bytes_of_a_request_and_its_answer_are_forwarded_unchanged() {
     let answer = r#"{"odd" :  "spacing","usage":{"prompt_tokens":5,"completion_tokens":2}}"#;
     let upstream = Upstream::start("m", move |_, stream| send(stream, &whole(answer)));
     let router = Router::start(&[&upstream], &[]);
@@ -29,7 +29,7 @@ fn a_request_and_its_answer_pass_byte_by_byte() {
 }
 
 #[test]
-fn events_come_one_by_one_as_they_are_sent() {
+fn events_are_forwarded_one_by_one_as_they_are_sent() {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);
     let upstream = Upstream::start("m", move |_, stream| {
@@ -94,7 +94,7 @@ fn a_request_ends_at_the_replica_when_its_client_leaves() {
         stream.shutdown(Shutdown::Both).unwrap();
         assert!(closed_receiver.recv_timeout(LIMIT).unwrap());
     }
-    await_condition("nothing to be in flight", || {
+    await_condition("no request to be in flight", || {
         router.get("/debug/replicas").body.contains("\"in_flight\":0").then_some(())
     });
     let metrics = router.get("/metrics").body;
@@ -103,7 +103,7 @@ fn a_request_ends_at_the_replica_when_its_client_leaves() {
 }
 
 #[test]
-fn connections_to_replicas_are_used_again() {
+fn connections_to_replicas_are_reused() {
     let upstream = Upstream::start("m", |request, stream| {
         let port = stream.peer_addr().unwrap().port().to_string();
         let is_stream = String::from_utf8_lossy(&request.body).contains("\"stream\":true");
@@ -125,7 +125,7 @@ fn connections_to_replicas_are_used_again() {
 }
 
 #[test]
-fn a_connection_that_the_replica_closed_meanwhile_is_not_held_against_it() {
+fn a_replica_may_close_an_idle_connection_without_being_blamed() {
     let upstream = Upstream::start("m", |_, stream| {
         send(stream, &whole("{}"));
         false

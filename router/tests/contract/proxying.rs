@@ -31,7 +31,7 @@ fn a_request_id_is_chosen_or_generated_and_is_the_same_everywhere() {
         .collect();
     made.sort();
     made.dedup();
-    assert_eq!(made.len(), 4, "each is another");
+    assert_eq!(made.len(), 4, "all generated IDs are different");
     // Answers to rejected requests have a request ID too.
     let refused = router.request("POST", CHAT, "x-request-id: mine-2\r\n", "nonsense");
     assert_eq!((refused.status, refused.header("x-request-id")), (400, Some("mine-2")));

@@ -57,7 +57,7 @@ fn ask(router: &Router, more: &str) -> Answer {
 }
 
 #[test]
-fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usage() {
+fn a_stream_is_charged_for_its_prompt_although_its_client_did_not_request_the_usage() {
     let upstream = streaming(3);
     let (_folder, router) = start(&upstream, 600);
     for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
@@ -69,9 +69,9 @@ fn a_stream_is_charged_for_its_prompt_though_its_client_did_not_ask_for_the_usag
         }
         assert_eq!(answer.status, 200, "{answer:?}");
         let chunk = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\":null\"}}]}\n\n";
-        assert_eq!(answer.body, format!("{}data: [DONE]\n\n", chunk.repeat(3)), "as the client asked for it");
+        assert_eq!(answer.body, format!("{}data: [DONE]\n\n", chunk.repeat(3)), "as the client requested it");
     }
-    panic!("no quota was used up");
+    panic!("the quota was never exhausted");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_client_that_requests_the_usage_receives_it_and_its_body_is_unchanged() {
 }
 
 #[test]
-fn without_a_quota_no_body_is_touched() {
+fn without_a_quota_no_body_is_changed() {
     let upstream = streaming(1);
     let router = Router::start(&[&upstream], &[]);
     let body = r#"{"model":"m","messages":[],"stream":true}"#;
@@ -148,7 +148,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
     stream.write_all(raw("POST", CHAT, KEY, body).as_bytes()).unwrap();
     read_until(&mut stream, &format!("{{\"number\":{}}}", EVENTS - 1));
     stream.shutdown(Shutdown::Both).unwrap();
-    await_condition("the request to be over", || {
+    await_condition("the request to end", || {
         let metrics = router.get("/metrics").body;
         metrics.contains("outcome=\"cancelled\"").then_some(())
     });

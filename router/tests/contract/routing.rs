@@ -47,7 +47,7 @@ fn the_models_are_those_of_all_replicas() {
 }
 
 #[test]
-fn the_least_length_that_replicas_of_a_model_take_is_passed_on() {
+fn the_smallest_max_model_len_of_the_replicas_of_a_model_is_reported() {
     // The replica provides the rest of the list.
     let replica = |more: &str| Upstream::start(&format!("m\",{more},\"object\":\"model"), |_, _| false);
     let (long, short, silent) =
@@ -68,7 +68,7 @@ fn a_request_without_a_model_uses_the_only_model() {
 }
 
 #[test]
-fn sessions_stay_where_they_are_and_others_spread() {
+fn a_session_stays_at_its_replica_and_sessions_are_distributed() {
     let upstreams: Vec<Upstream> = (0..4).map(|_| named("m")).collect();
     let all: Vec<&Upstream> = upstreams.iter().collect();
     let router = Router::start(&all, &["--policy=session"]);
@@ -129,7 +129,7 @@ fn invalid_requests_get_the_errors_of_openai() {
         router.request("GET", "/v3/models", &format!("x-a: {}\r\n", "a".repeat(9000)), "").status,
         431
     );
-    assert_eq!(upstream.seen().len(), 0, "no replica was bothered");
+    assert_eq!(upstream.seen().len(), 0, "no replica received a request");
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
 }
 
@@ -173,6 +173,6 @@ fn the_last_picks_and_the_replicas_are_explained() {
     assert!(!picks.to_string().contains("Hello"), "no prompts");
     let console = router.get("/console");
     assert!(console.status == 200 && console.body.ends_with("</html>\n"), "{console:?}");
-    assert!(!console.body.contains("http://") && !console.body.contains("https://"), "no outside resources");
+    assert!(!console.body.contains("http://") && !console.body.contains("https://"), "no external resources");
     assert!(console.header("content-security-policy").is_some());
 }

@@ -170,7 +170,7 @@ fn the_token_is_sent_with_every_request_and_replaces_that_of_a_client() {
                 assert_eq!(answer.header(HEADER), None);
             }
         }
-        assert_eq!(router.get(&response).status, 404, "kept by nobody");
+        assert_eq!(router.get(&response).status, 404, "no replica stores it");
         assert!(!router.log().contains(OLD), "{}", router.log());
     }
     let seen = replica.seen.lock().unwrap();
@@ -206,7 +206,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     accept(NEW);
     ask();
     write(NEW);
-    await_condition("the former token to be forgotten", || {
+    await_condition("only the new token to be sent", || {
         ask();
         (replica.seen.lock().unwrap().last().unwrap().token.as_deref() == Some(NEW)).then_some(())
     });
@@ -217,7 +217,7 @@ fn a_token_is_replaced_without_losing_a_request() {
 }
 
 #[test]
-fn a_replica_that_rejects_the_router_is_passed_over_and_never_makes_a_client_doubt_its_key() {
+fn a_replica_that_rejects_the_router_is_skipped_and_its_401_is_not_forwarded() {
     let [accepts, rejects] = [GuardedReplica::start(OLD), GuardedReplica::start(OLD)];
     let (_folder, flag) = token_file(OLD);
     let replicas = [accepts.argument(true), rejects.argument(true)];

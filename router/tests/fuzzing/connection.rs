@@ -129,7 +129,7 @@ impl FuzzTarget {
         let booked: u32 = views.map(|view| view.booked.in_flight).sum();
         let dispatch = self.app.dispatch();
         let waiting = (dispatch.queued(), dispatch.in_waiting_room());
-        let held = (self.app.requests(), self.app.bodies().reserved(), waiting, booked);
+        let held = (self.app.requests_in_flight(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);
         (!is_nothing)

@@ -76,13 +76,13 @@ fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     later.record_first_token();
     assert_eq!(ahead(), (190, 0), "no report includes it");
     first.record_first_token();
-    assert_eq!(ahead(), (100, 0), "at most what the second may still have");
+    assert_eq!(ahead(), (100, 0), "at most the tokens of the second request");
     drop(second);
     assert_eq!(ahead(), (0, 0));
     let others = Load { uncomputed_tokens: 40, ..load(1, 2, &[(1, 3)]) };
     ledger.observe(&others, now);
     drop((first, later));
-    assert_eq!(ahead(), (40, 0), "others' prompts are in reports alone");
+    assert_eq!(ahead(), (40, 0), "only reports include the prompts of other routers");
 }
 
 #[test]

@@ -112,11 +112,11 @@ pub(crate) async fn await_models(address: &str, count: usize) {
         .await;
 }
 
-/// Waits until the router has no active requests and every ledger is at zero.
+/// Waits until the router has no requests in flight and every ledger is at zero.
 pub(crate) async fn await_nothing_booked(address: &str) {
     let is_over = |page: &str| {
         let names = [
-            "requests_in_work",
+            "requests_in_flight",
             "requests_queued",
             "requests_without_replica",
             "replica_in_flight",

@@ -35,7 +35,7 @@ async fn requests_tokens_and_times_are_counted() {
     assert_eq!(named("queue_time_seconds_count"), 2.0);
     assert_eq!(named("batch_sequences_sum"), named("step_time_seconds_count"));
     assert_eq!(named("batch_tokens_sum"), 118.0 - 48.0 + 14.0);
-    assert_eq!(named("requests_in_work"), 0.0);
+    assert_eq!(named("requests_in_flight"), 0.0);
     assert_eq!(named("sequences_running"), 0.0);
     assert_eq!(named("blocks_total"), 64.0);
     assert_eq!(named("blocks_active"), 0.0);

@@ -131,7 +131,10 @@ async fn a_busy_engine_does_not_sleep() {
     assert!(pending_request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     drop(permits);
     let answer = pending_request.await;
-    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (409, &json!("requests_in_work")));
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (409, &json!("requests_in_flight"))
+    );
     assert!(Answer::read(response).await.body.ends_with("data: [DONE]\n\n"));
 }
 

@@ -175,10 +175,7 @@ async fn a_stream_releases_the_body_of_its_request() {
     let (parts, ()) = tokio::join!(connection.send(request(body)), read);
     assert!(parts.unwrap().status.is_success());
     assert_eq!(connection.next().await.unwrap().unwrap(), "a");
-    assert!(
-        is_released.load(Ordering::Relaxed),
-        "the stream goes on, and its request is not needed any more"
-    );
+    assert!(is_released.load(Ordering::Relaxed), "the stream continues, and its request is no longer needed");
 }
 
 #[tokio::test]

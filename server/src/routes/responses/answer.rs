@@ -217,7 +217,7 @@ pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
             FollowedEvents::Discarded => {
                 let message =
                     "the response has too many events to replay them; retrieve the response instead";
-                let data = EventData::Error { code: Some("events_not_kept"), message, param: None };
+                let data = EventData::Error { code: Some("events_discarded"), message, param: None };
                 let event = Event { r#type: kind::ERROR, data, sequence_number: from as u64 };
                 events.push_raw(&encode(&event));
                 events.done();
