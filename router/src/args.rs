@@ -330,7 +330,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub drain_timeout: Duration,
 
-    /// The log level: error, warn, info, debug or trace, optionally per module, e.g. info,router=debug.
+    /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
+    /// info,router=debug.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs and traces")]
     pub log: String,
 

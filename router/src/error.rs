@@ -86,7 +86,7 @@ fn rate_problem(exceeded: &RateExceeded) -> String {
     }
 }
 
-/// The header that tells OpenAI's clients whether to retry a request.
+/// The header by which OpenAI's clients decide whether to retry a request.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// OpenAI's error object.

@@ -130,8 +130,8 @@ impl Bucket {
     }
 
     fn check(&self, amount: f64) -> Result<(), Option<Duration>> {
-        // After large answers, the level can be negative. What costs nothing remains possible, such as canceling a
-        // response.
+        // After large answers, the level can be negative. Requests that cost nothing, such as canceling a response,
+        // are still allowed.
         if amount == 0.0 || self.level >= amount {
             return Ok(());
         }

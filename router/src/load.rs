@@ -251,7 +251,7 @@ async fn request_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Resul
     *request.uri_mut() = Uri::from_static("/v3/models");
     request.headers_mut().insert(header::HOST, replica.authority.clone());
     dispatch.replicas.authenticate(request.headers_mut());
-    let head = connection.send(request).await.context("failed to request the models")?;
+    let head = connection.send(request).await.context("failed to list the models")?;
     anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
     anyhow::ensure!(head.status.is_success(), "the replica answered {}", head.status);
     let mut body = Vec::new();

@@ -58,7 +58,7 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// Returns the index of the candidate to send the request to. `terms` is replaced by the terms of all candidates,
-    /// in their order. Candidates with equal scores are equally likely. A sleeping replica is not considered while one
+    /// in the order of the candidates. Candidates with equal scores are equally likely. A sleeping replica is not considered while one
     /// that is awake has room.
     ///
     /// # Errors

@@ -159,7 +159,7 @@ fn share_of_first(candidates: &[Candidate]) -> usize {
 #[test]
 fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     let at = |speed: f32| ReportedLoad { prefill_tokens_per_second: speed, ..REPORTED };
-    // Speeds that are measured with short prompts differ by chance.
+    // Speeds measured with short prompts are noisy.
     let share = share_of_first(&[reporting(1, at(300.0)), reporting(2, at(500.0))]);
     assert!((30..=70).contains(&share), "{share}");
     let (slow, fast) = (reporting(1, at(50.0)), reporting(2, at(500.0)));

@@ -32,7 +32,7 @@ pub struct Fields<'a> {
     pub previous_response_id: Option<Cow<'a, str>>,
     /// The raw value of `conversation` unless it is null: an ID, or an object with an ID.
     pub conversation: Option<&'a [u8]>,
-    /// The value of `store`, if it is a Boolean.
+    /// The value of `store`, if it is a boolean.
     pub store: Option<bool>,
     /// The raw value of `stream_options`.
     pub stream_options: Option<&'a [u8]>,

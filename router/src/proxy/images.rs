@@ -157,7 +157,7 @@ mod tests {
         let replaced = |url: &str| without_images(prompt(url).as_bytes()).text.into_owned();
         assert_eq!(replaced(&png(100, 100)), replaced(&png(100, 100)));
         assert_ne!(replaced(&png(100, 100)), replaced(&png(100, 101)));
-        // The text before and behind the image remains.
+        // The text before and after the image remains.
         assert!(replaced(&png(100, 100)).starts_with(b"[{\"content\":[{\"image_url\":{\"url\":\""));
         assert!(replaced(&png(100, 100)).ends_with(b"\"}},{\"text\":\"a\"}]}]"));
     }

@@ -1,5 +1,5 @@
 //! Sends ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams,
-//! stop reporting, reject requests and are replaced at random. Whatever the replicas do, each request that fails before
+//! stop reporting, reject requests and are replaced at random. Regardless of these faults, each request that fails before
 //! its first byte is answered by another replica, the other requests end properly, and no booking remains at the end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
