@@ -421,6 +421,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         tool(json!({"name": "f", "parameters": []})),
         tool(json!({"name": "f", "strict": "yes"})),
         json!({"tools": [weather(), weather()]}),
+        json!({"tools": [weather(), {"type": "function", "name": "weather"}]}),
         json!({"tools": vec![json!({"type": "function", "name": "f"}); 513]}),
         json!({"tool_choice": "weather"}),
         json!({"tool_choice": {"type": "function"}}),
@@ -462,6 +463,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_type tools[0].function.parameters | tools[0].function.parameters: must be an object: a JSON schema is expected
         invalid_type tools[0].function.strict | tools[0].function.strict: must be a boolean
         invalid_value tools[1].function.name | tools[1].function.name: another tool already has the name "weather"
+        invalid_value tools[1].name | tools[1].name: another tool already has the name "weather"
         array_above_max_length tools | tools: has 513 tools (limit: 512)
         invalid_value tool_choice | tool_choice: "weather" is not "none", "auto" or "required"
         missing_required_parameter tool_choice.name | tool_choice.name: is missing
