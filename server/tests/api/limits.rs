@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::TokenId;
 
-use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat, completion};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -153,6 +153,32 @@ async fn requests_beyond_the_context_length_are_rejected() {
     ] {
         let error = server.post(PATH, chat(parameters)).await.json()["error"].clone();
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
+    let runner = Parrot::new([TokenId::from(b'x')]);
+    let server = Setup { max_model_len: 1024, ..Setup::new(runner) }.start();
+    let logprobs = json!({"n": 128, "max_tokens": 800, "logprobs": true, "top_logprobs": 20});
+    let response = json!({
+        "model": "parrot", "input": "Hi", "n": 128, "max_output_tokens": 800, "top_logprobs": 20,
+    });
+    for (path, body, param) in [
+        (PATH, chat(logprobs), "max_tokens"),
+        (
+            "/v3/completions",
+            completion(json!({"n": 128, "max_tokens": 800, "logprobs": 20, "stream": true})),
+            "max_tokens",
+        ),
+        ("/v3/responses", response.to_string(), "max_output_tokens"),
+    ] {
+        let rejected = server.post(path, body).await;
+        let error = &rejected.json()["error"];
+        assert_eq!(rejected.status, 400, "{path}: {error}");
+        assert_eq!((&error["code"], &error["param"]), (&json!("integer_above_max_value"), &json!(param)));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{param}: 800 tokens exceed the limit of 2097152 ")), "{error}");
     }
 }
 
