@@ -257,7 +257,7 @@ impl ResolvedParameters {
             names_by_id: self.names_by_id,
             calls_functions: false,
             prompts: if self.token_ids || self.sampling.prompt_logprobs.is_some() {
-                requests.iter().map(|request| request.prompt.clone()).collect()
+                requests.iter().map(|request| Arc::from(request.prompt.as_slice())).collect()
             } else {
                 Vec::new()
             },

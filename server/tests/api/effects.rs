@@ -95,6 +95,31 @@ async fn token_ids_are_returned_with_and_without_text() {
     assert_eq!(whole["prompt_token_ids"].as_array().unwrap().len() as u64, whole["usage"]["prompt_tokens"]);
 }
 
+/// This is vLLM's format: a chat completion has the tokens once, or in the first chunk of each choice.
+#[tokio::test]
+async fn every_choice_has_the_token_ids_of_the_prompt() {
+    let server = Server::parrot(TEXT);
+    let two = answer(&server, json!({"return_token_ids": true, "n": 2, "prompt": ["Hi", "Ho"]})).await;
+    let ids: Vec<&Value> =
+        two["choices"].as_array().unwrap().iter().map(|choice| &choice["prompt_token_ids"]).collect();
+    let (first, second) = (json!([72, 105]), json!([72, 111]));
+    assert_eq!(ids, [&first, &first, &second, &second]);
+
+    let parameters = json!({"return_token_ids": true, "n": 2});
+    let whole = server.post("/v3/chat/completions", chat(parameters.clone())).await.json();
+    assert!(whole["choices"][1].get("prompt_token_ids").is_none(), "{whole}");
+    let mut streamed = parameters;
+    streamed["stream"] = json!(true);
+    let streamed = server.post("/v3/chat/completions", chat(streamed)).await;
+    for (index, event) in streamed.events().into_iter().take(2).enumerate() {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        assert_eq!(
+            (&chunk["choices"][0]["index"], &chunk["prompt_token_ids"]),
+            (&json!(index), &whole["prompt_token_ids"])
+        );
+    }
+}
+
 /// Returns the token IDs of all chunks of a stream.
 fn streamed_token_ids(streamed: &Answer) -> Value {
     let chunks = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());

@@ -56,7 +56,8 @@ pub(super) const OUTPUT: &[Parameter] = &[
         .note("With false, choices have `token_ids` instead of text. Not with `stop`."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).note(
         "Choices have `token_ids`, with a stop token and the tokens of a stop string, which texts and log probabilities \
-         omit. Completions also have `prompt_token_ids`.",
+         omit. `prompt_token_ids` is in each choice of completions, and once in chat completions (streamed: in the first \
+         chunk of each choice).",
     ),
     row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
         .note("Log probabilities name tokens as `token_id:123`."),
