@@ -22,7 +22,7 @@ use crate::routes::stream::{Encoder, stream};
 use crate::routes::submission::with_request_id;
 use crate::routes::unread::hold_until_sent;
 use crate::sse::{self, Events};
-use crate::store::{self, Id, NewItems, ResponseRecord};
+use crate::store::{self, Id, NewItems, ResponseRecord, Store};
 use crate::tenant::Tenant;
 
 /// A response whose request has been submitted to the engine.
@@ -130,51 +130,58 @@ fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Respon
 /// Generates a response, whether or not a client follows it.
 async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
     // If the process dies during generation, this record remains.
-    write(&app, live.record(), live.tenant()).await;
+    let (record, tenant) = (live.record(), live.tenant());
+    app.store().run(move |store| write(store, record, tenant)).await;
     let mut is_started = false;
-    loop {
+    let end = loop {
         let next = tokio::select! {
             biased;
             interruption = live.interrupted() => {
                 drop(answer);
-                live.change(|assembly, sink| {
-                    match interruption {
-                        Interruption::Cancelled => assembly.cancel(),
-                        Interruption::Stopping => assembly.fail(&Error::Stopping, sink),
-                    }
-                    assembly.conclude(sink);
-                });
-                break;
+                break ResponseEnd::Interrupted(interruption);
             }
             next = answer.next() => next,
         };
-        if matches!(next, AnswerEvent::Finished(_)) {
-            // Join the conversation before publishing the final state, after which the client may continue the
-            // conversation.
-            join(&app, &live.response(), live.input(), live.tenant()).await;
+        if !std::mem::replace(&mut is_started, true) {
+            live.change(|assembly, sink| assembly.begin(sink));
         }
-        let is_first = !std::mem::replace(&mut is_started, true);
-        live.change(|assembly, sink| {
-            if is_first {
-                assembly.begin(sink);
-            }
-            match next {
-                AnswerEvent::Deltas(deltas) => {
-                    deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
-                }
-                AnswerEvent::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
-                AnswerEvent::Failed(error) => assembly.fail(&error, sink),
-            }
-            if assembly.response().status.is_final() {
-                assembly.conclude(sink);
-            }
-        });
-        if live.is_final() {
-            break;
+        match next {
+            AnswerEvent::Deltas(deltas) => live.change(|assembly, sink| {
+                deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
+            }),
+            AnswerEvent::Finished(usage) => break ResponseEnd::Finished(usage),
+            AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }
+    };
+    // The conversation and the record of the response must agree even if the process is shutting down, so they change in
+    // one piece of work.
+    app.store().run(move |store| conclude(store, &live, end)).await;
+}
+
+/// The end of the work on a background response.
+enum ResponseEnd {
+    Finished(Usage),
+    Failed(Error),
+    Interrupted(Interruption),
+}
+
+/// Ends a background response and stores it.
+fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
+    if matches!(end, ResponseEnd::Finished(_)) {
+        // Join the conversation before publishing the final state, after which the client may continue the conversation.
+        join(store, &live.response(), live.input(), live.tenant());
     }
-    if !write(&app, live.record(), live.tenant()).await {
-        write(&app, not_stored(live.record()), live.tenant()).await;
+    live.change(|assembly, sink| {
+        match end {
+            ResponseEnd::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
+            ResponseEnd::Failed(error) => assembly.fail(&error, sink),
+            ResponseEnd::Interrupted(Interruption::Cancelled) => assembly.cancel(),
+            ResponseEnd::Interrupted(Interruption::Stopping) => assembly.fail(&Error::Stopping, sink),
+        }
+        assembly.conclude(sink);
+    });
+    if !write(store, live.record(), live.tenant()) {
+        write(store, not_stored(live.record()), live.tenant());
     }
 }
 
@@ -229,6 +236,10 @@ pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
 }
 
 /// Stores a response if requested, and adds it to its conversation.
+///
+/// # Cancel safety
+/// A client can disconnect at any time. Both steps are one piece of work, so that the conversation never gets a turn whose
+/// response is not stored.
 async fn store(app: &App, assembly: &mut Assembly, retained: &RetainedRequest, tenant: Tenant) {
     let response = assembly.response();
     if !response.store && response.conversation.is_none() {
@@ -236,15 +247,16 @@ async fn store(app: &App, assembly: &mut Assembly, retained: &RetainedRequest, t
     }
     let record =
         ResponseRecord { response: response.clone(), input: retained.items().to_vec(), events: None };
-    join(app, &record.response, &record.input, tenant).await;
-    if record.response.store && !write(app, record, tenant).await {
-        assembly.set_stored(false);
-    }
+    let stored = app.store().run(move |store| {
+        join(store, &record.response, &record.input, tenant);
+        record.response.store && write(store, record, tenant)
+    });
+    assembly.set_stored(stored.await);
 }
 
 /// Stores a response. Returns whether that succeeded.
-async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
-    let written = app.store().run(move |store| store.put_response(record, tenant)).await;
+fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
+    let written = store.put_response(record, tenant);
     if let Err(error) = &written {
         tracing::warn!(error = error as &dyn std::error::Error, "failed to store a response");
     }
@@ -253,16 +265,14 @@ async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
 
 /// Adds the input and the output of a response to its conversation. All choices of the response have ended. A response
 /// that fails or is canceled does not become a part of the conversation.
-async fn join(app: &App, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
+fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
-    let joined = app.store().run(move |store| {
-        store.append(id, tenant, |tally| {
-            Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
-        })
+    let joined = store.append(id, tenant, |tally| {
+        Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
     });
-    match joined.await {
+    match joined {
         Ok(Some(_)) => {}
         Ok(None) => tracing::debug!("a conversation was deleted while a response to it was generated"),
         Err(error) => {
