@@ -244,7 +244,9 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
 #[tokio::test]
 async fn an_echo_with_log_probabilities_is_the_same_streamed() {
     let server = gibberish();
-    let parameters = json!({"prompt": ["Hello", "Hi"], "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
+    // The long prompt is encoded on another thread.
+    let prompts = ["Hello ".repeat(20), "Hi".to_owned()];
+    let parameters = json!({"prompt": prompts, "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
     let whole = answer(&server, parameters.clone()).await;
     let mut streamed = parameters;
     streamed["stream"] = json!(true);
