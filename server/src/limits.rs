@@ -276,7 +276,7 @@ mod tests {
         let admission = Admission::new(100);
         let mut admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
         let start = Instant::now();
-        assert_eq!(admission.retry_after(start), Duration::from_secs(1), "nothing is known yet");
+        assert_eq!(admission.retry_after(start), Duration::from_secs(1), "the completion rate is unknown");
         for second in 0..10 {
             admitted[0].ended(start + Duration::from_secs(second));
         }

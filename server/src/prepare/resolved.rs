@@ -245,7 +245,7 @@ impl ResolvedParameters {
         self.check_repeated(&requests, &echoes)?;
         self.limit_logprobs(&mut requests, tokens_max)?;
         echoes.resize(count, String::new());
-        let discards = tokens_max.is_some_and(|most| most.tokens == 0);
+        let discards = tokens_max.is_some_and(|max| max.tokens == 0);
         let reply = Reply {
             model,
             stream: self.stream,
@@ -303,9 +303,9 @@ impl ResolvedParameters {
 
     /// Removes the beginning of a prompt if truncation is requested. Returns whether the prompt was truncated.
     fn truncate(&self, prompt: &mut Vec<TokenId>, tokens_max: Option<TokensMax>, target: Target<'_>) -> bool {
-        let kept = match self.truncate {
+        let tokens_left = match self.truncate {
             None => return false,
-            Some(Truncate::To(kept)) => kept,
+            Some(Truncate::To(tokens)) => tokens,
             Some(Truncate::ToRoom) => {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
@@ -314,12 +314,12 @@ impl ResolvedParameters {
                     Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
                         tokens.min(length / ANSWER_SHARE)
                     }
-                    Some(most) => most.tokens,
+                    Some(TokensMax { tokens, .. }) => tokens,
                 };
                 length.saturating_sub(answer.max(1)).max(1)
             }
         };
-        let excess = prompt.len().saturating_sub(kept as usize);
+        let excess = prompt.len().saturating_sub(tokens_left as usize);
         prompt.drain(..excess);
         excess > 0
     }
@@ -358,7 +358,7 @@ impl ResolvedParameters {
         }
         match tokens_max {
             None => Ok(room),
-            Some(most) if most.tokens <= room => Ok(most.tokens),
+            Some(max) if max.tokens <= room => Ok(max.tokens),
             Some(TokensMax { source: LimitSource::Default, .. }) => Ok(room),
             Some(TokensMax { param, tokens: requested, .. }) => {
                 let message = format!(

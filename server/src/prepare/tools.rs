@@ -90,7 +90,7 @@ impl Tool {
 
     /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not change
     /// the prompt.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn template_value(&self) -> Value {
         let mut function = json!({"name": self.name});
         if let Some(description) = &self.description {
             function["description"] = json!(description);

@@ -40,7 +40,7 @@ async fn bad_words_are_excluded_and_their_parts_are_not() {
 }
 
 #[tokio::test]
-async fn only_allowed_tokens_come() {
+async fn only_allowed_tokens_are_generated() {
     let server = Server::parrot(TEXT);
     assert_eq!(text(&server, json!({"allowed_token_ids": [122, 101, 100]})).await, "ddeddddd");
 }
@@ -177,7 +177,7 @@ async fn best_of_returns_the_best_choices() {
     };
     let mut means: Vec<f64> = all.iter().map(mean).collect();
     means.sort_by(|a, b| b.total_cmp(a));
-    assert!(means[0] > means[5], "they differ");
+    assert!(means[0] > means[5], "the choices have different scores");
     let best = answer(&server, parameters(2, 6)).await;
     let best_scores: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
     assert_eq!(best_scores, means[..2]);

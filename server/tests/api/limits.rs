@@ -56,7 +56,7 @@ async fn a_body_that_does_not_arrive_is_408() {
 }
 
 #[tokio::test]
-async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
+async fn requests_beyond_the_limit_are_429_with_retry_after() {
     let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
     setup.limits.max_concurrent_requests = 2;
@@ -120,7 +120,7 @@ async fn unread_answers_about_tokens_share_a_budget() {
 }
 
 #[tokio::test]
-async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
+async fn a_full_queue_is_429_and_a_request_that_never_fits_is_400() {
     let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
     setup.max_queue = 2;
@@ -275,7 +275,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     assert!(large.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
     assert_eq!(small.status, 200, "there is room for it");
     let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
-    assert_eq!(large.status, 200, "the first gave its bytes back: {}", large.body);
+    assert_eq!(large.status, 200, "the first body has released its bytes: {}", large.body);
 }
 
 /// A byte of JSON can become 60 bytes of values.

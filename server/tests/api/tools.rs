@@ -79,7 +79,7 @@ fn folded(events: &[&str], index: u64) -> Value {
         let delta = &choice["delta"];
         content += delta["content"].as_str().unwrap_or_default();
         reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
-        assert_eq!(delta["reasoning"], delta["reasoning_content"], "they are one thing with two names");
+        assert_eq!(delta["reasoning"], delta["reasoning_content"], "both names have the same value");
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             let at = call["index"].as_u64().unwrap() as usize;
             if at == calls.len() {
@@ -384,10 +384,10 @@ async fn a_required_call_is_made_whatever_the_model_prefers() {
     }
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let answer = answered(&server, json!({"tool_choice": "required"})).await;
-    assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#)], "what it says is allowed");
+    assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#)], "the script has this call");
     let parameters = json!({"tool_choice": allowed("auto"), "parallel_tool_calls": false});
     let answer = answered(&server, parameters).await;
-    assert_eq!(calls(&answer), [call("now", "{}")], "another tool than it wanted: {answer}");
+    assert_eq!(calls(&answer), [call("now", "{}")], "the script has a call of another tool: {answer}");
 }
 
 #[tokio::test]

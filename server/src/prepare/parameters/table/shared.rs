@@ -1,7 +1,7 @@
 //! The parameters that several endpoints share.
 
 use super::parameter::{
-    ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_OPENAI, OVMS_PARTLY, OVMS_VLLM, Parameter, TOKEN,
+    ALL, COUNT, NO_PEERS, OPENAI, OPENAI_VLLM, OVMS, OVMS_OPENAI, OVMS_PARTLY, OVMS_VLLM, Parameter, TOKEN,
     VLLM, row,
 };
 use crate::limits::{
@@ -142,18 +142,18 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .note("See [structured output](structured-output.md). An unsupported format is a 400; OVMS ignores it."),
     row("structured_outputs", Kind::Fields(STRUCTURED_OUTPUTS), "", VLLM)
         .note("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`. Not with `response_format`."),
-    row("guided_json", SCHEMA, "", NOBODY)
+    row("guided_json", SCHEMA, "", NO_PEERS)
         .note("The same as `structured_outputs.json`: a schema, or a string with one. vLLM removed this name in 0.12."),
-    row("guided_regex", Kind::Text(usize::MAX), "", NOBODY)
+    row("guided_regex", Kind::Text(usize::MAX), "", NO_PEERS)
         .note("The same as `structured_outputs.regex`. vLLM removed this name in 0.12."),
-    row("guided_choice", CHOICE, "", NOBODY)
+    row("guided_choice", CHOICE, "", NO_PEERS)
         .note("The same as `structured_outputs.choice`. vLLM removed this name in 0.12."),
-    row("guided_grammar", Kind::Text(usize::MAX), "", NOBODY)
+    row("guided_grammar", Kind::Text(usize::MAX), "", NO_PEERS)
         .note("The same as `structured_outputs.grammar`: Lark or EBNF. vLLM removed this name in 0.12."),
-    row("guided_json_object", Kind::Boolean, "", NOBODY)
+    row("guided_json_object", Kind::Boolean, "", NO_PEERS)
         .note("The same as `structured_outputs.json_object`. vLLM removed this name in 0.12."),
     row("structural_tag", TAG, "", VLLM).note("The same as `structured_outputs.structural_tag`."),
-    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", NOBODY)
+    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", NO_PEERS)
         .accepted("The server has only one backend. vLLM removed this name in 0.12."),
     row("logits_processors", Kind::Any, "", VLLM).refused("this server does not run code from requests"),
 ];
@@ -188,8 +188,8 @@ pub(super) const CANDIDATES: &[Parameter] = &[
         "Beam search: the search ends as soon as there are as many texts as beams (true), when no beam is likely to become \
          better (false), or when no beam can become better (\"never\").",
     ),
-    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY)
+    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NO_PEERS)
         .note("Beam search: number of groups of equal size, which search one after the other."),
-    row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NOBODY)
+    row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NO_PEERS)
         .note("Beam search: the penalty of tokens that an earlier group has selected in the same step."),
 ];

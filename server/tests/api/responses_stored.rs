@@ -205,7 +205,7 @@ async fn responses_without_store_are_not_stored() {
     let none = StoreConfig { max_stored_responses: 0, ..StoreConfig::default() };
     let server = Setup { store: none, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
-    assert_eq!(response["store"], false, "it says what is so");
+    assert_eq!(response["store"], false, "the store is disabled");
     assert_eq!(server.get(&format!("{PATH}/{}", id(&response))).await.status, 404);
     for (path, body) in [(PATH, request(json!({"background": true}))), (CONVERSATIONS, "{}".to_owned())] {
         assert_eq!(server.post(path, body).await.status, 400);
@@ -241,7 +241,7 @@ async fn the_limits_hold_and_the_end_of_a_chain_is_evicted_first() {
     let small = StoreConfig { max_stored_bytes: 100, ..StoreConfig::default() };
     let server = Setup { store: small, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
-    assert_eq!(response["store"], false, "it is larger than all that may be kept");
+    assert_eq!(response["store"], false, "the response is larger than the store");
 }
 
 #[tokio::test]
@@ -258,8 +258,8 @@ async fn a_directory_stores_responses_across_a_restart() {
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
     assert_eq!(text(&second), "Two.");
     assert_eq!(server.get(&format!("{CONVERSATIONS}/{}", id(&conversation))).await.json(), conversation);
-    let keeper = |response: &Value| id(response)[..21].to_owned();
-    assert_eq!(keeper(&first), keeper(&second), "it is the same keeper");
+    let store_id = |response: &Value| id(response)[..21].to_owned();
+    assert_eq!(store_id(&first), store_id(&second), "the ID of the store is the same");
 }
 
 #[tokio::test]
