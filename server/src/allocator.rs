@@ -119,7 +119,7 @@ mod tests {
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
         trimmer.record_trim(500 << 20, 200 << 20);
-        assert!(trimmer.is_due(200 << 20), "it may return more");
+        assert!(trimmer.is_due(200 << 20), "another trim may return more");
         trimmer.record_trim(200 << 20, 100 << 20);
         assert!(!trimmer.is_due(100 << 20));
     }

@@ -35,13 +35,14 @@ pub fn ovms_api(router: Router, app: App) -> Router {
 
 /// Maps OVMS's alternative spellings of a path to the standard one: `/v3/v1/models` and `/v3/models/` to `/v3/models`.
 async fn rewrite(mut request: Request, next: Next) -> Response {
-    if let Some(uri) = respelled(request.uri()) {
+    if let Some(uri) = standard_uri(request.uri()) {
         *request.uri_mut() = uri;
     }
     next.run(request).await
 }
 
-fn respelled(uri: &Uri) -> Option<Uri> {
+/// Returns the URI with the standard spelling of its path; `None` if it already has this spelling.
+fn standard_uri(uri: &Uri) -> Option<Uri> {
     let path = uri.path();
     let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);
     let rest = short.strip_prefix("/v3/v1").filter(|rest| rest.starts_with('/'));
@@ -161,7 +162,7 @@ mod tests {
             ("/", None),
         ] {
             let uri: Uri = given.parse().unwrap();
-            assert_eq!(respelled(&uri).map(|uri| uri.to_string()).as_deref(), path, "{given}");
+            assert_eq!(standard_uri(&uri).map(|uri| uri.to_string()).as_deref(), path, "{given}");
         }
     }
 }

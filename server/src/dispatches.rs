@@ -112,7 +112,7 @@ impl Dispatches {
 
     /// Includes the requests that the engine has accepted when its count of accepted submissions is `submissions`, and
     /// sends the report that includes them.
-    pub(crate) fn settle<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
+    pub(crate) fn include_accepted<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();
         for router in routers.iter_mut() {
             let mut pending = std::mem::take(&mut router.pending);
@@ -218,9 +218,9 @@ mod tests {
         dispatches.record(dispatch(3), None);
         dispatches.record(Dispatch { router: 8, number: 1 }, None);
         assert_eq!(ranges(&dispatches), [(3, 3)]);
-        dispatches.settle(1, || ());
+        dispatches.include_accepted(1, || ());
         assert_eq!(ranges(&dispatches), [(1, 1), (3, 3)]);
-        dispatches.settle(2, || ());
+        dispatches.include_accepted(2, || ());
         assert_eq!(ranges(&dispatches), [(1, 3)]);
         assert!(dispatches.with_included(8, |dispatches| dispatches.is_none()), "it is not subscribed");
     }
@@ -264,7 +264,10 @@ mod tests {
         assert!(knows(1) && knows(1009) && knows(199) && !knows(2));
         let included = dispatches.with_included(1, |dispatches| dispatches.unwrap().ranges[0].first);
         assert_eq!(included, 5);
-        assert!(!dispatches.with_included(0, |dispatches| dispatches.is_some()), "zero is no router");
+        assert!(
+            !dispatches.with_included(0, |dispatches| dispatches.is_some()),
+            "0 is not the ID of a router"
+        );
     }
 
     #[test]

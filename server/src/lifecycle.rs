@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_never_comes_back() {
+    fn an_earlier_phase_never_returns() {
         let lifecycle = Lifecycle::default();
         lifecycle.advance(Phase::Draining);
         lifecycle.advance(Phase::Serving);

@@ -93,11 +93,12 @@ pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 ///
 /// Beyond it: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
-/// Number of log probabilities of prompt tokens in an answer: the tokens of all prompts, times the choices that repeat
-/// them, times the alternatives and the token itself.
+/// Number of log probabilities in an answer, separately for the prompts and for the generated text: the tokens of all
+/// choices, times the alternatives and the token itself.
 ///
-/// Beyond it: 400, `integer_above_max_value`.
-pub(crate) const PROMPT_LOGPROBS_TOTAL_MAX: u64 = 1 << 21;
+/// Beyond it: 400, `integer_above_max_value`; if the request does not limit the length of the answer, the choices end with
+/// `length` before they have more.
+pub(crate) const LOGPROBS_TOTAL_MAX: u64 = 1 << 21;
 /// Size of the prompts that the choices of a request repeat with `echo`, in bytes.
 ///
 /// Beyond it: 400, `integer_above_max_value`.
@@ -275,7 +276,7 @@ mod tests {
         let admission = Admission::new(100);
         let mut admitted: Vec<_> = (0..100).map(|_| admission.admit().unwrap()).collect();
         let start = Instant::now();
-        assert_eq!(admission.retry_after(start), Duration::from_secs(1), "nothing is known yet");
+        assert_eq!(admission.retry_after(start), Duration::from_secs(1), "the completion rate is unknown");
         for second in 0..10 {
             admitted[0].ended(start + Duration::from_secs(second));
         }

@@ -139,6 +139,6 @@ async fn answer(
     let version = request.version();
     tokio::select! {
         Ok(response) = router.call(request) => Ok(response),
-        () = peer.gone(version) => Err(io::ErrorKind::ConnectionAborted.into()),
+        () = peer.disconnected(version) => Err(io::ErrorKind::ConnectionAborted.into()),
     }
 }

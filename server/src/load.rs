@@ -45,7 +45,7 @@ pub async fn publish(app: App, reports: watch::Sender<Load>) {
         // Send the report under the lock of the dispatches, so that a reader gets exactly the dispatches that the
         // report includes.
         app.dispatches()
-            .settle(reported.submissions, || reports.send_replace(report(&app, &reported, number)));
+            .include_accepted(reported.submissions, || reports.send_replace(report(&app, &reported, number)));
         let heartbeat = Instant::now() + HEARTBEAT;
         tokio::select! {
             // Waiting never fails, because `app` owns the sender.

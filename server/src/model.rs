@@ -254,9 +254,9 @@ mod tests {
         const QWEN: &str = "<tool_call><think>";
         const HARMONY: &str = "<|channel|><|message|>";
         assert_eq!(formats(QWEN, None, None), Ok(["hermes3", "qwen3"]));
-        assert_eq!(formats("plain", None, None), Ok(["hermes3", "none"]), "it is told of tools in words");
+        assert_eq!(formats("plain", None, None), Ok(["hermes3", "none"]), "the template has no tools");
         const GRANITE: &str = "<|tool_call|>";
-        assert_eq!(formats(GRANITE, None, None), Ok(["hermes3", "none"]), "and so is this");
+        assert_eq!(formats(GRANITE, None, None), Ok(["hermes3", "none"]), "the template has no tools");
         assert_eq!(formats("{{ tools }}<|tool_call|>", None, None), Ok(["granite", "none"]));
         assert_eq!(formats("plain", Some(ToolFormat::None), None), Ok(["none", "none"]));
         assert_eq!(formats(QWEN, Some(ToolFormat::Llama3), None), Ok(["llama3", "qwen3"]));

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use server_openai::responses::{Conversation, Item};
 use tokio::sync::Semaphore;
 
+use crate::blocking;
 use crate::tenant::Tenant;
 use disk::Folder;
 pub(crate) use error::Error;
@@ -155,18 +156,11 @@ impl Store {
         let worker = Arc::clone(&self.0.workers).acquire_owned().await;
         let worker = worker.expect("invariant: the semaphore is never closed");
         let store = self.clone();
-        let work = move || {
+        blocking::run(move || {
             let _worker = worker;
             work(&store)
-        };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(done) => done,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The process is shutting down, so the result is no longer needed.
-                Err(_) => std::future::pending().await,
-            },
-        }
+        })
+        .await
     }
 
     /// Returns a unique ID for a new object.

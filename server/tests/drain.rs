@@ -46,5 +46,5 @@ fn a_drained_server_is_alive_and_not_ready() {
     assert_eq!(get(http, "/v2/health/ready"), "503");
     assert_eq!(get(http, "/v2/health/live"), "200");
     drop(server);
-    assert!(!drain(&["--grpc-port", grpc_port, "--timeout", "60s"]).success(), "nobody is there to drain");
+    assert!(!drain(&["--grpc-port", grpc_port, "--timeout", "60s"]).success(), "the server has stopped");
 }

@@ -329,7 +329,7 @@ impl Core {
             requests_failed += u32::from(is_failed);
         }
         self.image_rate.add(collected.tokens, collected.time);
-        if collected.is_any {
+        if collected.has_results {
             (self.observer)(&StepReport {
                 encoder_runs: collected.runs,
                 encoded_images: collected.encoded,
@@ -338,7 +338,7 @@ impl Core {
                 ..StepReport::default()
             });
         }
-        collected.is_any
+        collected.has_results
     }
 
     /// Samples suspended sequences whose guides are ready.

@@ -112,8 +112,8 @@ pub(crate) struct CollectedImages {
     pub(crate) tokens: u32,
     /// The time that the encoder took for them.
     pub(crate) time: Duration,
-    /// Whether there was any result.
-    pub(crate) is_any: bool,
+    /// Whether the thread has returned any results, including those of images that were not encoded.
+    pub(crate) has_results: bool,
     /// The sequences whose images could not be encoded, with the reason.
     pub(crate) failed: Vec<FailedImage>,
 }
@@ -172,7 +172,7 @@ impl Encoder {
     pub(crate) fn collect(&mut self, scheduler: &mut Scheduler) -> CollectedImages {
         let mut collected = CollectedImages::default();
         while let Ok(EncoderRun { outcomes, time }) = self.results.try_recv() {
-            collected.is_any = true;
+            collected.has_results = true;
             if outcomes.iter().any(|(_, outcome)| matches!(outcome, EncodeOutcome::Encoded(_))) {
                 collected.runs += 1;
                 collected.time += time;

@@ -13,11 +13,12 @@ mod fuzzing;
 /// The modules of `server`, at their original paths.
 #[path = "../../src"]
 mod source {
+    pub(crate) mod blocking;
     pub(crate) mod store;
     pub(crate) mod tenant;
 }
 
-use source::{store, tenant};
+use source::{blocking, store, tenant};
 
 /// The error type of `server`, reduced to the variant that these modules use.
 mod error {

@@ -1,5 +1,7 @@
 //! The responses of the chat and completions endpoints, both whole and streamed in chunks.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
@@ -77,7 +79,7 @@ pub struct ChatCompletion {
     pub system_fingerprint: String,
     /// The tokens of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<u32>>,
+    pub prompt_token_ids: Option<Arc<[u32]>>,
     /// The log probabilities of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
@@ -161,9 +163,9 @@ pub struct ChatChunk {
     pub usage: Option<Option<Usage>>,
     /// A fingerprint as in [`ChatCompletion`].
     pub system_fingerprint: String,
-    /// The tokens of the prompt, in the first chunk; absent unless requested.
+    /// The tokens of the prompt, in the first chunk of each choice; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<u32>>,
+    pub prompt_token_ids: Option<Arc<[u32]>>,
 }
 
 /// The new part of a choice.
@@ -270,7 +272,7 @@ pub struct CompletionChoice {
     pub token_ids: Option<Vec<u32>>,
     /// The tokens of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_token_ids: Option<Vec<u32>>,
+    pub prompt_token_ids: Option<Arc<[u32]>>,
     /// The log probabilities of the prompt; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,

@@ -72,7 +72,7 @@ impl Downloader<'_> {
                     }
                     placed => return placed,
                 },
-                Err(error) if !error.may_pass() => return Err(error),
+                Err(error) if !error.is_transient() => return Err(error),
                 Err(error) => error,
             };
             failures = if part.bytes > before { 0 } else { failures + 1 };

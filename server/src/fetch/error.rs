@@ -71,7 +71,7 @@ impl Error {
     }
 
     /// Whether a retry within seconds may succeed.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Slow { .. } | Self::Source { .. })
     }
 

@@ -100,7 +100,7 @@ impl Hub<'_> {
         url.set_query(Some("blobs=true"));
         let failed = |error: reqwest::Error| Error::transport(url.as_str(), &error);
         let mut answer = login.add_to(client.get(url.clone())).send().await.map_err(failed)?;
-        let had_credentials = login != Login::Nobody;
+        let had_credentials = login != Login::Anonymous;
         if let Some(error) = Error::status(url.as_str(), answer.status(), had_credentials) {
             return Err(error);
         }

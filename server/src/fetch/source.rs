@@ -80,14 +80,14 @@ impl S3Object {
 /// The credentials for a web server.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Login {
-    Nobody,
+    Anonymous,
     Token(String),
     Password(String, String),
 }
 
 impl std::fmt::Debug for Login {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(if *self == Self::Nobody { "Nobody" } else { "(secret)" })
+        formatter.write_str(if *self == Self::Anonymous { "Anonymous" } else { "(secret)" })
     }
 }
 
@@ -111,7 +111,7 @@ impl Location {
 
     pub(crate) fn has_credentials(&self) -> bool {
         match self {
-            Self::Web { login, .. } => *login != Login::Nobody,
+            Self::Web { login, .. } => *login != Login::Anonymous,
             Self::S3(object) => object.has_credentials(),
         }
     }
@@ -121,7 +121,7 @@ impl Login {
     /// Adds the credentials to a request.
     pub(crate) fn add_to(&self, request: RequestBuilder) -> RequestBuilder {
         match self {
-            Self::Nobody => request,
+            Self::Anonymous => request,
             Self::Token(token) => request.bearer_auth(token),
             Self::Password(name, password) => request.basic_auth(name, Some(password)),
         }
@@ -173,7 +173,7 @@ impl SourceCredentials {
         match (&self.token, &self.username, &self.password) {
             (Some(token), ..) => Login::Token(token.clone()),
             (None, Some(name), Some(password)) => Login::Password(name.clone(), password.clone()),
-            _ => Login::Nobody,
+            _ => Login::Anonymous,
         }
     }
 }

@@ -17,15 +17,15 @@ use super::*;
 
 /// The faults of a web server. Each fault occurs once, in order; later requests succeed.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+enum Fault {
     /// Answers without a fault.
     Succeeds,
     /// Closes the connection after this number of bytes.
-    BreaksOff(usize),
+    Disconnects(usize),
     /// Sends no more data after this number of bytes.
-    FallsSilent(usize),
+    Stalls(usize),
     /// Sends the rest only after [`Web::resume`] has been notified.
-    WaitsAfter(usize),
+    Pauses(usize),
     /// Answers with this error status.
     Fails,
 }
@@ -33,7 +33,7 @@ enum Trouble {
 #[derive(Debug, Default)]
 struct Web {
     files: BTreeMap<&'static str, Vec<u8>>,
-    troubles: Mutex<Vec<Trouble>>,
+    faults: Mutex<Vec<Fault>>,
     /// The `Range` headers of the requests.
     requested_ranges: Mutex<Vec<Option<String>>>,
     token: Option<&'static str>,
@@ -46,13 +46,13 @@ struct Web {
 }
 
 impl Web {
-    fn of(content: &[u8], troubles: &[Trouble]) -> Arc<Self> {
-        Self::with_files([("model.gguf", content.to_vec())], troubles)
+    fn of(content: &[u8], faults: &[Fault]) -> Arc<Self> {
+        Self::with_files([("model.gguf", content.to_vec())], faults)
     }
 
-    fn with_files<const N: usize>(files: [(&'static str, Vec<u8>); N], troubles: &[Trouble]) -> Arc<Self> {
-        let troubles = Mutex::new(troubles.to_vec());
-        Arc::new(Self { files: BTreeMap::from(files), troubles, ..Self::default() })
+    fn with_files<const N: usize>(files: [(&'static str, Vec<u8>); N], faults: &[Fault]) -> Arc<Self> {
+        let faults = Mutex::new(faults.to_vec());
+        Arc::new(Self { files: BTreeMap::from(files), faults, ..Self::default() })
     }
 
     async fn start(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> String {
@@ -84,20 +84,20 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
     let from = range
         .filter(|_| condition(header::IF_RANGE).is_none_or(|mark| mark == etag))
         .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-    let mut troubles = web.troubles.lock().unwrap();
-    let trouble = (!troubles.is_empty()).then(|| troubles.remove(0));
-    drop(troubles);
+    let mut faults = web.faults.lock().unwrap();
+    let fault = (!faults.is_empty()).then(|| faults.remove(0));
+    drop(faults);
     let rest = content[from.unwrap_or(0)..].to_vec();
     let length = rest.len();
-    let body = match trouble {
-        Some(Trouble::Fails) => return StatusCode::BAD_GATEWAY.into_response(),
-        Some(Trouble::BreaksOff(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Error),
-        Some(Trouble::FallsSilent(bytes)) => stream(rest[..bytes.min(length)].to_vec(), After::Silence),
-        Some(Trouble::WaitsAfter(bytes)) => {
+    let body = match fault {
+        Some(Fault::Fails) => return StatusCode::BAD_GATEWAY.into_response(),
+        Some(Fault::Disconnects(bytes)) => stream(rest[..bytes.min(length)].to_vec(), StreamEnd::Error),
+        Some(Fault::Stalls(bytes)) => stream(rest[..bytes.min(length)].to_vec(), StreamEnd::Silence),
+        Some(Fault::Pauses(bytes)) => {
             let (first, held) = rest.split_at(bytes);
-            stream(first.to_vec(), After::Rest(held.to_vec(), Arc::clone(&web.resume)))
+            stream(first.to_vec(), StreamEnd::Rest(held.to_vec(), Arc::clone(&web.resume)))
         }
-        Some(Trouble::Succeeds) | None => Body::from(rest),
+        Some(Fault::Succeeds) | None => Body::from(rest),
     };
     let mut response = Response::builder().header(header::CONTENT_LENGTH, length);
     if from.is_none() || !web.omits_etag_of_ranges {
@@ -110,24 +110,24 @@ async fn answer(State(web): State<Arc<Web>>, UrlPath(file): UrlPath<String>, hea
     response.body(body).unwrap()
 }
 
-enum After {
+enum StreamEnd {
     Error,
     Silence,
     Rest(Vec<u8>, Arc<Notify>),
 }
 
-fn stream(bytes: Vec<u8>, after: After) -> Body {
+fn stream(bytes: Vec<u8>, after: StreamEnd) -> Body {
     use futures_util::StreamExt as _;
     let first = futures_util::stream::iter([Ok(bytes)]);
     let rest = futures_util::stream::once(async move {
         match after {
-            After::Error => {
+            StreamEnd::Error => {
                 // The bytes before the fault are sent first.
                 tokio::task::yield_now().await;
                 Err(std::io::Error::other("broken off"))
             }
-            After::Silence => std::future::pending().await,
-            After::Rest(rest, resume) => {
+            StreamEnd::Silence => std::future::pending().await,
+            StreamEnd::Rest(rest, resume) => {
                 resume.notified().await;
                 Ok(rest)
             }
@@ -173,8 +173,7 @@ async fn wait_for_size(path: &std::path::Path, bytes: u64) {
 async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
     let mut tasks = JoinSet::new();
     let content = content();
-    let web =
-        Web::of(&content, &[Trouble::Fails, Trouble::BreaksOff(400_000), Trouble::FallsSilent(100_000)]);
+    let web = Web::of(&content, &[Fault::Fails, Fault::Disconnects(400_000), Fault::Stalls(100_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
@@ -196,7 +195,7 @@ async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
 async fn a_killed_fetch_is_resumed() {
     let mut tasks = JoinSet::new();
     let content = content();
-    let web = Web::of(&content, &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
+    let web = Web::of(&content, &[Fault::Stalls(600_000), Fault::Stalls(0)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     let folder = tempfile::tempdir().unwrap();
     let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
@@ -211,7 +210,7 @@ async fn a_killed_fetch_is_resumed() {
 #[tokio::test]
 async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     let mut tasks = JoinSet::new();
-    let old = Web::of(&content(), &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
+    let old = Web::of(&content(), &[Fault::Stalls(600_000), Fault::Stalls(0)]);
     let folder = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", old.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
@@ -225,7 +224,7 @@ async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
 #[tokio::test]
 async fn a_changed_file_is_not_resumed_from_a_source_that_ignores_if_range() {
     let mut tasks = JoinSet::new();
-    let old = Web::of(&content(), &[Trouble::FallsSilent(600_000), Trouble::FallsSilent(0)]);
+    let old = Web::of(&content(), &[Fault::Stalls(600_000), Fault::Stalls(0)]);
     let folder = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", old.start(&mut tasks).await);
     arguments(folder.path(), &["--url", &url, "--attempts", "1"]).run().await.unwrap_err();
@@ -241,8 +240,8 @@ async fn a_changed_file_is_not_resumed_from_a_source_that_ignores_if_range() {
 async fn a_source_that_never_confirms_its_content_is_an_error() {
     let mut tasks = JoinSet::new();
     let files = BTreeMap::from([("model.gguf", content())]);
-    let troubles = Mutex::new(vec![Trouble::BreaksOff(400_000); 8]);
-    let web = Arc::new(Web { files, troubles, omits_etag_of_ranges: true, ..Web::default() });
+    let faults = Mutex::new(vec![Fault::Disconnects(400_000); 8]);
+    let web = Arc::new(Web { files, faults, omits_etag_of_ranges: true, ..Web::default() });
     let folder = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     arguments(folder.path(), &["--url", &url, "--attempts", "2"]).run().await.unwrap_err();
@@ -265,9 +264,9 @@ async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
             ("o/n/resolve/c/model.gguf", content()),
         ]);
         // If the part is current, a download of the file fails.
-        let troubles = if is_current { vec![Trouble::Succeeds, Trouble::FallsSilent(0)] } else { Vec::new() };
-        let troubles = Mutex::new(troubles);
-        let web = Arc::new(Web { files, troubles, ignores_conditions, ..Web::default() });
+        let faults = if is_current { vec![Fault::Succeeds, Fault::Stalls(0)] } else { Vec::new() };
+        let faults = Mutex::new(faults);
+        let web = Arc::new(Web { files, faults, ignores_conditions, ..Web::default() });
         let endpoint = web.start(&mut tasks).await;
         let folder = tempfile::tempdir().unwrap();
         let files = folder.path().join("files");
@@ -286,7 +285,7 @@ async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
 async fn a_second_fetch_into_the_same_folder_waits_for_the_first() {
     let mut tasks = JoinSet::new();
     let content = content();
-    let web = Web::of(&content, &[Trouble::WaitsAfter(600_000)]);
+    let web = Web::of(&content, &[Fault::Pauses(600_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     let folder = tempfile::tempdir().unwrap();
     let mut args = arguments(folder.path(), &["--url", &url]);
@@ -310,7 +309,7 @@ async fn a_second_fetch_into_the_same_folder_waits_for_the_first() {
 async fn a_file_to_which_another_process_has_written_is_rejected() {
     use std::io::Write as _;
     let mut tasks = JoinSet::new();
-    let web = Web::of(&content(), &[Trouble::WaitsAfter(600_000)]);
+    let web = Web::of(&content(), &[Fault::Pauses(600_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     let folder = tempfile::tempdir().unwrap();
     let sha256 = hex(&content());
@@ -331,9 +330,9 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
 }
 
 /// A model in two parts with the given contents.
-fn split_model(contents: [u8; 2], troubles: &[Trouble]) -> Arc<Web> {
+fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
     let [first, second] = contents.map(|byte| vec![byte; 9]);
-    Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], troubles)
+    Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], faults)
 }
 
 #[tokio::test]
@@ -345,7 +344,7 @@ async fn a_former_model_is_withdrawn_before_one_of_its_files_is_replaced() {
     let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
     let fetch_former = || arguments(folder.path(), &["--url", &former_url]).run();
     fetch_former().await.unwrap();
-    let next = split_model([3, 4], &[Trouble::Succeeds, Trouble::FallsSilent(4), Trouble::FallsSilent(0)]);
+    let next = split_model([3, 4], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let next_url = format!("{}/m-00001-of-00002.gguf", next.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &next_url, "--attempts", "1"]);
     args.run().await.unwrap_err();
@@ -370,7 +369,7 @@ async fn a_former_model_is_available_while_the_same_files_are_fetched_from_anoth
     let former = split_model([1, 2], &[]);
     let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
     arguments(folder.path(), &["--url", &former_url]).run().await.unwrap();
-    let mirror = split_model([1, 2], &[Trouble::Succeeds, Trouble::FallsSilent(4), Trouble::FallsSilent(0)]);
+    let mirror = split_model([1, 2], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let mirror_url = format!("{}/m-00001-of-00002.gguf", mirror.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &mirror_url, "--attempts", "1"]);
     args.clone().run().await.unwrap_err();
@@ -437,7 +436,7 @@ async fn the_url_of_a_part_fetches_all_parts() {
     let parts = ["a%2Bb-00001-of-00002.gguf", "a%2Bb-00002-of-00002.gguf"];
     let web = Web::with_files(
         [("m/a+b-00001-of-00002.gguf", vec![1; 9]), ("m/a+b-00002-of-00002.gguf", vec![2; 8])],
-        &[Trouble::BreaksOff(4)],
+        &[Fault::Disconnects(4)],
     );
     let base = web.start(&mut tasks).await;
     for part in parts {
@@ -470,7 +469,7 @@ fn a_full_disk_has_its_own_reason() {
     let path = std::path::Path::new("/dev/full");
     let error = std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all(b"model").unwrap_err();
     let error = Error::disk("write", path, error);
-    assert_eq!((error.reason(), error.may_pass()), ("DiskFull", false));
+    assert_eq!((error.reason(), error.is_transient()), ("DiskFull", false));
 }
 
 #[test]

@@ -212,7 +212,7 @@ mod tests {
                 .iter_mut()
                 .enumerate()
                 .find_map(|(index, (_, request))| Some((index, request.now_or_never()?)));
-            let (index, granted) = next.expect("a free slot is given to somebody");
+            let (index, granted) = next.expect("a waiting request gets the free slot");
             slot = granted.ok();
             order.push(waiting.remove(index).0);
         }

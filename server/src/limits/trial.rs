@@ -50,9 +50,9 @@ impl Trial for TrialProcesses {
                 TRIAL_MEMORY_BYTES_MAX >> 20
             ))),
             Some(code) => {
-                let said = String::from_utf8_lossy(&output.stderr);
+                let stderr = String::from_utf8_lossy(&output.stderr);
                 Err(TrialError::Failed(format!(
-                    "the process that checks the form exited with code {code}: {said}"
+                    "the process that checks the form exited with code {code}: {stderr}"
                 )))
             }
         }

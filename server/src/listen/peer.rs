@@ -43,7 +43,7 @@ impl Peer {
     ///
     /// # Cancel safety
     /// If the future is dropped before it is ready, it may have sent an interim response already.
-    pub(super) async fn gone(&self, version: Version) {
+    pub(super) async fn disconnected(&self, version: Version) {
         if self.closes().await.is_err() {
             return;
         }

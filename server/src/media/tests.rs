@@ -381,7 +381,7 @@ async fn a_fetch_ends_after_its_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_tell_the_status_of_the_host_and_nothing_else() {
+async fn failures_report_the_status_of_the_host_and_nothing_else() {
     let answer =
         b"HTTP/1.1 403 Secret-Reason\r\nx-secret: secret\r\ncontent-length: 6\r\n\r\nsecret".to_vec();
     let server = WebServer::start([Answer::Bytes(answer)]).await;

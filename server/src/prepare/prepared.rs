@@ -79,7 +79,7 @@ pub(crate) struct Reply {
     /// Whether a call is reported as `function_call`, the deprecated form of `tool_calls`.
     pub(crate) calls_functions: bool,
     /// The tokens of the prompts, if the answer contains them or their log probabilities.
-    pub(crate) prompts: Vec<Vec<TokenId>>,
+    pub(crate) prompts: Vec<Arc<[TokenId]>>,
 }
 
 /// The chunks in which a streamed answer reports the usage.

@@ -143,7 +143,7 @@ fn text(
     if !conversation.may_call() {
         return render(&messages, None);
     }
-    let mut tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::shown).collect();
+    let mut tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::template_value).collect();
     if model.abilities.needs_descriptions {
         for tool in tools.iter_mut().filter(|tool| tool["function"]["description"].is_null()) {
             tool["function"]["description"] = json!("");

@@ -11,7 +11,7 @@ use server_openai::Generation;
 use super::images::{self, AssignedImages, ConversationImage};
 use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
-use crate::limits::{CHOICES_MAX, ECHO_BYTES_MAX, PROMPT_LOGPROBS_TOTAL_MAX};
+use crate::limits::{CHOICES_MAX, ECHO_BYTES_MAX, LOGPROBS_TOTAL_MAX};
 use crate::model::Model;
 
 /// Tokenized prompts, with the name of their parameter, and with their texts if they are echoed.
@@ -39,9 +39,18 @@ pub(super) struct TokensMax {
     /// The name of the parameter with the limit, for errors.
     pub(super) param: &'static str,
     pub(super) tokens: u32,
-    /// Whether the client set the limit. A default is limited to the room after the prompt, whereas a requested limit
-    /// beyond this room is an error.
-    pub(super) is_requested: bool,
+    pub(super) source: LimitSource,
+}
+
+/// The source of a limit for the number of generated tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LimitSource {
+    /// The client sets the limit. It is an error if the answer cannot have so many tokens.
+    Request,
+    /// The limit is the room that must be left after the prompt. The answer can be shorter.
+    Room,
+    /// The limit is a default, which is reduced to the number of tokens that the answer can have.
+    Default,
 }
 
 /// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request
@@ -51,15 +60,15 @@ pub(super) const ANSWER_SHARE: u32 = 4;
 impl TokensMax {
     /// Returns the limit that a request to the chat or the completions endpoint sets.
     pub(super) fn requested(generation: &Generation) -> Option<Self> {
-        let limit =
-            |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens, is_requested: true });
+        let source = LimitSource::Request;
+        let limit = |param, tokens: Option<u32>| tokens.map(|tokens| Self { param, tokens, source });
         limit("max_completion_tokens", generation.max_completion_tokens)
             .or(limit("max_tokens", generation.max_tokens))
     }
 
     /// Returns the limit for requests that set none.
     pub(super) fn default_of(tokens: u32) -> Self {
-        Self { param: "max_tokens", tokens, is_requested: false }
+        Self { param: "max_tokens", tokens, source: LimitSource::Default }
     }
 }
 
@@ -145,10 +154,10 @@ impl ResolvedParameters {
         let param = if choices > 1 { "n" } else { "prompt" };
         let tokens: u64 = requests.iter().map(|request| request.prompt.len() as u64).sum();
         let scored = self.sampling.prompt_logprobs.map_or(0, |top| u64::from(top) + 1);
-        if tokens * choices * scored > PROMPT_LOGPROBS_TOTAL_MAX {
+        if tokens * choices * scored > LOGPROBS_TOTAL_MAX {
             let problem = format!(
                 "{choices} choices for each prompt with log probabilities of {tokens} prompt tokens exceed the limit of \
-                 {PROMPT_LOGPROBS_TOTAL_MAX} log probabilities"
+                 {LOGPROBS_TOTAL_MAX} log probabilities"
             );
             return Err(Error::coded("integer_above_max_value", param, problem));
         }
@@ -157,6 +166,42 @@ impl ResolvedParameters {
             let problem =
                 format!("the choices would repeat {echoed} bytes of prompts (limit: {ECHO_BYTES_MAX})");
             return Err(Error::coded("integer_above_max_value", param, problem));
+        }
+        Ok(())
+    }
+
+    /// Limits the number of generated tokens so that the answer does not have too many log probabilities. The engine
+    /// also reports them for `best_of` and for token IDs.
+    ///
+    /// # Errors
+    /// The number of tokens that the client requests would have too many log probabilities.
+    fn limit_logprobs(&self, requests: &mut [Request], tokens_max: Option<TokensMax>) -> Result<(), Error> {
+        let Some(top) = self.sampling.logprobs else { return Ok(()) };
+        let choices = requests.len() as u64 * u64::from(self.candidates);
+        let logprobs = u64::from(top) + 1;
+        let limit = LOGPROBS_TOTAL_MAX / (choices * logprobs).max(1);
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        for request in requests.iter_mut().filter(|request| request.stop.max_tokens > limit) {
+            if let Some(TokensMax { param, tokens, source: LimitSource::Request }) = tokens_max {
+                let problem = format!(
+                    "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities (choices: {choices}, log \
+                     probabilities of each token: {logprobs})"
+                );
+                return Err(Error::coded("integer_above_max_value", param, problem));
+            }
+            self.check_tokens_min(limit)?;
+            request.stop.max_tokens = limit;
+        }
+        Ok(())
+    }
+
+    /// Checks that the minimum number of generated tokens is not above the maximum.
+    fn check_tokens_min(&self, tokens_max: u32) -> Result<(), Error> {
+        let tokens_min = self.text.tokens_min;
+        if tokens_min > tokens_max {
+            let problem =
+                format!("{tokens_min} is greater than the {tokens_max} tokens that may be generated");
+            return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
         Ok(())
     }
@@ -198,8 +243,9 @@ impl ResolvedParameters {
             requests.push(request);
         }
         self.check_repeated(&requests, &echoes)?;
+        self.limit_logprobs(&mut requests, tokens_max)?;
         echoes.resize(count, String::new());
-        let discards = tokens_max.is_some_and(|most| most.tokens == 0);
+        let discards = tokens_max.is_some_and(|max| max.tokens == 0);
         let reply = Reply {
             model,
             stream: self.stream,
@@ -211,7 +257,7 @@ impl ResolvedParameters {
             names_by_id: self.names_by_id,
             calls_functions: false,
             prompts: if self.token_ids || self.sampling.prompt_logprobs.is_some() {
-                requests.iter().map(|request| request.prompt.clone()).collect()
+                requests.iter().map(|request| Arc::from(request.prompt.as_slice())).collect()
             } else {
                 Vec::new()
             },
@@ -230,16 +276,11 @@ impl ResolvedParameters {
         target: Target<'_>,
     ) -> Result<Request, Error> {
         let tokens_max = self.room(&prompt, images, param, tokens_max, target)?;
-        let tokens_min = self.text.tokens_min;
-        if tokens_min > tokens_max {
-            let problem =
-                format!("{tokens_min} is greater than the {tokens_max} tokens that may be generated");
-            return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
-        }
+        self.check_tokens_min(tokens_max)?;
         let stop = StopCriteria {
             stop_token_ids: self.text.stop_tokens.clone(),
             max_tokens: tokens_max,
-            min_tokens: tokens_min,
+            min_tokens: self.text.tokens_min,
         };
         let sampling = self.sampling.clone();
         let guide = self.guide.clone();
@@ -262,21 +303,23 @@ impl ResolvedParameters {
 
     /// Removes the beginning of a prompt if truncation is requested. Returns whether the prompt was truncated.
     fn truncate(&self, prompt: &mut Vec<TokenId>, tokens_max: Option<TokensMax>, target: Target<'_>) -> bool {
-        let kept = match self.truncate {
+        let tokens_left = match self.truncate {
             None => return false,
-            Some(Truncate::To(kept)) => kept,
+            Some(Truncate::To(tokens)) => tokens,
             Some(Truncate::ToRoom) => {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
                     None => 1,
-                    Some(most) if most.is_requested => most.tokens,
                     // A default may exceed the context length, and the prompt matters more.
-                    Some(default) => default.tokens.min(length / ANSWER_SHARE),
+                    Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
+                        tokens.min(length / ANSWER_SHARE)
+                    }
+                    Some(TokensMax { tokens, .. }) => tokens,
                 };
                 length.saturating_sub(answer.max(1)).max(1)
             }
         };
-        let excess = prompt.len().saturating_sub(kept as usize);
+        let excess = prompt.len().saturating_sub(tokens_left as usize);
         prompt.drain(..excess);
         excess > 0
     }
@@ -315,9 +358,9 @@ impl ResolvedParameters {
         }
         match tokens_max {
             None => Ok(room),
-            Some(most) if most.tokens <= room => Ok(most.tokens),
-            Some(TokensMax { is_requested: false, .. }) => Ok(room),
-            Some(TokensMax { param, tokens: requested, is_requested: true }) => {
+            Some(max) if max.tokens <= room => Ok(max.tokens),
+            Some(TokensMax { source: LimitSource::Default, .. }) => Ok(room),
+            Some(TokensMax { param, tokens: requested, .. }) => {
                 let message = format!(
                     "{param}: {tokens} prompt tokens{for_images} and {requested} generated tokens exceed {limit}"
                 );
@@ -326,3 +369,6 @@ impl ResolvedParameters {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ use super::conversation::{Conversation, Effort, Reasoning};
 use super::fitting::{first_fitting, guess_cut};
 use super::parameters;
 use super::prepared::{PreparedRequest, Target};
-use super::resolved::{ANSWER_SHARE, TokensMax, UndecodedRequest};
+use super::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
 use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
 use crate::store::{Id, ItemIds, Kind};
@@ -272,8 +272,8 @@ fn prepare_fitting(
     conversation: &Conversation,
     target: Target<'_>,
 ) -> Result<UndecodedRequest, Error> {
-    let limit = |tokens| TokensMax { param: "max_output_tokens", tokens, is_requested: true };
-    let tokens_max = request.max_output_tokens.map(limit);
+    let limit = |tokens, source| TokensMax { param: "max_output_tokens", tokens, source };
+    let tokens_max = request.max_output_tokens.map(|tokens| limit(tokens, LimitSource::Request));
     let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
         let conversation = Conversation { messages, ..conversation.clone() };
         let answer = AnswerRequest { model: model.to_owned(), logprobs: logprobs(request), tokens_max };
@@ -286,8 +286,7 @@ fn prepare_fitting(
     let cuts = messages::cuts(&conversation.messages);
     let rest = |cut: usize| messages::without(&conversation.messages, cut);
     let room = target.limits.requests.max_model_len / ANSWER_SHARE;
-    // This room is required, as if the request had set this limit.
-    let left = tokens_max.unwrap_or(limit(room.max(1)));
+    let left = tokens_max.unwrap_or(limit(room.max(1), LimitSource::Room));
     let tokens_max_of_prompt = target.limits.requests.max_model_len.saturating_sub(left.tokens);
     let Target { model: served, media, .. } = target;
     let guess = guess_cut(&conversation.messages, &cuts, served, media, tokens_max_of_prompt);

@@ -90,7 +90,7 @@ impl Tool {
 
     /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not change
     /// the prompt.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn template_value(&self) -> Value {
         let mut function = json!({"name": self.name});
         if let Some(description) = &self.description {
             function["description"] = json!(description);
@@ -251,13 +251,21 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     }
     let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
     for (index, tool) in tools.into_iter().enumerate() {
-        let tool = read_one(tool, &format!("tools[{index}]"))?;
+        let at = format!("tools[{index}]");
+        let declaration = declaration_path(&tool, &at);
+        let tool = read_one(tool, &at)?;
         if let Some(problem) = duplicate(&read, &tool) {
-            return Err(Error::invalid(format!("tools[{index}].function.name"), problem));
+            return Err(Error::invalid(format!("{declaration}.name"), problem));
         }
         read.push(tool);
     }
     Ok(read)
+}
+
+/// Returns the path of the object that contains the name of the tool at `at`: the tool itself, or its member `function`.
+pub(crate) fn declaration_path(tool: &Map<String, Value>, at: &str) -> String {
+    let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
+    if is_function && tool.contains_key("function") { format!("{at}.function") } else { at.to_owned() }
 }
 
 /// Returns a description of the problem if another tool has the same name as `tool`.

@@ -36,6 +36,16 @@ impl ChoiceDelta {
         }
     }
 
+    /// Returns the number of tokens with log probabilities.
+    pub(crate) fn num_tokens(&self) -> usize {
+        match self {
+            Self::Text { tokens, .. }
+            | Self::Reasoning { tokens, .. }
+            | Self::CallArguments { tokens, .. } => tokens.len(),
+            Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 0,
+        }
+    }
+
     /// Returns the delta with the number of its choice replaced.
     pub(super) fn with_choice(mut self, number: u32) -> Self {
         match &mut self {

@@ -11,6 +11,7 @@ use server_openai::responses::{
 };
 use server_openai::{ChatTokenLogprob, ChoiceFinishReason};
 
+use crate::encoding::EncodingCost;
 use crate::error::Error;
 use crate::prepare::responses::{CallName, CallNames, ToolKind, custom_input};
 use crate::respond::{ChoiceDelta, TokenText};
@@ -80,6 +81,21 @@ impl Assembly {
     /// Returns the current state of the response.
     pub(crate) fn response(&self) -> &Response {
         &self.response
+    }
+
+    /// Returns the cost of encoding the response, or an event that contains it.
+    pub(crate) fn encoding_cost(&self) -> EncodingCost {
+        if self.logprobs.is_some() { EncodingCost::High } else { EncodingCost::Low }
+    }
+
+    /// Returns the cost of adding deltas and encoding their events.
+    pub(crate) fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
+        let has_open_message = self.choices.iter().any(|choice| matches!(choice.open, OpenItem::Message(_)));
+        // A delta that is not text ends the message, and the events of its end repeat all of its log probabilities.
+        if has_open_message && deltas.iter().any(|delta| !matches!(delta, ChoiceDelta::Text { .. })) {
+            return self.encoding_cost();
+        }
+        EncodingCost::of_tokens(deltas.iter().map(ChoiceDelta::num_tokens).sum())
     }
 
     /// Reports the first event: the response exists.

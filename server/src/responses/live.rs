@@ -5,13 +5,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use server_openai::responses::{Item, Response};
+use server_openai::responses::{Event, Item, Response};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::assembly::{Assembly, Sink, encode};
 use super::retained::RetainedRequest;
+use crate::encoding::EncodingCost;
+use crate::respond::ChoiceDelta;
 use crate::store::ResponseRecord;
 use crate::tenant::Tenant;
 
@@ -51,7 +53,8 @@ impl Background {
             all_bytes: Arc::clone(&self.0.events_bytes),
         });
         Arc::new(LiveResponse {
-            state: Mutex::new(State { assembly, events, is_done: false }),
+            assembly: Mutex::new(assembly),
+            events: Mutex::new(LiveEvents { log: events, is_done: false }),
             changes: watch::Sender::new(0),
             cancel: CancellationToken::new(),
             stop: self.0.stop.clone(),
@@ -62,7 +65,7 @@ impl Background {
 
     /// Runs `work`, which generates a response. [`Background::find`] returns the response until the work is done.
     pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
-        let id = live.state().assembly.response().id.clone();
+        let id = live.assembly().response().id.clone();
         self.lock().insert(id.clone(), live);
         let registration = Registration { background: self.clone(), id };
         let cut_off = self.0.cut_off.clone();
@@ -124,7 +127,10 @@ pub(crate) struct BackgroundResponse {
 
 /// A response that is being generated.
 pub(crate) struct LiveResponse {
-    state: Mutex<State>,
+    /// The response. It is locked while its events are encoded.
+    assembly: Mutex<Assembly>,
+    /// The events. They are never locked for long, because followers wait for them on threads that serve connections.
+    events: Mutex<LiveEvents>,
     changes: watch::Sender<u64>,
     cancel: CancellationToken,
     stop: CancellationToken,
@@ -132,10 +138,11 @@ pub(crate) struct LiveResponse {
     tenant: Tenant,
 }
 
-struct State {
-    assembly: Assembly,
+/// The events of a response for its followers.
+struct LiveEvents {
     /// The events; `None` if they are not stored or were discarded.
-    events: Option<EventLog>,
+    log: Option<EventLog>,
+    /// Whether the work on the response is done.
     is_done: bool,
 }
 
@@ -177,7 +184,7 @@ impl std::fmt::Debug for LiveResponse {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("LiveResponse")
-            .field("response", &self.state().assembly.response().id)
+            .field("response", &self.assembly().response().id)
             .finish_non_exhaustive()
     }
 }
@@ -196,30 +203,30 @@ impl LiveResponse {
     /// Changes the response and wakes its followers.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Assembly, Sink<'_>)) {
         {
-            let mut state = self.state();
-            let State { assembly, events, .. } = &mut *state;
-            change(assembly, &mut |event| {
-                if events.as_mut().is_some_and(|events| !events.push(encode(event))) {
-                    *events = None;
-                }
-            });
+            let mut assembly = self.assembly();
+            change(&mut assembly, &mut |event| self.store_event(event));
         }
         self.changes.send_modify(|count| *count += 1);
     }
 
+    /// Returns the cost of a change that adds deltas.
+    pub(crate) fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
+        self.assembly().deltas_cost(deltas)
+    }
+
     /// Returns the current state of the response.
     pub(crate) fn response(&self) -> Response {
-        self.state().assembly.response().clone()
+        self.assembly().response().clone()
     }
 
     /// Whether the response has its final status.
     pub(crate) fn is_final(&self) -> bool {
-        self.state().assembly.response().status.is_final()
+        self.assembly().response().status.is_final()
     }
 
     /// Whether clients can follow its events.
     pub(crate) fn stores_events(&self) -> bool {
-        self.state().events.is_some()
+        self.events().log.is_some()
     }
 
     /// Returns the items that the request added to the conversation.
@@ -234,12 +241,9 @@ impl LiveResponse {
 
     /// Returns the current state of the response for the store.
     pub(crate) fn record(&self) -> ResponseRecord {
-        let state = self.state();
-        ResponseRecord {
-            response: state.assembly.response().clone(),
-            input: self.retained.items().to_vec(),
-            events: state.events.as_ref().map(|events| events.list.clone()),
-        }
+        let response = self.response();
+        let events = self.events().log.as_ref().map(|log| log.list.clone());
+        ResponseRecord { response, input: self.retained.items().to_vec(), events }
     }
 
     /// Cancels the response. The response ends asynchronously.
@@ -258,7 +262,7 @@ impl LiveResponse {
     /// Waits until the work on the response is done.
     pub(crate) async fn done(&self) {
         let mut changes = self.changes.subscribe();
-        while !self.state().is_done {
+        while !self.events().is_done {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -273,11 +277,11 @@ impl LiveResponse {
         let mut changes = self.changes.subscribe();
         loop {
             {
-                let state = self.state();
-                let Some(events) = &state.events else { return FollowedEvents::Discarded };
-                let rest = events.list.get(from..).unwrap_or_default();
+                let events = self.events();
+                let Some(log) = &events.log else { return FollowedEvents::Discarded };
+                let rest = log.list.get(from..).unwrap_or_default();
                 let new = limited(rest);
-                if state.is_done && new.len() == rest.len() {
+                if events.is_done && new.len() == rest.len() {
                     return FollowedEvents::Last(new);
                 }
                 if !new.is_empty() {
@@ -291,12 +295,29 @@ impl LiveResponse {
     }
 
     fn end(&self) {
-        self.state().is_done = true;
+        self.events().is_done = true;
         self.changes.send_modify(|count| *count += 1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Stores an event, unless events are not stored. Beyond the limits, all events are discarded.
+    fn store_event(&self, event: &Event<'_>) {
+        if !self.stores_events() {
+            return;
+        }
+        // Encode the event before locking the others.
+        let encoded = encode(event);
+        let mut events = self.events();
+        if events.log.as_mut().is_some_and(|log| !log.push(encoded)) {
+            events.log = None;
+        }
+    }
+
+    fn assembly(&self) -> MutexGuard<'_, Assembly> {
+        self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn events(&self) -> MutexGuard<'_, LiveEvents> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

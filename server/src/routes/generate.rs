@@ -20,6 +20,7 @@ use super::{body, counted, preparation};
 use crate::app::{App, RequestId, ServedModel};
 use crate::compat::ErrorFormat;
 use crate::dispatches::Dispatch;
+use crate::encoding::{self, EncodingCost};
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::prepare::{PreparedRequest, Reply, Target, UsageRule};
@@ -202,10 +203,14 @@ async fn prepare<E: TextEndpoint>(
 }
 
 /// Returns the response with the answer. An error before the first delta is returned as an error response.
-async fn respond<E: TextEndpoint>(head: Head, answer: Answer) -> Result<Response, Error> {
+async fn respond<E: TextEndpoint>(mut head: Head, answer: Answer) -> Result<Response, Error> {
     let id = head.id.clone();
     let response = if head.reply.stream {
-        stream(answer, ChunkEncoder::<E> { head, endpoint: PhantomData }).await?
+        let encoder = move |answer: &Answer| {
+            (head.scores, head.usage) = (answer.scores(), answer.usage());
+            Box::new(ChunkEncoder::<E> { head, endpoint: PhantomData })
+        };
+        stream(answer, encoder).await?
     } else {
         whole::<E>(head, answer).await?
     };
@@ -217,15 +222,11 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     let mut choices: Vec<WholeChoice> = (0..head.choices()).map(empty).collect();
     let usage = answer.fold(|delta| choices[delta.choice() as usize].add(delta)).await?;
     head.scores = answer.scores();
-    let has_logprobs = head.reply.logprobs.or(head.reply.prompt_logprobs).is_some();
+    let Reply { logprobs, prompt_logprobs, token_ids, .. } = &head.reply;
+    let has_tokens = *token_ids || logprobs.or(*prompt_logprobs).is_some();
+    let cost = if has_tokens { EncodingCost::High } else { EncodingCost::Low };
     let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
-    let response = if has_logprobs {
-        // An answer can have millions of log probabilities. Encoding them here would delay the tokens of other requests.
-        let encoded = tokio::task::spawn_blocking(encode).await;
-        encoded.map_err(|_| Error::Internal("failed to encode the answer".to_owned()))?
-    } else {
-        encode()
-    };
+    let response = encoding::run(cost, encode).await;
     Ok(hold_until_sent(response, answer.into_record()))
 }
 
@@ -236,10 +237,22 @@ struct ChunkEncoder<E> {
 }
 
 impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
-    fn start(&mut self, answer: &Answer, events: &mut Events) {
-        self.head.scores = answer.scores();
-        self.head.usage = answer.usage();
-        (0..self.head.choices()).for_each(|choice| E::start(&self.head, choice, events));
+    fn num_opening_parts(&self) -> u32 {
+        self.head.choices()
+    }
+
+    /// The first chunk of a choice can contain the IDs and the log probabilities of its prompt.
+    fn opening_cost(&self, choice: u32) -> EncodingCost {
+        let prompt = self.head.reply.prompts.get(self.head.prompt_of(choice));
+        EncodingCost::of_tokens(prompt.map_or(0, |prompt| prompt.len()))
+    }
+
+    fn opening(&mut self, choice: u32, events: &mut Events) {
+        E::start(&self.head, choice, events);
+    }
+
+    fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
+        EncodingCost::of_tokens(deltas.iter().map(ChoiceDelta::num_tokens).sum())
     }
 
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events) {
@@ -247,15 +260,17 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         deltas.into_iter().for_each(|delta| E::delta(&self.head, delta, events));
     }
 
-    async fn finish(&mut self, usage: Usage, events: &mut Events) {
+    async fn finish(self: Box<Self>, usage: Usage, mut events: Events) -> Events {
         if self.head.reply.usage != UsageRule::Never {
-            E::usage(&self.head, usage, events);
+            E::usage(&self.head, usage, &mut events);
         }
         events.done();
+        events
     }
 
     /// The status has been sent already, so the error is sent as an event, and no `[DONE]` follows.
-    fn fail(&mut self, error: &Error, events: &mut Events) {
-        self.head.errors.push_error(error, events);
+    async fn fail(self: Box<Self>, error: Error, mut events: Events) -> Events {
+        self.head.errors.push_error(&error, &mut events);
+        events
     }
 }

@@ -20,8 +20,8 @@ pub(super) fn token_ids(head: &Head, tokens: &[TokenText], end_tokens: &[TokenId
 }
 
 /// Returns the token IDs of a choice's prompt if they are requested.
-pub(super) fn prompt_token_ids(head: &Head, choice: u32) -> Option<Vec<TokenId>> {
-    if head.reply.token_ids { prompt(head, choice).map(<[TokenId]>::to_vec) } else { None }
+pub(super) fn prompt_token_ids(head: &Head, choice: u32) -> Option<Arc<[TokenId]>> {
+    if head.reply.token_ids { prompt(head, choice).cloned() } else { None }
 }
 
 /// Returns the log probabilities of a choice's prompt if they are requested.
@@ -166,8 +166,8 @@ fn scores(head: &Head, choice: u32) -> Option<&[ScoredToken]> {
     head.scores.get(head.prompt_of(choice))?.as_deref()
 }
 
-fn prompt(head: &Head, choice: u32) -> Option<&[TokenId]> {
-    head.reply.prompts.get(head.prompt_of(choice)).map(Vec::as_slice)
+fn prompt(head: &Head, choice: u32) -> Option<&Arc<[TokenId]>> {
+    head.reply.prompts.get(head.prompt_of(choice))
 }
 
 /// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain distinct.

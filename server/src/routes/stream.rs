@@ -4,65 +4,86 @@ use axum::response::Response;
 use futures_util::stream;
 use server_openai::Usage;
 
+use crate::encoding::{self, EncodingCost};
 use crate::error::Error;
 use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
 use crate::sse::{self, Events};
 
 /// Encodes the events of an answer as server-sent events.
 pub(super) trait Encoder: Send + 'static {
-    /// Encodes the beginning of the answer, before its first delta.
-    fn start(&mut self, answer: &Answer, events: &mut Events);
+    /// Returns the number of parts that precede the first delta.
+    fn num_opening_parts(&self) -> u32;
+    /// Returns the cost of encoding a part that precedes the first delta.
+    fn opening_cost(&self, part: u32) -> EncodingCost;
+    /// Encodes a part that precedes the first delta.
+    fn opening(&mut self, part: u32, events: &mut Events);
+    /// Returns the cost of encoding new deltas.
+    fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost;
     /// Encodes new deltas. `usage` is the usage up to this point.
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
-    /// Encodes the end of the answer.
-    fn finish(&mut self, usage: Usage, events: &mut Events) -> impl Future<Output = ()> + Send;
-    /// Encodes an error that ends the answer.
-    fn fail(&mut self, error: &Error, events: &mut Events);
+    /// Encodes the end of the answer. Returns `events` and the new ones.
+    fn finish(self: Box<Self>, usage: Usage, events: Events) -> impl Future<Output = Events> + Send;
+    /// Encodes an error that ends the answer. Returns `events` and the new ones.
+    fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
-/// Returns a response that streams the events of `answer`.
+/// Returns a response that streams the events of `answer`. `encoder` creates the encoder once the first event is known.
 ///
 /// # Errors
 /// The answer failed before its first delta, so that the error response has the right status, and the router can retry
 /// the request on another replica.
-pub(super) async fn stream(mut answer: Answer, encoder: impl Encoder) -> Result<Response, Error> {
+pub(super) async fn stream<E: Encoder>(
+    mut answer: Answer,
+    encoder: impl FnOnce(&Answer) -> Box<E>,
+) -> Result<Response, Error> {
     answer.start().await?;
-    let state = AnswerStream { answer, encoder, is_started: false };
+    let encoder = encoder(&answer);
+    let state = AnswerStream { answer, encoder, num_opened: 0 };
     let events = stream::unfold(Some(state), |state| async move {
-        let mut state = state?;
-        let mut events = Events::default();
-        let has_ended = state.encode_next(&mut events).await;
-        Some((events.take(), (!has_ended).then_some(state)))
+        let (mut events, rest) = state?.next().await;
+        Some((events.take(), rest))
     });
     Ok(sse::response(events))
 }
 
 struct AnswerStream<E> {
     answer: Answer,
-    encoder: E,
-    is_started: bool,
+    encoder: Box<E>,
+    /// Number of encoded parts that precede the first delta.
+    num_opened: u32,
 }
 
 impl<E: Encoder> AnswerStream<E> {
-    /// Waits for the next event of the answer and encodes it. Returns whether it is the last one.
-    async fn encode_next(&mut self, events: &mut Events) -> bool {
-        let Self { answer, encoder, is_started } = self;
-        if !std::mem::replace(is_started, true) {
-            encoder.start(answer, events);
+    /// Waits for the next event of the answer and encodes it. Returns the rest of the stream unless the event is the last
+    /// one.
+    async fn next(self) -> (Events, Option<Self>) {
+        let Self { mut answer, mut encoder, mut num_opened } = self;
+        let mut events = Events::default();
+        while num_opened < encoder.num_opening_parts() {
+            let (part, cost) = (num_opened, encoder.opening_cost(num_opened));
+            let encode = move || {
+                encoder.opening(part, &mut events);
+                (encoder, events)
+            };
+            (encoder, events) = encoding::run(cost, encode).await;
+            num_opened += 1;
+            if cost == EncodingCost::High {
+                // Send the part before the next one is encoded, so that only one of them is in memory.
+                return (events, Some(Self { answer, encoder, num_opened }));
+            }
         }
         match answer.next().await {
             AnswerEvent::Deltas(deltas) => {
-                encoder.deltas(deltas, answer.usage(), events);
-                false
+                let (cost, usage) = (encoder.deltas_cost(&deltas), answer.usage());
+                let encode = move || {
+                    encoder.deltas(deltas, usage, &mut events);
+                    (encoder, events)
+                };
+                let (encoder, events) = encoding::run(cost, encode).await;
+                (events, Some(Self { answer, encoder, num_opened }))
             }
-            AnswerEvent::Finished(usage) => {
-                encoder.finish(usage, events).await;
-                true
-            }
-            AnswerEvent::Failed(error) => {
-                encoder.fail(&error, events);
-                true
-            }
+            AnswerEvent::Finished(usage) => (encoder.finish(usage, events).await, None),
+            AnswerEvent::Failed(error) => (encoder.fail(error, events).await, None),
         }
     }
 }

@@ -69,7 +69,7 @@ impl Folder {
         let lock = File::options().read(true).append(true).create(true).open(&lock_path);
         let mut lock = lock.map_err(Error::io(&lock_path))?;
         lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Error::Taken(path.to_owned()),
+            TryLockError::WouldBlock => Error::InUse(path.to_owned()),
             TryLockError::Error(source) => Error::Io { path: lock_path.clone(), source },
         })?;
         let known = read_store_id(&lock).map_err(Error::io(&lock_path))?;

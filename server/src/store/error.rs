@@ -40,7 +40,7 @@ pub(crate) enum Error {
     },
     /// Another server uses the directory.
     #[error("another server uses {}", .0.display())]
-    Taken(PathBuf),
+    InUse(PathBuf),
 }
 
 impl Error {

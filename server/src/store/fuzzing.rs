@@ -94,7 +94,7 @@ fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
     let before = everything(&store, files);
     drop(store);
     let store = open();
-    assert_eq!(store.store_id(), number, "the names that the server has given stay its own");
+    assert_eq!(store.store_id(), number, "the ID of the store remains the same");
     assert_eq!(everything(&store, files), before, "a restart changes nothing");
     assert!(records(folder) <= ENTRIES_MAX);
 }

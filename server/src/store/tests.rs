@@ -159,7 +159,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),
         5,
-        "three, the number, and somebody else's"
+        "three records, the store ID and the unrelated file"
     );
     drop(store);
     let fewer = StoreConfig { max_stored_responses: 1, ..config(Some(folder.path())) };
@@ -172,7 +172,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
 fn only_one_server_can_use_a_directory_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
-    assert!(matches!(Store::open(&config(Some(folder.path()))), Err(Error::Taken(_))));
+    assert!(matches!(Store::open(&config(Some(folder.path()))), Err(Error::InUse(_))));
     drop(store);
     Store::open(&config(Some(folder.path()))).unwrap();
 }
@@ -307,7 +307,7 @@ fn a_server_starts_with_a_damaged_store_id_file() {
 }
 
 #[test]
-fn a_record_whose_first_line_is_damaged_belongs_to_nobody() {
+fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
     let id = put(&store, "a");

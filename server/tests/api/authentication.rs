@@ -82,7 +82,7 @@ async fn only_requests_with_the_token_are_served() {
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
     }
     let unknown = server.with_token("GET", "/v3/nothing", String::new(), &[]).await;
-    assert_eq!(unknown.status, 401, "not even which paths there are");
+    assert_eq!(unknown.status, 401, "the answer does not reveal which paths exist");
     let metrics = server.with_token("GET", "/metrics", String::new(), &[OLD]).await.body;
     let counted = metrics.lines().find(|line| line.contains("outcome=\"unauthenticated\"")).unwrap();
     assert!(counted.contains("status=\"4xx\"") && counted.ends_with(" 41"), "{counted}");
@@ -122,7 +122,7 @@ async fn tokens_can_be_replaced_while_requests_are_served() {
     assert_eq!(statuses().await, [401, 200, 200]);
     std::fs::remove_file(&path).unwrap();
     file.reload().unwrap_err();
-    assert_eq!(statuses().await, [401, 200, 200], "nobody is let in because the file is gone");
+    assert_eq!(statuses().await, [401, 200, 200], "the last tokens remain valid");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn load_reports_and_draining_need_the_token_too() {
         assert_eq!(client.watch_load(watch).await.unwrap_err().code(), Code::Unauthenticated);
         assert_eq!(client.drain(drain).await.unwrap_err().code(), Code::Unauthenticated);
     }
-    assert!(server.app.is_ready(), "nobody drained it");
+    assert!(server.app.is_ready(), "the server was not drained");
     let mut watch = tonic::Request::new(WatchLoadRequest::default());
     file.tokens().add_to(watch.metadata_mut().as_mut());
     let mut reports = client.watch_load(watch).await.unwrap().into_inner();

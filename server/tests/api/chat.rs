@@ -5,7 +5,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty};
+use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -86,6 +86,24 @@ async fn log_probabilities_are_returned_with_their_text_streamed_or_not() {
     let chunk: serde_json::Value = serde_json::from_str(streamed.events()[1]).unwrap();
     assert_eq!(whole["choices"][0]["logprobs"], chunk["choices"][0]["logprobs"]);
     expect![[r#"{"content":[{"token":"u","logprob":-0.08300683,"bytes":[117],"top_logprobs":[{"token":"u","logprob":-0.08300683,"bytes":[117]},{"token":"\u0000","logprob":-8.083007,"bytes":[0]}]}],"refusal":null}"#]].assert_eq(&whole["choices"][0]["logprobs"].to_string());
+}
+
+/// Log probabilities that have accumulated are encoded on another thread.
+#[tokio::test]
+async fn a_stream_that_is_read_late_has_all_log_probabilities() {
+    let server = Server::parrot(TEXT);
+    let mut parameters = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 2});
+    let whole = server.post(PATH, chat(parameters.clone())).await.json();
+    parameters["stream"] = json!(true);
+    let unread = server.open(PATH, chat(parameters)).await;
+    server.idle().await;
+    let streamed = Answer::read(unread).await;
+    let chunks = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let logprobs: Vec<Value> = chunks
+        .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+        .collect();
+    assert_eq!(logprobs.len(), 200);
+    assert_eq!(json!(logprobs), whole["choices"][0]["logprobs"]["content"]);
 }
 
 #[tokio::test]

@@ -40,7 +40,7 @@ async fn bad_words_are_excluded_and_their_parts_are_not() {
 }
 
 #[tokio::test]
-async fn only_allowed_tokens_come() {
+async fn only_allowed_tokens_are_generated() {
     let server = Server::parrot(TEXT);
     assert_eq!(text(&server, json!({"allowed_token_ids": [122, 101, 100]})).await, "ddeddddd");
 }
@@ -93,6 +93,31 @@ async fn token_ids_are_returned_with_and_without_text() {
     let whole = server.post("/v3/chat/completions", chat(json!({"return_token_ids": true}))).await.json();
     assert_eq!(whole["choices"][0]["token_ids"].as_array().unwrap().len(), 8);
     assert_eq!(whole["prompt_token_ids"].as_array().unwrap().len() as u64, whole["usage"]["prompt_tokens"]);
+}
+
+/// This is vLLM's format: a chat completion has the tokens once, or in the first chunk of each choice.
+#[tokio::test]
+async fn every_choice_has_the_token_ids_of_the_prompt() {
+    let server = Server::parrot(TEXT);
+    let two = answer(&server, json!({"return_token_ids": true, "n": 2, "prompt": ["Hi", "Ho"]})).await;
+    let ids: Vec<&Value> =
+        two["choices"].as_array().unwrap().iter().map(|choice| &choice["prompt_token_ids"]).collect();
+    let (first, second) = (json!([72, 105]), json!([72, 111]));
+    assert_eq!(ids, [&first, &first, &second, &second]);
+
+    let parameters = json!({"return_token_ids": true, "n": 2});
+    let whole = server.post("/v3/chat/completions", chat(parameters.clone())).await.json();
+    assert!(whole["choices"][1].get("prompt_token_ids").is_none(), "{whole}");
+    let mut streamed = parameters;
+    streamed["stream"] = json!(true);
+    let streamed = server.post("/v3/chat/completions", chat(streamed)).await;
+    for (index, event) in streamed.events().into_iter().take(2).enumerate() {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        assert_eq!(
+            (&chunk["choices"][0]["index"], &chunk["prompt_token_ids"]),
+            (&json!(index), &whole["prompt_token_ids"])
+        );
+    }
 }
 
 /// Returns the token IDs of all chunks of a stream.
@@ -152,7 +177,7 @@ async fn best_of_returns_the_best_choices() {
     };
     let mut means: Vec<f64> = all.iter().map(mean).collect();
     means.sort_by(|a, b| b.total_cmp(a));
-    assert!(means[0] > means[5], "they differ");
+    assert!(means[0] > means[5], "the choices have different scores");
     let best = answer(&server, parameters(2, 6)).await;
     let best_scores: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
     assert_eq!(best_scores, means[..2]);
@@ -219,7 +244,9 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
 #[tokio::test]
 async fn an_echo_with_log_probabilities_is_the_same_streamed() {
     let server = gibberish();
-    let parameters = json!({"prompt": ["Hello", "Hi"], "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
+    // The long prompt is encoded on another thread.
+    let prompts = ["Hello ".repeat(20), "Hi".to_owned()];
+    let parameters = json!({"prompt": prompts, "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
     let whole = answer(&server, parameters.clone()).await;
     let mut streamed = parameters;
     streamed["stream"] = json!(true);

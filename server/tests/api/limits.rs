@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::TokenId;
 
-use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat, completion};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -56,7 +56,7 @@ async fn a_body_that_does_not_arrive_is_408() {
 }
 
 #[tokio::test]
-async fn more_requests_than_may_be_are_429_with_a_time_to_come_back() {
+async fn requests_beyond_the_limit_are_429_with_retry_after() {
     let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
     setup.limits.max_concurrent_requests = 2;
@@ -120,7 +120,7 @@ async fn unread_answers_about_tokens_share_a_budget() {
 }
 
 #[tokio::test]
-async fn a_longer_queue_than_may_be_is_429_and_what_can_never_wait_is_400() {
+async fn a_full_queue_is_429_and_a_request_that_never_fits_is_400() {
     let (runner, permits) = GatedRunner::new("x");
     let mut setup = Setup::new(runner);
     setup.max_queue = 2;
@@ -153,6 +153,32 @@ async fn requests_beyond_the_context_length_are_rejected() {
     ] {
         let error = server.post(PATH, chat(parameters)).await.json()["error"].clone();
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
+    let runner = Parrot::new([TokenId::from(b'x')]);
+    let server = Setup { max_model_len: 1024, ..Setup::new(runner) }.start();
+    let logprobs = json!({"n": 128, "max_tokens": 800, "logprobs": true, "top_logprobs": 20});
+    let response = json!({
+        "model": "parrot", "input": "Hi", "n": 128, "max_output_tokens": 800, "top_logprobs": 20,
+    });
+    for (path, body, param) in [
+        (PATH, chat(logprobs), "max_tokens"),
+        (
+            "/v3/completions",
+            completion(json!({"n": 128, "max_tokens": 800, "logprobs": 20, "stream": true})),
+            "max_tokens",
+        ),
+        ("/v3/responses", response.to_string(), "max_output_tokens"),
+    ] {
+        let rejected = server.post(path, body).await;
+        let error = &rejected.json()["error"];
+        assert_eq!(rejected.status, 400, "{path}: {error}");
+        assert_eq!((&error["code"], &error["param"]), (&json!("integer_above_max_value"), &json!(param)));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{param}: 800 tokens exceed the limit of 2097152 ")), "{error}");
     }
 }
 
@@ -249,7 +275,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     assert!(large.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
     assert_eq!(small.status, 200, "there is room for it");
     let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
-    assert_eq!(large.status, 200, "the first gave its bytes back: {}", large.body);
+    assert_eq!(large.status, 200, "the first body has released its bytes: {}", large.body);
 }
 
 /// A byte of JSON can become 60 bytes of values.

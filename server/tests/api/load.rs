@@ -74,7 +74,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
     drop(permits);
     drop(response.into_body().collect().await.unwrap());
     let idle = until(|load| load.running == 0 && load.blocks_active == 0).await;
-    assert!(idle.blocks_evictable > 0, "the prefix is kept");
+    assert!(idle.blocks_evictable > 0, "the prefix remains cached");
     assert!(idle.decode_tokens_per_second >= 0.0);
 }
 

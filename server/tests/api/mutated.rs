@@ -36,6 +36,6 @@ async fn a_mutated_body_is_answered_or_rejected() {
     assert_eq!(
         server.post("/v3/completions", completion(serde_json::json!({}))).await.status,
         200,
-        "it goes on"
+        "the server continues to serve"
     );
 }

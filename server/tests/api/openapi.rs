@@ -49,7 +49,7 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
 }
 
 #[tokio::test]
-async fn answers_are_as_it_says() {
+async fn answers_match_their_schemas() {
     let server = Server::parrot("abcdefgh ");
     let document = server.get("/openapi.json").await.json();
     let all = json!({"n": 2, "return_token_ids": true, "prompt_logprobs": 2, "seed": 1});

@@ -95,5 +95,9 @@ async fn any_request_is_answered_or_rejected() {
     }
     assert!(answered > REQUESTS / 30 && refused > REQUESTS / 4, "{answered} and {refused}");
     server.idle().await;
-    assert_eq!(server.post("/v3/completions", completion(json!({}))).await.status, 200, "it goes on");
+    assert_eq!(
+        server.post("/v3/completions", completion(json!({}))).await.status,
+        200,
+        "the server continues to serve"
+    );
 }

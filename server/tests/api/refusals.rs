@@ -18,12 +18,16 @@ async fn refused(path: &str, bodies: Vec<String>, expect: Expect) {
         shown += &format!("{} {code} {param} | {message}\n", answer.status.as_u16());
     }
     expect.assert_eq(&shown);
-    assert_eq!(server.post("/v3/completions", completion(json!({}))).await.status, 200, "it goes on");
+    assert_eq!(
+        server.post("/v3/completions", completion(json!({}))).await.status,
+        200,
+        "the server continues to serve"
+    );
     server.idle().await;
 }
 
 #[tokio::test]
-async fn what_is_no_request() {
+async fn bodies_that_are_not_requests() {
     let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let bodies = vec![
         String::new(),

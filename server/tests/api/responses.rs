@@ -384,6 +384,29 @@ async fn log_probabilities_are_returned_if_included() {
     }
 }
 
+/// Log probabilities that have accumulated, and the events at the end of a message, are encoded on another thread.
+#[tokio::test]
+async fn many_log_probabilities_are_streamed_and_stored() {
+    let server = Server::parrot(TEXT);
+    for background in [false, true] {
+        let parameters = json!({
+            "max_output_tokens": 200, "top_logprobs": 2, "stream": true, "background": background,
+        });
+        let unread = server.open(PATH, request(parameters)).await;
+        server.idle().await;
+        let events = events(&Answer::read(unread).await);
+        let response = &events.last().unwrap()["response"];
+        let logprobs = &response["output"][0]["content"][0]["logprobs"];
+        assert_eq!(logprobs.as_array().unwrap().len(), 200);
+        let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+        let joined: Vec<Value> =
+            deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+        assert_eq!(&json!(joined), logprobs);
+        let stored = server.get(&format!("{PATH}/{}", response["id"].as_str().unwrap())).await.json();
+        assert_eq!(stored["output"], response["output"]);
+    }
+}
+
 #[tokio::test]
 async fn the_length_of_a_prompt_can_be_counted_without_an_answer() {
     let server = Server::parrot(TEXT);

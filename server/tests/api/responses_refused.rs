@@ -27,7 +27,7 @@ async fn a_failure_before_the_first_token_has_a_status_and_a_later_one_is_an_eve
     assert_eq!(failed["response"]["status"], "failed");
     assert_eq!(failed["response"]["error"]["code"], "server_error");
     let id = failed["response"]["id"].as_str().unwrap();
-    assert_eq!(server.get(&format!("{PATH}/{id}")).await.status, 404, "what failed is not kept");
+    assert_eq!(server.get(&format!("{PATH}/{id}")).await.status, 404, "failed responses are not stored");
 }
 
 #[tokio::test]

@@ -89,7 +89,7 @@ async fn unknown_paths_and_methods_are_errors_in_the_same_form() {
         (answer.status.as_u16(), &answer.json()["error"]["code"]),
         (405, &json!("method_not_supported"))
     );
-    assert!(answer.headers.contains_key("allow"), "what is allowed is told");
+    assert!(answer.headers.contains_key("allow"), "the answer lists the allowed methods");
 }
 
 #[tokio::test]

@@ -10,10 +10,14 @@ use crate::parameters::{ENDPOINTS, parameters};
 const ELSEWHERE: [(&str, &str, &str); 8] = [
     (
         "previous_response_id",
-        include_str!("responses_kept.rs"),
+        include_str!("responses_stored.rs"),
         "a_response_continues_another_with_its_whole_history",
     ),
-    ("conversation", include_str!("responses_kept.rs"), "a_conversation_collects_the_items_of_its_responses"),
+    (
+        "conversation",
+        include_str!("responses_stored.rs"),
+        "a_conversation_collects_the_items_of_its_responses",
+    ),
     ("model", include_str!("routes.rs"), "v3_is_v1_and_answers_have_the_name_that_the_request_has"),
     ("add_special_tokens", include_str!("effects.rs"), "special_tokens_are_added_unless_disabled"),
     ("length_penalty", BEAMS, "the_parameters_of_beam_search_have_their_effects"),

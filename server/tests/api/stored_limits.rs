@@ -157,7 +157,7 @@ async fn requests_for_stored_objects_have_their_own_limit() {
     let (mut unread, over) = fill(get).await;
     assert!(over.headers.contains_key("retry-after"));
     assert_eq!(server.app.requests(), 0);
-    assert_eq!(server.post(PATH, request(json!({}))).await.status, 200, "answers are made all the same");
+    assert_eq!(server.post(PATH, request(json!({}))).await.status, 200, "other requests are still served");
     unread.pop();
     assert_eq!(get().await.status(), 200);
 }

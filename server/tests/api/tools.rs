@@ -79,7 +79,7 @@ fn folded(events: &[&str], index: u64) -> Value {
         let delta = &choice["delta"];
         content += delta["content"].as_str().unwrap_or_default();
         reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
-        assert_eq!(delta["reasoning"], delta["reasoning_content"], "they are one thing with two names");
+        assert_eq!(delta["reasoning"], delta["reasoning_content"], "both names have the same value");
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             let at = call["index"].as_u64().unwrap() as usize;
             if at == calls.len() {
@@ -384,10 +384,10 @@ async fn a_required_call_is_made_whatever_the_model_prefers() {
     }
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let answer = answered(&server, json!({"tool_choice": "required"})).await;
-    assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#)], "what it says is allowed");
+    assert_eq!(calls(&answer), [call("weather", r#"{"city": "Paris"}"#)], "the script has this call");
     let parameters = json!({"tool_choice": allowed("auto"), "parallel_tool_calls": false});
     let answer = answered(&server, parameters).await;
-    assert_eq!(calls(&answer), [call("now", "{}")], "another tool than it wanted: {answer}");
+    assert_eq!(calls(&answer), [call("now", "{}")], "the script has a call of another tool: {answer}");
 }
 
 #[tokio::test]
@@ -421,6 +421,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         tool(json!({"name": "f", "parameters": []})),
         tool(json!({"name": "f", "strict": "yes"})),
         json!({"tools": [weather(), weather()]}),
+        json!({"tools": [weather(), {"type": "function", "name": "weather"}]}),
         json!({"tools": vec![json!({"type": "function", "name": "f"}); 513]}),
         json!({"tool_choice": "weather"}),
         json!({"tool_choice": {"type": "function"}}),
@@ -462,6 +463,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_type tools[0].function.parameters | tools[0].function.parameters: must be an object: a JSON schema is expected
         invalid_type tools[0].function.strict | tools[0].function.strict: must be a boolean
         invalid_value tools[1].function.name | tools[1].function.name: another tool already has the name "weather"
+        invalid_value tools[1].name | tools[1].name: another tool already has the name "weather"
         array_above_max_length tools | tools: has 513 tools (limit: 512)
         invalid_value tool_choice | tool_choice: "weather" is not "none", "auto" or "required"
         missing_required_parameter tool_choice.name | tool_choice.name: is missing

@@ -140,7 +140,7 @@ fn a_client_that_does_not_read_makes_room_for_others() {
     let started = Instant::now();
     let other = r#"{"model":"sim","prompt":"x","max_tokens":1}"#;
     while !answer(&server.address, &post("/v1/completions", other)).starts_with("HTTP/1.1 200") {
-        assert!(started.elapsed() < DEADLINE, "it still holds its place");
+        assert!(started.elapsed() < DEADLINE, "the stalled request still counts");
     }
     drop(stalled);
 }

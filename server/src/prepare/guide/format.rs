@@ -25,18 +25,18 @@ const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "
 /// # Errors
 /// The form is invalid, or the request demands two forms.
 pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>, Error> {
-    let mut wanted = None;
+    let mut requested_form = None;
     if let Some(map) = &generation.response_format
         && let Some(form) = response_format(map, FORMAT)?
     {
-        wanted = Some(RequestedForm { form, param: FORMAT.to_owned() });
+        requested_form = Some(RequestedForm { form, param: FORMAT.to_owned() });
     }
     let mut add = |kind: &str, value: &Value, param: String| {
         if let Some(form) = vllm(kind, value, &param)? {
-            if let Some(RequestedForm { param: other, .. }) = &wanted {
+            if let Some(RequestedForm { param: other, .. }) = &requested_form {
                 return Err(Error::invalid(param, format!("cannot be combined with {other}")));
             }
-            wanted = Some(RequestedForm { form, param });
+            requested_form = Some(RequestedForm { form, param });
         }
         Ok(())
     };
@@ -59,7 +59,7 @@ pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>
             add(kind, value, name.to_owned())?;
         }
     }
-    Ok(wanted)
+    Ok(requested_form)
 }
 
 /// Converts an error of a form into the error of the request.

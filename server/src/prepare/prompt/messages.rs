@@ -229,14 +229,14 @@ fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
 fn styled(mut message: ParsedMessage, style: CallStyle) -> ParsedMessage {
     if style.ids == CallIds::Nine {
         let ids = message.calls.iter_mut().map(|call| &mut call.id).chain([&mut message.call_id]);
-        ids.flatten().for_each(|id| *id = nine(id));
+        ids.flatten().for_each(|id| *id = nine_character_id(id));
     }
     message.style = Some(style);
     message
 }
 
 /// Returns an ID of nine letters and digits: the given ID if it has this form, or a hash of it.
-fn nine(id: &str) -> String {
+fn nine_character_id(id: &str) -> String {
     const LENGTH: usize = 9;
     if id.len() == LENGTH && id.bytes().all(|letter| letter.is_ascii_alphanumeric()) {
         return id.to_owned();

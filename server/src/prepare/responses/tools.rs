@@ -10,8 +10,8 @@ use server_openai::responses::Warning;
 
 use crate::error::{Error, shortened};
 use crate::prepare::tools::{
-    self, Member, TOOLS_MAX, Tool, ToolKind, built_in, duplicate, joined_name, optional_text, read_function,
-    read_name,
+    Member, TOOLS_MAX, Tool, ToolKind, built_in, check_name, declaration_path, duplicate, joined_name,
+    optional_text, read_function, read_name,
 };
 
 /// The parameter of the function that replaces a custom tool.
@@ -165,8 +165,7 @@ impl RequestTools {
         param: &str,
     ) -> Result<Option<Value>, Error> {
         // Functions may also have the form of the chat endpoint.
-        let nested = if given.contains_key("function") { ".function" } else { "" };
-        let param_within = format!("{param}{nested}");
+        let declaration = declaration_path(&given, param);
         let (mut tool, shown) = match kind(&given, param)? {
             "function" => {
                 let tool = read_function(given, param)?;
@@ -183,17 +182,17 @@ impl RequestTools {
         };
         if let Some(namespace) = namespace {
             let name = joined_name(namespace, &tool.name);
-            tools::check_name(&name, &format!("{param}.name"))?;
+            check_name(&name, &format!("{declaration}.name"))?;
             let member =
                 Member { namespace: namespace.to_owned(), name: std::mem::replace(&mut tool.name, name) };
             tool.member = Some(member);
         }
         if let Some(problem) = duplicate(&self.offered, &tool) {
-            return Err(Error::invalid(format!("{param}.name"), problem));
+            return Err(Error::invalid(format!("{declaration}.name"), problem));
         }
         self.admit(1)?;
         self.offered.push(tool);
-        self.params.push(param_within);
+        self.params.push(declaration);
         Ok(Some(shown))
     }
 

@@ -12,6 +12,7 @@ use server_openai::responses::{
 };
 
 use crate::app::App;
+use crate::encoding::{self, EncodingCost};
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
@@ -22,7 +23,7 @@ use crate::routes::stream::{Encoder, stream};
 use crate::routes::submission::with_request_id;
 use crate::routes::unread::hold_until_sent;
 use crate::sse::{self, Events};
-use crate::store::{self, Id, NewItems, ResponseRecord};
+use crate::store::{self, Id, NewItems, ResponseRecord, Store};
 use crate::tenant::Tenant;
 
 /// A response whose request has been submitted to the engine.
@@ -48,22 +49,23 @@ pub(super) enum Delivery {
 pub(super) async fn answer(app: App, pending: PendingResponse) -> Response {
     let PendingResponse { assembly, retained, answer, delivery, tenant } = pending;
     let id = assembly.response().id.clone();
-    let encoder = ResponseEncoder { app, assembly, retained, tenant };
+    let encoder = Box::new(ResponseEncoder { app, assembly, retained, tenant });
     let response = match delivery {
         Delivery::Whole => whole(answer, encoder).await,
-        Delivery::Streamed => stream(answer, encoder).await,
-        Delivery::Background { follows } => Ok(background(answer, encoder, follows)),
+        Delivery::Streamed => stream(answer, move |_| encoder).await,
+        Delivery::Background { follows } => Ok(background(answer, *encoder, follows)),
     };
     with_request_id(response.unwrap_or_else(Error::into_response), &id)
 }
 
-async fn whole(mut answer: Answer, mut encoder: ResponseEncoder) -> Result<Response, Error> {
+async fn whole(mut answer: Answer, mut encoder: Box<ResponseEncoder>) -> Result<Response, Error> {
     let (assembly, sink) = (&mut encoder.assembly, &mut |_: &Event<'_>| {});
     assembly.create(sink);
     assembly.begin(sink);
     let usage = answer.fold(|delta| assembly.push(delta, sink)).await?;
-    encoder.complete(usage).await;
-    let response = Json(encoder.assembly.response()).into_response();
+    let encoder = encoder.completed(usage).await;
+    let cost = encoder.assembly.encoding_cost();
+    let response = encoding::run(cost, move || Json(encoder.assembly.response()).into_response()).await;
     Ok(hold_until_sent(response, answer.into_record()))
 }
 
@@ -76,19 +78,52 @@ struct ResponseEncoder {
 }
 
 impl ResponseEncoder {
-    /// Completes the response and stores it.
-    async fn complete(&mut self, usage: Usage) {
-        let Self { app, assembly, retained, tenant } = self;
-        assembly.complete(response_usage(usage), unix_time());
-        store(app, assembly, retained, *tenant).await;
+    /// Completes the response, adds it to its conversation, and stores it if requested.
+    ///
+    /// # Cancel safety
+    /// A client can disconnect at any time. The last two steps are one piece of work, so that the conversation never gets a
+    /// turn whose response is not stored.
+    async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
+        self.assembly.complete(response_usage(usage), unix_time());
+        let response = self.assembly.response();
+        if !response.store && response.conversation.is_none() {
+            return self;
+        }
+        let app = self.app.clone();
+        let store = move |store: &Store| {
+            self.store(store);
+            self
+        };
+        app.store().run(store).await
+    }
+
+    /// Adds the response to its conversation, and stores it if requested.
+    fn store(&mut self, store: &Store) {
+        let (response, input) = (self.assembly.response().clone(), self.retained.items().to_vec());
+        let record = ResponseRecord { response, input, events: None };
+        join(store, &record.response, &record.input, self.tenant);
+        let is_stored = record.response.store && write(store, record, self.tenant);
+        self.assembly.set_stored(is_stored);
     }
 }
 
 impl Encoder for ResponseEncoder {
-    fn start(&mut self, _: &Answer, events: &mut Events) {
+    fn num_opening_parts(&self) -> u32 {
+        1
+    }
+
+    fn opening_cost(&self, _: u32) -> EncodingCost {
+        EncodingCost::Low
+    }
+
+    fn opening(&mut self, _: u32, events: &mut Events) {
         let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
         self.assembly.create(sink);
         self.assembly.begin(sink);
+    }
+
+    fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
+        self.assembly.deltas_cost(deltas)
     }
 
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, _: Usage, events: &mut Events) {
@@ -96,18 +131,28 @@ impl Encoder for ResponseEncoder {
         deltas.into_iter().for_each(|delta| self.assembly.push(delta, sink));
     }
 
-    async fn finish(&mut self, usage: Usage, events: &mut Events) {
+    async fn finish(self: Box<Self>, usage: Usage, mut events: Events) -> Events {
         // Store the response before sending its last event, after which the client may refer to it.
-        self.complete(usage).await;
-        self.assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&encode(event)));
-        events.done();
+        let mut encoder = self.completed(usage).await;
+        let cost = encoder.assembly.encoding_cost();
+        let conclude = move || {
+            encoder.assembly.conclude(&mut |event: &Event<'_>| events.push_raw(&encode(event)));
+            events.done();
+            events
+        };
+        encoding::run(cost, conclude).await
     }
 
-    fn fail(&mut self, error: &Error, events: &mut Events) {
-        let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
-        self.assembly.fail(error, sink);
-        self.assembly.conclude(sink);
-        events.done();
+    async fn fail(mut self: Box<Self>, error: Error, mut events: Events) -> Events {
+        let cost = self.assembly.encoding_cost();
+        let conclude = move || {
+            let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
+            self.assembly.fail(&error, sink);
+            self.assembly.conclude(sink);
+            events.done();
+            events
+        };
+        encoding::run(cost, conclude).await
     }
 }
 
@@ -130,51 +175,64 @@ fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Respon
 /// Generates a response, whether or not a client follows it.
 async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
     // If the process dies during generation, this record remains.
-    write(&app, live.record(), live.tenant()).await;
+    let (record, tenant) = (live.record(), live.tenant());
+    app.store().run(move |store| write(store, record, tenant)).await;
     let mut is_started = false;
-    loop {
+    let end = loop {
         let next = tokio::select! {
             biased;
             interruption = live.interrupted() => {
                 drop(answer);
-                live.change(|assembly, sink| {
-                    match interruption {
-                        Interruption::Cancelled => assembly.cancel(),
-                        Interruption::Stopping => assembly.fail(&Error::Stopping, sink),
-                    }
-                    assembly.conclude(sink);
-                });
-                break;
+                break ResponseEnd::Interrupted(interruption);
             }
             next = answer.next() => next,
         };
-        if matches!(next, AnswerEvent::Finished(_)) {
-            // Join the conversation before publishing the final state, after which the client may continue the
-            // conversation.
-            join(&app, &live.response(), live.input(), live.tenant()).await;
+        if !std::mem::replace(&mut is_started, true) {
+            live.change(|assembly, sink| assembly.begin(sink));
         }
-        let is_first = !std::mem::replace(&mut is_started, true);
-        live.change(|assembly, sink| {
-            if is_first {
-                assembly.begin(sink);
+        match next {
+            AnswerEvent::Deltas(deltas) => {
+                let (cost, live) = (live.deltas_cost(&deltas), Arc::clone(&live));
+                let add = move || {
+                    live.change(|assembly, sink| {
+                        deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
+                    });
+                };
+                encoding::run(cost, add).await;
             }
-            match next {
-                AnswerEvent::Deltas(deltas) => {
-                    deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
-                }
-                AnswerEvent::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
-                AnswerEvent::Failed(error) => assembly.fail(&error, sink),
-            }
-            if assembly.response().status.is_final() {
-                assembly.conclude(sink);
-            }
-        });
-        if live.is_final() {
-            break;
+            AnswerEvent::Finished(usage) => break ResponseEnd::Finished(usage),
+            AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }
+    };
+    // The conversation and the record of the response must agree even if the process is shutting down, so they change in
+    // one piece of work.
+    app.store().run(move |store| conclude(store, &live, end)).await;
+}
+
+/// The end of the work on a background response.
+enum ResponseEnd {
+    Finished(Usage),
+    Failed(Error),
+    Interrupted(Interruption),
+}
+
+/// Ends a background response and stores it.
+fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
+    if matches!(end, ResponseEnd::Finished(_)) {
+        // Join the conversation before publishing the final state, after which the client may continue the conversation.
+        join(store, &live.response(), live.input(), live.tenant());
     }
-    if !write(&app, live.record(), live.tenant()).await {
-        write(&app, not_stored(live.record()), live.tenant()).await;
+    live.change(|assembly, sink| {
+        match end {
+            ResponseEnd::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
+            ResponseEnd::Failed(error) => assembly.fail(&error, sink),
+            ResponseEnd::Interrupted(Interruption::Cancelled) => assembly.cancel(),
+            ResponseEnd::Interrupted(Interruption::Stopping) => assembly.fail(&Error::Stopping, sink),
+        }
+        assembly.conclude(sink);
+    });
+    if !write(store, live.record(), live.tenant()) {
+        write(store, not_stored(live.record()), live.tenant());
     }
 }
 
@@ -228,23 +286,9 @@ pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
     }))
 }
 
-/// Stores a response if requested, and adds it to its conversation.
-async fn store(app: &App, assembly: &mut Assembly, retained: &RetainedRequest, tenant: Tenant) {
-    let response = assembly.response();
-    if !response.store && response.conversation.is_none() {
-        return;
-    }
-    let record =
-        ResponseRecord { response: response.clone(), input: retained.items().to_vec(), events: None };
-    join(app, &record.response, &record.input, tenant).await;
-    if record.response.store && !write(app, record, tenant).await {
-        assembly.set_stored(false);
-    }
-}
-
 /// Stores a response. Returns whether that succeeded.
-async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
-    let written = app.store().run(move |store| store.put_response(record, tenant)).await;
+fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
+    let written = store.put_response(record, tenant);
     if let Err(error) = &written {
         tracing::warn!(error = error as &dyn std::error::Error, "failed to store a response");
     }
@@ -253,16 +297,14 @@ async fn write(app: &App, record: ResponseRecord, tenant: Tenant) -> bool {
 
 /// Adds the input and the output of a response to its conversation. All choices of the response have ended. A response
 /// that fails or is canceled does not become a part of the conversation.
-async fn join(app: &App, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
+fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
-    let joined = app.store().run(move |store| {
-        store.append(id, tenant, |tally| {
-            Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
-        })
+    let joined = store.append(id, tenant, |tally| {
+        Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
     });
-    match joined.await {
+    match joined {
         Ok(Some(_)) => {}
         Ok(None) => tracing::debug!("a conversation was deleted while a response to it was generated"),
         Err(error) => {

@@ -79,7 +79,7 @@ pub(super) const OVMS_VLLM: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks
 pub(super) const OPENAI_VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Has };
 pub(super) const OVMS_PARTLY: Peers = Peers { ovms: Peer::Partly, openai: Peer::Has, vllm: Peer::Has };
 /// No other server has the parameter, but `openvino_genai` does.
-pub(super) const NOBODY: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Lacks };
+pub(super) const NO_PEERS: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Lacks };
 
 /// A token ID.
 pub(super) const TOKEN: Kind = Kind::Integer(0, u32::MAX as i64);

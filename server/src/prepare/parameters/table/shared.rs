@@ -1,7 +1,7 @@
 //! The parameters that several endpoints share.
 
 use super::parameter::{
-    ALL, COUNT, NOBODY, OPENAI, OPENAI_VLLM, OVMS, OVMS_OPENAI, OVMS_PARTLY, OVMS_VLLM, Parameter, TOKEN,
+    ALL, COUNT, NO_PEERS, OPENAI, OPENAI_VLLM, OVMS, OVMS_OPENAI, OVMS_PARTLY, OVMS_VLLM, Parameter, TOKEN,
     VLLM, row,
 };
 use crate::limits::{
@@ -35,7 +35,7 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("max_tokens", COUNT, "see note", ALL).note(
         "Completions: 16, as in OpenAI and vLLM (OVMS: until the end token); chat: up to the context length. \
          `max_new_tokens` of `generation_config.json` overrides both defaults. A default is limited to the room after the \
-         prompt. 0 only with `echo`.",
+         prompt, and so that the choices together have at most 2,097,152 log probabilities. 0 only with `echo`.",
     ),
     row("max_completion_tokens", COUNT, "", ALL).note("The newer name of `max_tokens`, which has priority."),
     row("min_tokens", COUNT, "0", VLLM)
@@ -56,7 +56,8 @@ pub(super) const OUTPUT: &[Parameter] = &[
         .note("With false, choices have `token_ids` instead of text. Not with `stop`."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).note(
         "Choices have `token_ids`, with a stop token and the tokens of a stop string, which texts and log probabilities \
-         omit. Completions also have `prompt_token_ids`.",
+         omit. `prompt_token_ids` is in each choice of completions, and once in chat completions (streamed: in the first \
+         chunk of each choice).",
     ),
     row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
         .note("Log probabilities name tokens as `token_id:123`."),
@@ -141,18 +142,18 @@ pub(super) const SAMPLING: &[Parameter] = &[
         .note("See [structured output](structured-output.md). An unsupported format is a 400; OVMS ignores it."),
     row("structured_outputs", Kind::Fields(STRUCTURED_OUTPUTS), "", VLLM)
         .note("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`. Not with `response_format`."),
-    row("guided_json", SCHEMA, "", NOBODY)
+    row("guided_json", SCHEMA, "", NO_PEERS)
         .note("The same as `structured_outputs.json`: a schema, or a string with one. vLLM removed this name in 0.12."),
-    row("guided_regex", Kind::Text(usize::MAX), "", NOBODY)
+    row("guided_regex", Kind::Text(usize::MAX), "", NO_PEERS)
         .note("The same as `structured_outputs.regex`. vLLM removed this name in 0.12."),
-    row("guided_choice", CHOICE, "", NOBODY)
+    row("guided_choice", CHOICE, "", NO_PEERS)
         .note("The same as `structured_outputs.choice`. vLLM removed this name in 0.12."),
-    row("guided_grammar", Kind::Text(usize::MAX), "", NOBODY)
+    row("guided_grammar", Kind::Text(usize::MAX), "", NO_PEERS)
         .note("The same as `structured_outputs.grammar`: Lark or EBNF. vLLM removed this name in 0.12."),
-    row("guided_json_object", Kind::Boolean, "", NOBODY)
+    row("guided_json_object", Kind::Boolean, "", NO_PEERS)
         .note("The same as `structured_outputs.json_object`. vLLM removed this name in 0.12."),
     row("structural_tag", TAG, "", VLLM).note("The same as `structured_outputs.structural_tag`."),
-    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", NOBODY)
+    row("guided_decoding_backend", Kind::Text(NAME_BYTES_MAX), "", NO_PEERS)
         .accepted("The server has only one backend. vLLM removed this name in 0.12."),
     row("logits_processors", Kind::Any, "", VLLM).refused("this server does not run code from requests"),
 ];
@@ -187,8 +188,8 @@ pub(super) const CANDIDATES: &[Parameter] = &[
         "Beam search: the search ends as soon as there are as many texts as beams (true), when no beam is likely to become \
          better (false), or when no beam can become better (\"never\").",
     ),
-    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NOBODY)
+    row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NO_PEERS)
         .note("Beam search: number of groups of equal size, which search one after the other."),
-    row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NOBODY)
+    row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NO_PEERS)
         .note("Beam search: the penalty of tokens that an earlier group has selected in the same step."),
 ];

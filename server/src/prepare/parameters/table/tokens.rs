@@ -1,6 +1,6 @@
 //! The parameters of the tokenize and detokenize endpoints.
 
-use super::parameter::{ALL, NOBODY, OVMS, OVMS_VLLM, Parameter, TOKEN, VLLM, row};
+use super::parameter::{ALL, NO_PEERS, OVMS, OVMS_VLLM, Parameter, TOKEN, VLLM, row};
 use crate::limits::TEXTS_MAX;
 use crate::prepare::parameters::kind::Kind;
 
@@ -29,5 +29,6 @@ pub(super) const TOKENIZE: &[Parameter] = &[
 pub(super) const DETOKENIZE: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "the served model", VLLM),
     row("tokens", Kind::Array(&TOKEN, usize::MAX), "", VLLM).required(),
-    row("skip_special_tokens", Kind::Boolean, "false", NOBODY).note("Whether the text omits special tokens."),
+    row("skip_special_tokens", Kind::Boolean, "false", NO_PEERS)
+        .note("Whether the text omits special tokens."),
 ];

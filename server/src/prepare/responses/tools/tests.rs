@@ -120,6 +120,13 @@ fn a_malformed_tool_is_rejected_with_its_path() {
             ]),
             "tools[1].name: another tool already has the name \"n__f\"",
         ),
+        (
+            json!([
+                {"type": "function", "name": "f"},
+                {"type": "function", "function": {"name": "f"}},
+            ]),
+            "tools[1].function.name: another tool already has the name \"f\"",
+        ),
     ] {
         assert_eq!(refused(&tools), problem);
     }

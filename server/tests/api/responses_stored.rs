@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -204,7 +205,7 @@ async fn responses_without_store_are_not_stored() {
     let none = StoreConfig { max_stored_responses: 0, ..StoreConfig::default() };
     let server = Setup { store: none, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
-    assert_eq!(response["store"], false, "it says what is so");
+    assert_eq!(response["store"], false, "the store is disabled");
     assert_eq!(server.get(&format!("{PATH}/{}", id(&response))).await.status, 404);
     for (path, body) in [(PATH, request(json!({"background": true}))), (CONVERSATIONS, "{}".to_owned())] {
         assert_eq!(server.post(path, body).await.status, 400);
@@ -240,7 +241,7 @@ async fn the_limits_hold_and_the_end_of_a_chain_is_evicted_first() {
     let small = StoreConfig { max_stored_bytes: 100, ..StoreConfig::default() };
     let server = Setup { store: small, ..scripted(&["One."]) }.start();
     let response = ask(&server, json!({})).await;
-    assert_eq!(response["store"], false, "it is larger than all that may be kept");
+    assert_eq!(response["store"], false, "the response is larger than the store");
 }
 
 #[tokio::test]
@@ -257,8 +258,8 @@ async fn a_directory_stores_responses_across_a_restart() {
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
     assert_eq!(text(&second), "Two.");
     assert_eq!(server.get(&format!("{CONVERSATIONS}/{}", id(&conversation))).await.json(), conversation);
-    let keeper = |response: &Value| id(response)[..21].to_owned();
-    assert_eq!(keeper(&first), keeper(&second), "it is the same keeper");
+    let store_id = |response: &Value| id(response)[..21].to_owned();
+    assert_eq!(store_id(&first), store_id(&second), "the ID of the store is the same");
 }
 
 #[tokio::test]
@@ -453,24 +454,10 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
         (conversation, format!("{PATH}/{}", id(&begun)))
     };
     let (conversation, path) = begin().await;
-    // Replace the record of the conversation with a pipe. The server waits for the other end when it opens the record to
-    // add the items.
     let record = folder.path().join(format!("{conversation}.record"));
-    std::fs::remove_file(&record).unwrap();
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, &record, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    replace_with_pipe(&record);
     drop(permits);
-    // Without blocking, the pipe can be opened for writing only once the server has opened it.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let opened = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            match File::options().write(true).custom_flags(flags).open(&record) {
-                Ok(pipe) => return pipe,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    });
-    let mut pipe = opened.await.unwrap();
+    let mut pipe = opened_pipe(&record).await;
     let status = server.get(&path).await.json()["status"].clone();
     pipe.write_all(b"\n").unwrap();
     assert_eq!(status, "in_progress", "the conversation does not have its items yet");
@@ -482,6 +469,69 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
     let items = server.get(&format!("{CONVERSATIONS}/{conversation}/items?order=asc")).await.json();
     assert_eq!(items["data"].as_array().unwrap().len(), 2);
     assert_eq!(items["data"][1], done["output"][0]);
+}
+
+/// Replaces the record of a conversation with a pipe. The server waits for the other end when it opens the record to add
+/// items.
+fn replace_with_pipe(record: &Path) {
+    std::fs::remove_file(record).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, record, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
+/// Waits until the server has opened the pipe, and returns its other end.
+async fn opened_pipe(record: &Path) -> File {
+    // Without blocking, the pipe can be opened for writing only once the server has opened it.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let opened = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            match File::options().write(true).custom_flags(flags).open(record) {
+                Ok(pipe) => return pipe,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    });
+    opened.await.unwrap()
+}
+
+#[tokio::test]
+async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
+    let server = Setup { store, ..Setup::new(runner) }.start();
+    let conversation = id(&server.post(CONVERSATIONS, "{}").await.json());
+    let record = folder.path().join(format!("{conversation}.record"));
+    let joining = async {
+        // The preparation of the request reads the record.
+        while server.engine.handle().submissions() == 0 {
+            tokio::task::yield_now().await;
+        }
+        replace_with_pipe(&record);
+        drop(permits);
+        opened_pipe(&record).await
+    };
+    let mut pipe = tokio::select! {
+        _ = server.open(PATH, request(json!({"conversation": conversation}))) => {
+            panic!("the response waits for its conversation")
+        }
+        pipe = tokio::time::timeout(Duration::from_secs(30), joining) => pipe.unwrap(),
+    };
+    // The client has disconnected. Items cannot be added to a pipe, but the server continues.
+    pipe.write_all(b"\n").unwrap();
+    let stored = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let files = std::fs::read_dir(folder.path()).unwrap();
+            let mut names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+            if let Some(name) = names.find(|name| name.starts_with("resp_")) {
+                return name;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let stored = stored.await.unwrap();
+    let response = server.get(&format!("{PATH}/{}", stored.trim_end_matches(".record"))).await;
+    assert_eq!(response.json()["status"], "incomplete", "{}", response.body);
 }
 
 #[tokio::test]
