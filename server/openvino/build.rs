@@ -7,41 +7,54 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const SOURCES: &[&str] = &[
-    "attention/encoder_op.cpp",
-    "attention/kernels/dispatch.cpp",
-    "attention/op.cpp",
-    "attention/rope_fusion.cpp",
-    "attention/run.cpp",
-    "attention/step_view.cpp",
-    "attention/test.cpp",
-    "experts/op.cpp",
-    "experts/rewrite.cpp",
-    "experts/run.cpp",
-    "graph/adapters.cpp",
-    "graph/compiled.cpp",
-    "graph/deferred.cpp",
-    "graph/experts.cpp",
-    "graph/gguf.cpp",
-    "graph/kernel_plan.cpp",
-    "graph/logits.cpp",
-    "graph/merge.cpp",
-    "graph/paged.cpp",
-    "graph/rotary.cpp",
-    "graph/save.cpp",
-    "graph/weights.cpp",
-    "graph/windows.cpp",
-    "isa.cpp",
-    "projection/adapters.cpp",
-    "projection/fuse_stages.cpp",
-    "projection/kernels/dispatch.cpp",
-    "projection/op.cpp",
-    "projection/pack.cpp",
-    "projection/rewrite.cpp",
-    "projection/run.cpp",
-    "projection/test.cpp",
-    "test_threads.cpp",
-    "thread_groups.cpp",
+/// The sources of the shim. Those in a list are compiled as one translation unit, because OpenVINO's headers take longer to
+/// compile than most of the sources.
+const UNITS: &[(&str, &[&str])] = &[
+    (
+        "attention",
+        &[
+            "attention/kernels/dispatch.cpp",
+            "attention/op.cpp",
+            "attention/rope_fusion.cpp",
+            "attention/run.cpp",
+            "attention/step_view.cpp",
+            "attention/test.cpp",
+        ],
+    ),
+    ("encoder_attention", &["attention/encoder_op.cpp"]),
+    ("experts", &["experts/op.cpp", "experts/rewrite.cpp", "experts/run.cpp"]),
+    (
+        "graph",
+        &[
+            "graph/adapters.cpp",
+            "graph/compiled.cpp",
+            "graph/deferred.cpp",
+            "graph/experts.cpp",
+            "graph/gguf.cpp",
+            "graph/kernel_plan.cpp",
+            "graph/logits.cpp",
+            "graph/merge.cpp",
+            "graph/paged.cpp",
+            "graph/rotary.cpp",
+            "graph/save.cpp",
+            "graph/weights.cpp",
+            "graph/windows.cpp",
+        ],
+    ),
+    (
+        "projection",
+        &[
+            "projection/adapters.cpp",
+            "projection/fuse_stages.cpp",
+            "projection/kernels/dispatch.cpp",
+            "projection/op.cpp",
+            "projection/pack.cpp",
+            "projection/rewrite.cpp",
+            "projection/run.cpp",
+            "projection/test.cpp",
+        ],
+    ),
+    ("threads", &["isa.cpp", "test_threads.cpp", "thread_groups.cpp"]),
 ];
 
 fn main() {
@@ -71,7 +84,7 @@ fn main() {
         // The compiler suppresses warnings in headers of system directories.
         .flag(format!("-isystem{}", include.display()))
         .include("shim")
-        .files(SOURCES.iter().map(|source| PathBuf::from("shim").join(source)))
+        .files(UNITS.iter().map(|(name, sources)| write_unit(name, sources)))
         .flag_if_supported("-Wno-deprecated-declarations")
         .opt_level(1);
     let libraries_of_shim = std::iter::once(("ovfleet_shim".to_owned(), shim)).chain(kernels()).collect();
@@ -85,6 +98,14 @@ fn main() {
     // binaries.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     println!("cargo:libraries={}", libraries.display());
+}
+
+/// Writes a source file that includes other source files, and returns its path.
+fn write_unit(name: &str, sources: &[&str]) -> PathBuf {
+    let includes: String = sources.iter().map(|source| format!("#include \"{source}\"\n")).collect();
+    let path = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR")).join(format!("{name}.cpp"));
+    fs::write(&path, includes).expect("failed to write a source file");
+    path
 }
 
 /// Whether kernels that run on a model of the tile registers are compiled. Only tests use them, and their builds are not optimized.

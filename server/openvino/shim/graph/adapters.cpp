@@ -17,11 +17,13 @@
 
 #include "lora.hpp"
 #include "model.hpp"
+#include "nodes.hpp"
 #include "rotary.hpp"
 #include "weights.hpp"
 
 namespace {
 
+using ovfleet::integer_constant;
 namespace op = ov::op;
 using MatMul = op::v0::MatMul;
 using NodePtr = std::shared_ptr<ov::Node>;
@@ -50,8 +52,6 @@ struct AdaptedProjection {
 NodePtr matrix(const float* values, size_t rows, size_t columns) {
     return op::v0::Constant::create(ov::element::f32, {rows, columns}, std::vector<float>(values, values + rows * columns));
 }
-
-NodePtr integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
 
 // The ranks from `begin` to `end`, which belong to one adapter.
 std::shared_ptr<ovfleet::LoraPart> part_of(const AdaptedProjection& projection, size_t begin, size_t end) {
@@ -111,7 +111,7 @@ public:
         ov::OutputVector parts{selected};
         if (group.size() > 1) {
             auto axis = op::v0::Constant::create(ov::element::i64, {}, {-1});
-            parts = std::make_shared<op::v1::VariadicSplit>(selected, axis, integers(lengths))->outputs();
+            parts = std::make_shared<op::v1::VariadicSplit>(selected, axis, integer_constant(lengths))->outputs();
         }
         for (size_t i = 0; i < group.size(); ++i) {
             const auto& [matmul, lora] = group[i];
@@ -145,7 +145,7 @@ private:
         auto& tokens = tokens_[behind];
         std::vector<int64_t> shape(behind + 1, 1);
         shape[0] = -1;
-        if (!tokens) tokens = std::make_shared<op::v1::Reshape>(adapters_, integers(shape), false);
+        if (!tokens) tokens = std::make_shared<op::v1::Reshape>(adapters_, integer_constant(shape), false);
         mask = std::make_shared<op::v1::Equal>(tokens, op::v0::Constant::create(ov::element::i32, {adapters.size()}, adapters));
         return mask;
     }

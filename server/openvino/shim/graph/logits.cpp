@@ -8,14 +8,14 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "nodes.hpp"
 #include "weights.hpp"
 
 namespace {
 
+using ovfleet::integer_constant;
 namespace op = ov::op;
 using NodePtr = std::shared_ptr<ov::Node>;
-
-NodePtr integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
 
 // The vocabulary projection: the last MatMul before the result.
 NodePtr vocabulary_projection(const NodePtr& result) {
@@ -48,10 +48,10 @@ ov::Output<ov::Node> selected_rows(const ov::Output<ov::Node>& value, const Node
     const auto& shape = value.get_partial_shape();
     OPENVINO_ASSERT(shape.rank().is_static() && shape.rbegin()->is_static(), "the number of columns is not static");
     const int64_t size = shape.rbegin()->get_length();
-    auto rows = std::make_shared<op::v1::Reshape>(value, integers({-1, size}), false);
+    auto rows = std::make_shared<op::v1::Reshape>(value, integer_constant({-1, size}), false);
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {0});
     auto selected = std::make_shared<op::v8::Gather>(rows, indices, axis);
-    return std::make_shared<op::v1::Reshape>(selected, integers(sizes_of(shape)), false);
+    return std::make_shared<op::v1::Reshape>(selected, integer_constant(sizes_of(shape)), false);
 }
 
 // Whether an operation reduces or splits only the last axis.
@@ -156,7 +156,8 @@ void ovfleet::select_logits(ov::Model& model) {
     if (!select_behind_attention(model, projection, indices))
         projection->input(0).replace_source_output(selected_rows(projection->input_value(0), indices));
 
-    auto logits = std::make_shared<op::v1::Reshape>(result->input_value(0), integers({-1, vocabulary.get_length()}), false);
+    auto logits =
+        std::make_shared<op::v1::Reshape>(result->input_value(0), integer_constant({-1, vocabulary.get_length()}), false);
     result->input_value(0).get_tensor().set_names({});
     logits->output(0).get_tensor().set_names({"logits"});
     result->input(0).replace_source_output(logits);

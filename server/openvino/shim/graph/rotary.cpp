@@ -17,6 +17,7 @@
 
 namespace {
 
+using ovfleet::integer_constant;
 namespace op = ov::op;
 using NodePtr = std::shared_ptr<ov::Node>;
 
@@ -87,8 +88,6 @@ bool match(const NodePtr& node, PairRotation& found) {
     return true;
 }
 
-NodePtr integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
-
 // A rotation to be written as a rotation of halves, in the form that plugins fuse. Each row of the tables has half the size of
 // a head.
 struct HalfRotation {
@@ -107,7 +106,7 @@ void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePt
     const int64_t half = rotation.head_size / 2;
     // The axis is 3 instead of -1, because the fusion of plugins matches only this value.
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {3});
-    auto halves = std::make_shared<op::v1::VariadicSplit>(rotation.x, axis, integers({half, half}));
+    auto halves = std::make_shared<op::v1::VariadicSplit>(rotation.x, axis, integer_constant({half, half}));
     auto minus = op::v0::Constant::create(ov::element::f32, {1, 1, 1, 1}, {-1.0f});
     auto negated = std::make_shared<op::v1::Multiply>(halves->output(1), minus);
     auto rotated = std::make_shared<op::v0::Concat>(ov::OutputVector{negated, halves->output(0)}, -1);

@@ -9,12 +9,11 @@
 
 namespace {
 
+using ovfleet::integer_constant;
 namespace op = ov::op;
 using Attention = op::v13::ScaledDotProductAttention;
 using Parameter = std::shared_ptr<op::v0::Parameter>;
 using Value = ov::Output<ov::Node>;
-
-Value integers(std::vector<int64_t> values) { return op::v0::Constant::create(ov::element::i64, {values.size()}, values); }
 
 Parameter parameter(const char* name, ov::element::Type type, const ov::PartialShape& shape) {
     auto parameter = std::make_shared<op::v0::Parameter>(type, shape);
@@ -59,7 +58,7 @@ struct WindowInputs {
 // The patches of a window attend to each other.
 void attend_to_windows(Attention& attention, const WindowInputs& windows) {
     const auto axis = op::v0::Constant::create(ov::element::i64, {}, {1});
-    const auto swap = integers({1, 0, 2, 3});
+    const auto swap = integer_constant({1, 0, 2, 3});
     // [windows, heads, slots, head size]
     auto in_windows = [&](size_t index) {
         auto slots = std::make_shared<op::v8::Gather>(attention.input_value(index), windows.slots, axis);
@@ -68,7 +67,7 @@ void attend_to_windows(Attention& attention, const WindowInputs& windows) {
     auto output = std::make_shared<Attention>(in_windows(0), in_windows(1), in_windows(2), windows.mask, false);
     const auto& shape = attention.get_input_partial_shape(2);
     auto slots = std::make_shared<op::v1::Reshape>(std::make_shared<op::v1::Transpose>(output, swap),
-                                                   integers({shape[0].get_length(), -1, shape[2].get_length()}), false);
+                                                   integer_constant({shape[0].get_length(), -1, shape[2].get_length()}), false);
     attention.output(0).replace(std::make_shared<op::v8::Gather>(slots, windows.patches, axis)->output(0));
 }
 
