@@ -66,7 +66,7 @@ pub struct ServedModel {
     pub block_tokens: u32,
 }
 
-/// Bytes that count towards the buffer for request bodies.
+/// Bytes that count toward the buffer for request bodies.
 struct ClaimedBytes {
     bytes: Bytes,
     _claim: ByteClaim,
@@ -196,7 +196,7 @@ impl App {
         Error::Overloaded { resource, limit, retry_after }
     }
 
-    /// Fetches media for a request, and adds them to those that it already has. They count towards the buffer for request
+    /// Fetches media for a request, and adds them to those that it already has. They count toward the buffer for request
     /// bodies until they are dropped.
     ///
     /// # Errors

@@ -229,9 +229,9 @@ pub struct Args {
     pub max_chunk_tokens: u32,
 
     /// Target for the time between two tokens of a sequence while prompts are computed in the same steps, such as
-    /// `100ms`. A step computes as many prompt tokens as are predicted to fit into the time, from the times of earlier
-    /// steps (at least 16 tokens), instead of --max-chunk-tokens. With a target, generation does not pause while images
-    /// are encoded. Default: no target
+    /// `100ms`. Each step computes as many prompt tokens as are predicted to fit into this time, based on the durations
+    /// of earlier steps, but at least 16. The target replaces --max-chunk-tokens. With a target, generation does not pause
+    /// while images are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 

@@ -73,7 +73,7 @@ pub struct MediaPolicy {
     #[arg(long)]
     pub media_url_allow_redirects: bool,
 
-    /// Time in which an image must be fetched, including redirects.
+    /// Time within which an image must be fetched, including redirects.
     ///
     /// Beyond it: 400, `invalid_image_url`.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]

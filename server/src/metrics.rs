@@ -122,7 +122,7 @@ impl Metrics {
             failed_step_requests: metrics
                 .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
             images: metrics.zero("images", "Images in accepted requests"),
-            image_tokens: metrics.zero("image_tokens", "Prompt tokens that images of accepted requests take"),
+            image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),
             image_encoder_runs: metrics.zero(
                 "image_encoder_runs",
                 "Runs of the image encoder, each of which encoded one or more images",

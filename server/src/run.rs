@@ -325,7 +325,7 @@ async fn spawn_services(
         loop {
             let current = *phase.borrow_and_update();
             set_health(&health, current).await;
-            phase.changed().await.context("the lifecycle ended")?;
+            phase.changed().await.context("the lifecycle task has ended")?;
         }
     });
 }

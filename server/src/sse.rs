@@ -45,7 +45,7 @@ pub(crate) fn of_body(body: Body) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Tell proxies that buffer answers, such as nginx, not to buffer this one.
+    // Disable buffering of this answer in proxies such as nginx.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -289,7 +289,7 @@ async fn a_full_disk_is_reported_and_the_fetch_resumes_when_there_is_space() {
     let full = run(limited, folder.path(), &arguments);
     full.assert_ended(20, "DiskFull");
     let message = full.report["message"].as_str().unwrap();
-    assert!(message.contains("no space for") && message.contains("model.gguf"), "{message}");
+    assert!(message.contains("not enough space for") && message.contains("model.gguf"), "{message}");
     assert_eq!(full.report["bytes_total"], content(0).len());
     assert_eq!(model(folder.path()), None, "an incomplete file is served");
     let part = folder.path().join("into/files/model.gguf.part");

@@ -23,7 +23,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Wrong(String),
     /// The disk is full.
-    #[error("no space for {path}: {problem}")]
+    #[error("not enough space for {path}: {problem}")]
     DiskFull { path: PathBuf, problem: String },
     /// The source sends no data.
     #[error("{url} is too slow: it sent no data within --idle-timeout")]

@@ -387,7 +387,7 @@ async fn failures_report_the_status_of_the_host_and_nothing_else() {
     let server = WebServer::start([Answer::Bytes(answer)]).await;
     let error = fetch_from(&server).await.unwrap_err();
     assert_eq!(error.to_string(), "the host \"images.test\" answered with status 403");
-    // A status of a redirect without a location, and one that no request asked for.
+    // A redirect status without a Location header, and one that does not answer any request.
     for head in ["302 Found", "304 Not Modified", "500 Oops"] {
         let server = WebServer::start([Answer::with_head(head)]).await;
         let error = fetch_from(&server).await.unwrap_err();

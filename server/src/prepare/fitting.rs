@@ -59,7 +59,7 @@ pub(super) fn first_fitting<T, E>(
     guess: usize,
     mut attempt: impl FnMut(usize) -> Result<Option<T>, E>,
 ) -> Result<Option<(usize, T)>, E> {
-    // The candidates before `low` do not fit, and those from `high` on fit.
+    // The candidates before `low` do not fit, and those at or after `high` fit.
     let (mut low, mut high) = (0, count);
     let (mut found, mut has_failed, mut step) = (None, false, 1);
     let mut at = guess;

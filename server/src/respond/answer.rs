@@ -208,7 +208,7 @@ impl Answer {
         Poll::Pending
     }
 
-    /// Returns the log probabilities of the tokens of each prompt, from the second token on, if they are requested.
+    /// Returns the log probabilities of the tokens of each prompt, except the first token, if they are requested.
     /// They are known after the first event.
     pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
         self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()

@@ -1,5 +1,5 @@
 //! Responses that are generated in the background. A client can retrieve the current state of a response, or follow its
-//! events from any position on.
+//! events starting at any position.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -269,7 +269,7 @@ impl LiveResponse {
         }
     }
 
-    /// Waits for events from number `from` on, or for the end.
+    /// Waits for events starting at number `from`, or for the end.
     ///
     /// # Cancel safety
     /// Dropping the future loses no events.

@@ -58,7 +58,7 @@ pub(super) struct Head {
     /// The prefix of the text of the choices, for each prompt.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
-    /// For each prompt, the log probabilities of its tokens from the second on, if they are requested.
+    /// For each prompt, the log probabilities of its tokens except the first, if they are requested.
     pub(super) scores: Vec<Option<Arc<[ScoredToken]>>>,
     /// The usage up to this point.
     pub(super) usage: Usage,

@@ -66,7 +66,7 @@ impl<'a> Calls<'a> {
         })
     }
 
-    /// Returns the form of calls within text. Each call is constrained from its mark on. `None` if the model has no
+    /// Returns the form of calls within text. Each call is constrained after its mark. `None` if the model has no
     /// known format.
     pub(super) fn in_text(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let calls = || self.calls();
