@@ -9,6 +9,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../attributes.hpp"
 #include "../graph/nodes.hpp"
 #include "../threads.hpp"
 #include "run.hpp"
@@ -56,9 +57,7 @@ public:
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        auto isa = int64_t(isa_);
-        visitor.on_attribute("isa", isa);
-        isa_ = Isa(isa);
+        visit_isa(visitor, isa_);
         visitor.on_attribute("scale", scale_);
         return true;
     }
