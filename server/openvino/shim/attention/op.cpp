@@ -10,6 +10,7 @@
 #include <openvino/op/ops.hpp>
 
 #include "../attributes.hpp"
+#include "../graph/nodes.hpp"
 #include "rope_fusion.hpp"
 #include "run.hpp"
 #include "step_view.hpp"
@@ -307,9 +308,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
     std::shared_ptr<op::v0::Parameter> scores;
     if (plan.block_scores) {
         // The type is u8, as for the caches, because a plugin that computes in another precision would convert floats.
-        scores = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
-        scores->set_friendly_name(BLOCK_SCORES_NAME);
-        scores->output(0).get_tensor().set_names({BLOCK_SCORES_NAME});
+        scores = named_parameter(BLOCK_SCORES_NAME, ov::element::u8, {-1});
         model.add_parameters({scores});
     }
     ov::Output<ov::Node> step;
