@@ -2,7 +2,6 @@
 //! cargo test -p server --test docs`.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
@@ -43,14 +42,7 @@ fn the_flags_of_subcommands_are_described() {
 #[tokio::test]
 async fn the_metrics_are_described() {
     let metrics = Metrics::new("MODEL", "BACKEND");
-    let limits = HttpLimits {
-        max_body_bytes: 1,
-        max_concurrent_requests: 1,
-        max_connections: 1,
-        read_timeout: Duration::from_secs(1),
-        ..HttpLimits::default()
-    };
-    let app = App::new(limits, metrics.clone());
+    let app = App::new(HttpLimits::default(), metrics.clone());
     // The registry lists a metric family only if the family has a member.
     let bad = Request::post("/v1/completions").body(Body::from("{")).expect("a request");
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
@@ -64,14 +56,7 @@ async fn the_metrics_are_described() {
 
 #[tokio::test]
 async fn the_parameters_are_described() {
-    let limits = HttpLimits {
-        max_body_bytes: 1,
-        max_concurrent_requests: 1,
-        max_connections: 1,
-        read_timeout: Duration::from_secs(1),
-        ..HttpLimits::default()
-    };
-    let app = App::new(limits, Metrics::new("MODEL", "BACKEND"));
+    let app = App::new(HttpLimits::default(), Metrics::new("MODEL", "BACKEND"));
     let request = Request::get("/openapi.json").body(Body::empty()).expect("a request");
     let answer = server::router(app).oneshot(request).await.expect("an answer");
     let bytes = axum::body::to_bytes(answer.into_body(), usize::MAX).await.expect("a body");

@@ -54,21 +54,17 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
         booked: BookedLoad::default(),
         version: 0,
     };
-    Candidate {
-        identity,
-        view,
-        tenant_load: TenantLoad::default(),
-        cached_tokens: 0,
-        weight: 1.0,
-        is_reserved: false,
-        last_pick: 0,
-    }
+    candidate(identity, view)
 }
 
 /// A replica that does not report its load and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
     let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
+    candidate(identity, view)
+}
+
+fn candidate(identity: u64, view: View) -> Candidate {
     Candidate {
         identity,
         view,

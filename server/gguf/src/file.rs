@@ -22,8 +22,6 @@ use crate::{
 pub struct GgufFile {
     /// The parts in order; the first has the metadata.
     parts: Vec<OpenFile>,
-    version: u32,
-    alignment: u64,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
     tensors: Vec<TensorEntry>,
@@ -47,10 +45,9 @@ impl GgufFile {
     /// twice.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let (first, header) = OpenFile::open(path.as_ref())?;
-        let Header { version, alignment, split, metadata, tensors } = header;
+        let Header { split, metadata, tensors } = header;
         let names = tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
-        let mut file =
-            Self { parts: vec![first], version, alignment, metadata, keys: HashMap::new(), tensors, names };
+        let mut file = Self { parts: vec![first], metadata, keys: HashMap::new(), tensors, names };
         if split.parts > 1 {
             file.open_later_parts(split)?;
             file.metadata.retain(|(key, _)| !key.starts_with("split."));
@@ -109,16 +106,6 @@ impl GgufFile {
     /// The paths of all parts of the model. A model that is not split has one part.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.parts.iter().map(|part| part.path.as_path())
-    }
-
-    /// The version of the format: 2 or 3.
-    pub fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// The alignment of tensor data, in bytes.
-    pub fn alignment(&self) -> u64 {
-        self.alignment
     }
 
     /// All metadata entries, in file order.

@@ -12,8 +12,6 @@ use crate::{Array, FormatError, TensorEntry, TensorType, Value, limits, split::S
 /// Everything that precedes the tensor data.
 #[derive(Debug)]
 pub(crate) struct Header {
-    pub(crate) version: u32,
-    pub(crate) alignment: u64,
     pub(crate) split: SplitMetadata,
     /// The entries in the order of the file.
     pub(crate) metadata: Vec<(String, Value)>,
@@ -61,7 +59,7 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
     let split = SplitMetadata::read(&metadata)?;
     let mut tensors = read_directory(&mut input, tensors)?;
     resolve_offsets(&mut tensors, alignment, input.offset, size)?;
-    Ok(Header { version, alignment, split, metadata, tensors })
+    Ok(Header { split, metadata, tensors })
 }
 
 fn limited(what: &str, value: u64, limit: u64) -> Result<u64> {

@@ -78,7 +78,7 @@ fn small() -> GgufWriter {
 fn values_read_back_as_they_were_written() {
     let fixture = Fixture::new();
     let file = fixture.open(&small().to_bytes()).unwrap();
-    assert_eq!((file.version(), file.alignment(), file.architecture()), (3, 32, Some("llama")));
+    assert_eq!(file.architecture(), Some("llama"));
     assert_eq!(file.get("u8").unwrap().u32(), Some(200));
     assert_eq!(file.get("i8").unwrap().i64(), Some(-3));
     assert_eq!(file.get("i8").unwrap().u32(), None);

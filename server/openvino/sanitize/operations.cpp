@@ -11,10 +11,13 @@
 #include <openvino/op/parameter.hpp>
 
 #include "attention/op.hpp"
+#include "attributes.hpp"
 #include "experts/op.hpp"
 #include "projection/op.hpp"
 
 namespace {
+
+using ovfleet::bits_of;
 
 // Sets the attributes of an operation, like the reader of a file.
 class Attributes : public ov::AttributeVisitor {
@@ -30,12 +33,6 @@ public:
     void on_adapter(const std::string& name, ov::ValueAccessor<bool>& value) override { value.set(flags[name]); }
     void on_adapter(const std::string&, ov::ValueAccessor<std::vector<int64_t>>& value) override { value.set(stages); }
 };
-
-int64_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return int64_t(bits);
-}
 
 // Returns a valid value, or with a probability of 1 / `rarely` a hostile one.
 int64_t mostly(Random& random, int64_t valid, size_t rarely) {

@@ -4,7 +4,9 @@
 //! the calling thread and is inherited by the threads that it starts, so the process must be bound before it starts
 //! other threads.
 
-use std::{fs, io, mem};
+use std::{fs, io};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The directory in which the system describes its nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -66,17 +68,11 @@ pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
     mask[node as usize / 64] = 1 << (node % 64);
     // SAFETY: the kernel reads at most NODES_MAX bits, which is the size of the mask.
     let bound = unsafe { libc::syscall(libc::SYS_set_mempolicy, BIND, mask.as_ptr(), NODES_MAX) } == 0;
-    // SAFETY: a `cpu_set_t` is plain bits, and all zeros is the empty set; numbers beyond its size are filtered out.
-    let status = unsafe {
-        let mut set: libc::cpu_set_t = mem::zeroed();
-        for &number in used.iter().filter(|&&number| number < libc::CPU_SETSIZE as u32) {
-            libc::CPU_SET(number as usize, &mut set);
-        }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
-    };
-    if status != 0 {
-        return Err(NodeError::Refused { node, source: io::Error::last_os_error() });
+    let mut set = CpuSet::new();
+    for number in used.iter().map(|&number| number as usize).filter(|&number| number < CpuSet::MAX_CPU) {
+        set.set(number);
     }
+    sched_setaffinity(None, &set).map_err(|error| NodeError::Refused { node, source: error.into() })?;
     Ok(NumaBinding { processors: used.len(), is_memory_bound: bound })
 }
 

@@ -168,39 +168,26 @@ impl CompiledModel {
         check(unsafe { ov::ov_compiled_model_inputs_size(self.0, &raw mut count) }, "count the inputs")?;
         (0..count)
             .map(|index| {
-                let mut port = ptr::null_mut();
-                // SAFETY: the index is below the count; the port is freed below.
-                let status = unsafe { ov::ov_compiled_model_input_by_index(self.0, index, &raw mut port) };
-                check(status, "read an input")?;
-                let read = read_port(port);
-                // SAFETY: the pointer comes from the call above and is freed once.
-                unsafe { ov::ov_output_const_port_free(port) };
-                read
+                read_port("read an input", |port| {
+                    // SAFETY: the index is below the count, and `port` is valid for writes.
+                    unsafe { ov::ov_compiled_model_input_by_index(self.0, index, port) }
+                })
             })
             .collect()
     }
 
     /// The only output.
     pub(crate) fn output(&self) -> Result<Port, Error> {
-        let mut port = ptr::null_mut();
-        // SAFETY: both pointers are valid; the port is freed below.
-        check(unsafe { ov::ov_compiled_model_output(self.0, &raw mut port) }, "read the output")?;
-        let read = read_port(port);
-        // SAFETY: the pointer comes from the call above and is freed once.
-        unsafe { ov::ov_output_const_port_free(port) };
-        read
+        // SAFETY: both pointers are valid.
+        read_port("read the output", |port| unsafe { ov::ov_compiled_model_output(self.0, port) })
     }
 
     /// The first of the outputs.
     pub(crate) fn first_output(&self) -> Result<Port, Error> {
-        let mut port = ptr::null_mut();
-        // SAFETY: both pointers are valid; the port is freed below.
-        let status = unsafe { ov::ov_compiled_model_output_by_index(self.0, 0, &raw mut port) };
-        check(status, "read an output")?;
-        let read = read_port(port);
-        // SAFETY: the pointer comes from the call above and is freed once.
-        unsafe { ov::ov_output_const_port_free(port) };
-        read
+        read_port("read an output", |port| {
+            // SAFETY: both pointers are valid.
+            unsafe { ov::ov_compiled_model_output_by_index(self.0, 0, port) }
+        })
     }
 
     /// Creates a request that runs the model.
@@ -239,7 +226,20 @@ impl Drop for CompiledModel {
     }
 }
 
-fn read_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error> {
+/// Reads the port that `get` returns.
+fn read_port(
+    what: &'static str,
+    get: impl FnOnce(*mut *mut ov::ov_output_const_port_t) -> Status,
+) -> Result<Port, Error> {
+    let mut port = ptr::null_mut();
+    check(get(&raw mut port), what)?;
+    let read = describe_port(port);
+    // SAFETY: on success the port is ours to free.
+    unsafe { ov::ov_output_const_port_free(port) };
+    read
+}
+
+fn describe_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error> {
     let mut name: *mut c_char = ptr::null_mut();
     // SAFETY: `port` is valid; the string is ours to free.
     let name = unsafe {

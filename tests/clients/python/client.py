@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 import openai
+import scenarios
 
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 FACTS = [
@@ -180,18 +181,21 @@ def errors_are_typed(client, model):
     expect_error(openai.BadRequestError, 400, chat(messages=long))
 
 
-async def many_at_once_all_answer(url, model):
-    async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300) as client:
+def many_at_once_all_answer(client, model):
+    async def ask(many, number):
+        messages = [{"role": "user", "content": f"What is {number} plus {number}?"}]
+        stream = await many.chat.completions.create(
+            model=model, messages=messages, temperature=0, max_tokens=16, stream=True
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-        async def ask(number):
-            messages = [{"role": "user", "content": f"What is {number} plus {number}?"}]
-            stream = await client.chat.completions.create(
-                model=model, messages=messages, temperature=0, max_tokens=16, stream=True
-            )
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    async def ask_all():
+        settings = dict(base_url=client.base_url, api_key="unused", max_retries=0, timeout=300)
+        async with openai.AsyncOpenAI(**settings) as many:
+            return await asyncio.gather(*(ask(many, number) for number in range(32)))
 
-        together = await asyncio.gather(*(ask(number) for number in range(32)))
-        assert all(together) and len(set(together)) > 16, together
+    together = asyncio.run(ask_all())
+    assert all(together) and len(set(together)) > 16, together
 
 
 SCENARIOS = [
@@ -206,18 +210,8 @@ SCENARIOS = [
     parameters_beyond_openai_are_taken,
     a_repeated_prompt_is_cached,
     errors_are_typed,
+    many_at_once_all_answer,
 ]
 
 
-def main():
-    url, model = sys.argv[1:]
-    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
-    for scenario in SCENARIOS:
-        print(scenario.__name__, flush=True)
-        scenario(client, model)
-    print(many_at_once_all_answer.__name__, flush=True)
-    asyncio.run(many_at_once_all_answer(url, model))
-    print(f"{len(SCENARIOS) + 1} scenarios passed")
-
-
-main()
+scenarios.run(SCENARIOS, *sys.argv[1:])

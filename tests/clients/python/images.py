@@ -9,6 +9,7 @@ import struct
 import sys
 
 import openai
+import scenarios
 from png import png
 
 IMAGE_TOKENS = 16
@@ -143,22 +144,14 @@ def errors_name_the_part(client, model):
     assert answer(client, model, user(text("Hello")))
 
 
-def main():
-    base_url, model = sys.argv[1:3]
-    client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=120)
-    scenarios = [
-        answers_depend_on_the_images,
-        formats_have_the_same_pixels,
-        streams_are_the_same_as_answers,
-        usage_counts_the_tokens_of_images,
-        the_prefix_cache_includes_images,
-        responses_have_images,
-        errors_name_the_part,
-    ]
-    for scenario in scenarios:
-        scenario(client, model)
-        print(f"{scenario.__name__}: passed")
-    print(f"{len(scenarios)} scenarios passed")
+SCENARIOS = [
+    answers_depend_on_the_images,
+    formats_have_the_same_pixels,
+    streams_are_the_same_as_answers,
+    usage_counts_the_tokens_of_images,
+    the_prefix_cache_includes_images,
+    responses_have_images,
+    errors_name_the_part,
+]
 
-
-main()
+scenarios.run(SCENARIOS, *sys.argv[1:])

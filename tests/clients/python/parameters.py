@@ -9,6 +9,7 @@ import math
 import sys
 
 import openai
+import scenarios
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -203,13 +204,4 @@ SCENARIOS = [
 ]
 
 
-def main():
-    url, model = sys.argv[1:]
-    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
-    for scenario in SCENARIOS:
-        print(scenario.__name__, flush=True)
-        scenario(client, model)
-    print(f"{len(SCENARIOS)} scenarios passed")
-
-
-main()
+scenarios.run(SCENARIOS, *sys.argv[1:])

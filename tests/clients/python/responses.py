@@ -13,6 +13,7 @@ import typing
 
 import openai
 import pydantic
+import scenarios
 from openai.types import responses as types
 from pydantic import BaseModel
 
@@ -393,13 +394,5 @@ SCENARIOS = {
 }
 
 
-def main():
-    url, model, kind = sys.argv[1:]
-    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
-    for scenario in SCENARIOS[kind]:
-        print(scenario.__name__, flush=True)
-        scenario(client, model)
-    print(f"{len(SCENARIOS[kind])} scenarios passed")
-
-
-main()
+url, model, kind = sys.argv[1:]
+scenarios.run(SCENARIOS[kind], url, model)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Literal
 
 import openai
+import scenarios
 from pydantic import BaseModel, Field
 
 PROMPT = [{"role": "user", "content": "Tell me about the weather in Paris, in JSON."}]
@@ -148,24 +149,16 @@ def a_json_object_is_one(client, model):
     assert all(kind is dict for kind in kinds), kinds
 
 
-def main():
-    base_url, model = sys.argv[1:3]
-    client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=120)
-    scenarios = [
-        parses_pydantic_models,
-        streams_pydantic_models,
-        parses_every_choice_with_logprobs,
-        parses_arguments_of_strict_tools,
-        parses_responses,
-        keeps_to_other_forms,
-        keeps_completions_to_forms,
-        says_where_a_schema_is_wrong,
-        a_json_object_is_one,
-    ]
-    for scenario in scenarios:
-        scenario(client, model)
-        print(f"{scenario.__name__}: passed")
-    print(f"{len(scenarios)} scenarios passed")
+SCENARIOS = [
+    parses_pydantic_models,
+    streams_pydantic_models,
+    parses_every_choice_with_logprobs,
+    parses_arguments_of_strict_tools,
+    parses_responses,
+    keeps_to_other_forms,
+    keeps_completions_to_forms,
+    says_where_a_schema_is_wrong,
+    a_json_object_is_one,
+]
 
-
-main()
+scenarios.run(SCENARIOS, *sys.argv[1:])

@@ -9,6 +9,7 @@ import json
 import sys
 
 import openai
+import scenarios
 from pydantic import BaseModel
 
 QUESTION = [{"role": "user", "content": "Is it warmer in Paris or in London?"}]
@@ -160,13 +161,5 @@ SCENARIOS = {
 }
 
 
-def main():
-    url, model, kind = sys.argv[1:]
-    client = openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300)
-    for scenario in SCENARIOS[kind]:
-        print(scenario.__name__, flush=True)
-        scenario(client, model)
-    print(f"{len(SCENARIOS[kind])} scenarios passed")
-
-
-main()
+url, model, kind = sys.argv[1:]
+scenarios.run(SCENARIOS[kind], url, model)

@@ -45,6 +45,18 @@ fn case(seed: u64) -> Case {
     Case { seed, width, params, stop }
 }
 
+/// Returns the parameters of a search with one group.
+fn params(num_results: u32, early_stopping: EarlyStopping) -> BeamSearch {
+    BeamSearch {
+        num_results,
+        num_groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        early_stopping,
+        stop_strings: None,
+    }
+}
+
 /// Returns the results of a search, whose slots' texts are recorded outside the search.
 fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     let mut search = Search::new(case.params.clone(), case.width, case.stop.clone());
@@ -170,14 +182,7 @@ fn agrees_with_the_definition() {
 fn a_search_over_all_texts_finds_the_most_probable_one() {
     for seed in 0..50 {
         let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 3, min_tokens: 0 };
-        let params = BeamSearch {
-            num_results: 1,
-            num_groups: 1,
-            length_penalty: 0.0,
-            diversity_penalty: 0.0,
-            early_stopping: EarlyStopping::Never,
-            stop_strings: None,
-        };
+        let params = BeamSearch { length_penalty: 0.0, ..params(1, EarlyStopping::Never) };
         let case = Case { seed, width: 150, params, stop };
         let mut texts = vec![(Vec::new(), 0.0)];
         let mut best: (f64, Vec<TokenId>) = (f64::NEG_INFINITY, Vec::new());
@@ -201,16 +206,8 @@ fn a_search_over_all_texts_finds_the_most_probable_one() {
 
 #[test]
 fn a_slot_without_a_beam_follows_the_best_beam() {
-    let params = BeamSearch {
-        num_results: 2,
-        num_groups: 1,
-        length_penalty: 1.0,
-        diversity_penalty: 0.0,
-        early_stopping: EarlyStopping::Heuristic,
-        stop_strings: None,
-    };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 0 };
-    let mut search = Search::new(params, 2, stop);
+    let mut search = Search::new(params(2, EarlyStopping::Heuristic), 2, stop);
     let options = |tokens: &[(TokenId, f32)]| Candidates {
         tokens: tokens
             .iter()
@@ -255,14 +252,8 @@ impl TextStop for Run {
 
 #[test]
 fn a_stop_string_ends_a_beam() {
-    let params = BeamSearch {
-        num_results: 1,
-        num_groups: 1,
-        length_penalty: 1.0,
-        diversity_penalty: 0.0,
-        early_stopping: EarlyStopping::Immediate,
-        stop_strings: Some(Arc::new(Run(vec![2, 3]))),
-    };
+    let stop_strings: Option<Arc<dyn TextStop>> = Some(Arc::new(Run(vec![2, 3])));
+    let params = BeamSearch { stop_strings, ..params(1, EarlyStopping::Immediate) };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 2 };
     let mut search = Search::new(params, 1, stop);
     for token in [2, 3, 2] {

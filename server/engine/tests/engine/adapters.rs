@@ -7,7 +7,7 @@ use server_engine::sim::expected_tokens_with;
 use server_engine::{BeamSearch, EarlyStopping, Event, PromptLookup, Request, SubmitError};
 use tokio::task::JoinSet;
 
-use crate::support::{Setup, VOCABULARY, prompt, request, settled, tokens};
+use crate::support::{Setup, VOCABULARY, beams, prompt, request, settled, tokens};
 
 fn setup(blocks_total: u32) -> Setup {
     Setup { adapters: 3, ..Setup::new(blocks_total) }
@@ -28,7 +28,7 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
                 one.lookup =
                     Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 5, prediction: vec![1, 2, 3] });
             }
-            1 => one.beam_search = Some(one_beam()),
+            1 => one.beam_search = Some(BeamSearch { early_stopping: EarlyStopping::Never, ..beams(1) }),
             _ => {}
         }
         let expected = expected_tokens_with(adapter, &one.prompt, one.stop.max_tokens, VOCABULARY);
@@ -43,17 +43,6 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
     let reports: Vec<_> = reports.iter().collect();
     assert!(reports.iter().any(|report| report.preemptions > 0), "some sequences were preempted");
     assert!(reports.iter().any(|report| report.cached_tokens > 0), "some prompts were cached");
-}
-
-fn one_beam() -> BeamSearch {
-    BeamSearch {
-        num_results: 1,
-        num_groups: 1,
-        length_penalty: 1.0,
-        diversity_penalty: 0.0,
-        early_stopping: EarlyStopping::Never,
-        stop_strings: None,
-    }
 }
 
 #[tokio::test]

@@ -6,18 +6,7 @@ use server_engine::sim::{SimFault, SimFaultKind, expected_tokens};
 use server_engine::{BeamSearch, EarlyStopping, Rejection, Request, Sampling, StopCriteria, SubmitError};
 use tokio::task::JoinSet;
 
-use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
-
-fn beams(results: u32) -> BeamSearch {
-    BeamSearch {
-        num_results: results,
-        num_groups: 1,
-        length_penalty: 1.0,
-        diversity_penalty: 0.0,
-        early_stopping: EarlyStopping::Heuristic,
-        stop_strings: None,
-    }
-}
+use crate::support::{Outcome, Setup, VOCABULARY, beams, outcome, prompt, request, sampled, settled, tokens};
 
 fn search(which: u32, rng: &mut StdRng) -> Request {
     let groups = rng.random_range(1..3);

@@ -6,12 +6,12 @@ use std::sync::{Arc, mpsc};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    BeamSearch, EarlyStopping, Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress,
-    Request, Sampling, StopCriteria, TokenId, TokenSet,
+    Event, Failure, FinishReason, Guide, GuideError, GuideState, Progress, Request, Sampling, StopCriteria,
+    TokenId, TokenSet,
 };
 use tokio::task::JoinSet;
 
-use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
+use crate::support::{Outcome, Setup, VOCABULARY, beams, outcome, prompt, request, sampled, settled, tokens};
 
 /// A form whose allowed tokens depend on all previous tokens: usually several tokens, sometimes a single one. It is
 /// complete at every multiple of three tokens, and ends at `length`.
@@ -170,17 +170,10 @@ pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form
     let form = (!which.is_multiple_of(4)).then_some(form);
     let logprobs = rng.random_bool(0.3).then_some(2);
     let sequences = rng.random_range(1..4);
-    let beams = rng.random_bool(0.3).then(|| BeamSearch {
-        num_results: sequences,
-        num_groups: 1,
-        length_penalty: 1.0,
-        diversity_penalty: 0.0,
-        early_stopping: EarlyStopping::Heuristic,
-        stop_strings: None,
-    });
+    let beam_search = rng.random_bool(0.3).then(|| beams(sequences));
     let request = Request {
         num_sequences: sequences,
-        beam_search: beams,
+        beam_search,
         stop,
         sampling: Sampling { logprobs, ..base.sampling.clone() },
         guide: form.as_ref().and_then(Form::guide),

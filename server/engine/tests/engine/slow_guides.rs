@@ -7,13 +7,13 @@ use parking_lot::ReentrantMutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use server_engine::{
-    BeamSearch, Clock, CommitLock, EarlyStopping, Failure, Guide, GuideError, GuideState, Progress,
-    PromptLookup, Request, TokenId, TokenSet,
+    Clock, CommitLock, Failure, Guide, GuideError, GuideState, Progress, PromptLookup, Request, TokenId,
+    TokenSet,
 };
 use tokio::task::JoinSet;
 
 use crate::guides::{Form, check, one_of_many};
-use crate::support::{Outcome, Setup, outcome, prompt, request, sampled, settled};
+use crate::support::{Outcome, Setup, beams, outcome, prompt, request, sampled, settled};
 
 /// A door that another thread opens, and for which guides wait.
 #[derive(Debug, Default)]
@@ -105,20 +105,13 @@ async fn timely(stream: server_engine::TokenStream) -> Outcome {
 
 #[tokio::test]
 async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
-    for beams in [false, true] {
+    for has_beams in [false, true] {
         let (engine, reports) = Setup::new(200).start_observed();
         let handle = engine.handle();
         let form = Form::new(7, 20);
-        let beams = beams.then(|| BeamSearch {
-            num_results: 2,
-            num_groups: 1,
-            length_penalty: 1.0,
-            diversity_penalty: 0.0,
-            early_stopping: EarlyStopping::Heuristic,
-            stop_strings: None,
-        });
+        let beam_search = has_beams.then(|| beams(2));
         let lookup = Some(PromptLookup { max_ngram_size: 3, num_draft_tokens: 4, prediction: Vec::new() });
-        let base = Request { num_sequences: 2, beam_search: beams, lookup, ..sampled(&prompt(1, 16), 30, 5) };
+        let base = Request { num_sequences: 2, beam_search, lookup, ..sampled(&prompt(1, 16), 30, 5) };
         let alone = Request { guide: form.guide(), ..base.clone() };
         let alone = timely(handle.submit(alone).unwrap()).await;
         for count in [0, 4] {

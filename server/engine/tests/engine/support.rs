@@ -4,9 +4,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use server_engine::sim::{SimConfig, SimCosts, SimRunner};
 use server_engine::{
-    CacheLayout, Clock, Engine, EngineConfig, EngineHandle, EngineOptions, EngineState, Event, Failure,
-    FinishReason, Logits, ModelRunner, Request, RunError, Sampling, SchedulerConfig, StepReport,
-    StopCriteria, TokenId, TokenStream,
+    BeamSearch, CacheLayout, Clock, EarlyStopping, Engine, EngineConfig, EngineHandle, EngineOptions,
+    EngineState, Event, Failure, FinishReason, Logits, ModelRunner, Request, RunError, Sampling,
+    SchedulerConfig, StepReport, StopCriteria, TokenId, TokenStream,
 };
 use server_scheduler::{Batch, BlockId};
 
@@ -151,6 +151,18 @@ pub(crate) fn sampled(prompt: &[TokenId], tokens_max: u32, seed: u64) -> Request
     let sampling =
         Sampling { temperature: 4.0, top_p: 0.98, repetition_penalty: 1.1, seed, ..Sampling::greedy() };
     Request { sampling, ..request(prompt, tokens_max) }
+}
+
+/// Returns a beam search with one group and this number of results.
+pub(crate) fn beams(results: u32) -> BeamSearch {
+    BeamSearch {
+        num_results: results,
+        num_groups: 1,
+        length_penalty: 1.0,
+        diversity_penalty: 0.0,
+        early_stopping: EarlyStopping::Heuristic,
+        stop_strings: None,
+    }
 }
 
 /// Returns a prompt of this length, which depends on `which`.

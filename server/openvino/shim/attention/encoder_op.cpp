@@ -9,6 +9,7 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../attributes.hpp"
 #include "../graph/nodes.hpp"
 #include "../threads.hpp"
 #include "run.hpp"
@@ -56,9 +57,7 @@ public:
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        auto isa = int64_t(isa_);
-        visitor.on_attribute("isa", isa);
-        isa_ = Isa(isa);
+        visit_isa(visitor, isa_);
         visitor.on_attribute("scale", scale_);
         return true;
     }
@@ -142,7 +141,7 @@ void replace_with_native(Attention& attention, Isa isa) {
     const auto& shape = attention.get_input_partial_shape(QUERY);
     // Exchanges the heads and the tokens. The plugin removes pairs of transposes.
     const std::vector<int64_t> axes = shape.size() == 3 ? std::vector<int64_t>{1, 0, 2} : std::vector<int64_t>{0, 2, 1, 3};
-    const auto order = op::v0::Constant::create(ov::element::i64, {axes.size()}, axes);
+    const auto order = integer_constant(axes);
     const auto transposed = [&](const Value& value) { return std::make_shared<op::v1::Transpose>(value, order); };
     ov::OutputVector inputs;
     for (const auto input : {QUERY, KEY, VALUE}) inputs.push_back(transposed(attention.input_value(input)));
@@ -155,7 +154,7 @@ void replace_with_native(Attention& attention, Isa isa) {
 // The plugin computes attention in blocks of queries only for values with four dimensions. Otherwise it needs memory for all
 // pairs of tokens.
 void add_dimension(Attention& attention) {
-    const auto axis = op::v0::Constant::create(ov::element::i64, {1}, {0});
+    const auto axis = integer_constant({0});
     const auto unsqueezed = [&](Input input) {
         return std::make_shared<op::v0::Unsqueeze>(attention.input_value(input), axis);
     };

@@ -9,6 +9,8 @@
 
 #include <openvino/op/ops.hpp>
 
+#include "../attributes.hpp"
+#include "../graph/nodes.hpp"
 #include "rope_fusion.hpp"
 #include "run.hpp"
 #include "step_view.hpp"
@@ -91,9 +93,7 @@ public:
             visitor.on_attribute(name, number);
             value = size_t(number);
         };
-        auto isa = int64_t(isa_);
-        visitor.on_attribute("isa", isa);
-        isa_ = Isa(isa);
+        visit_isa(visitor, isa_);
         visit("heads", layer_.heads);
         visit("kv_heads", layer_.kv_heads);
         visit("key_size", layer_.key_size);
@@ -101,14 +101,10 @@ public:
         auto precision = int64_t(layer_.precision);
         visitor.on_attribute("precision", precision);
         layer_.precision = Precision(precision);
-        // Floats are written as bits, because their text form is not exact.
         const auto visit_bits = [&](const char* name, float& value) {
-            uint32_t bits;
-            std::memcpy(&bits, &value, sizeof(bits));
-            auto number = int64_t(bits);
-            visitor.on_attribute(name, number);
-            bits = uint32_t(number);
-            std::memcpy(&value, &bits, sizeof(bits));
+            auto bits = bits_of(value);
+            visitor.on_attribute(name, bits);
+            value = float_of(bits);
         };
         visit_bits("scale_bits", layer_.scale);
         visit_bits("attention_mass_bits", layer_.attention_mass);
@@ -312,9 +308,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
     std::shared_ptr<op::v0::Parameter> scores;
     if (plan.block_scores) {
         // The type is u8, as for the caches, because a plugin that computes in another precision would convert floats.
-        scores = std::make_shared<op::v0::Parameter>(ov::element::u8, ov::PartialShape{-1});
-        scores->set_friendly_name(BLOCK_SCORES_NAME);
-        scores->output(0).get_tensor().set_names({BLOCK_SCORES_NAME});
+        scores = named_parameter(BLOCK_SCORES_NAME, ov::element::u8, {-1});
         model.add_parameters({scores});
     }
     ov::Output<ov::Node> step;

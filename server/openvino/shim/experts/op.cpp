@@ -1,7 +1,6 @@
 #include "op.hpp"
 
-#include <cstring>
-
+#include "../attributes.hpp"
 #include "../thread_groups.hpp"
 
 namespace ovfleet::experts {
@@ -9,20 +8,6 @@ namespace {
 
 FloatData floats(const ov::Tensor& tensor) {
     return {const_cast<void*>(tensor.data()), tensor.get_element_type() == ov::element::bf16};
-}
-
-// Floats are written as bits, because their text form is not exact.
-int64_t bits_of(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-float float_of(int64_t number) {
-    const auto bits = uint32_t(number);
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
 }
 
 }  // namespace
@@ -80,9 +65,7 @@ bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
         int64_t(down.bits),     int64_t(down.group),   bits_of(down.scale_factor), int64_t(gate_up.epilogue),
         has_biases ? 1 : 0};
     const size_t expected = all.size();
-    auto isa = int64_t(isa_);
-    visitor.on_attribute("isa", isa);
-    isa_ = Isa(isa);
+    visit_isa(visitor, isa_);
     visitor.on_attribute("experts", all);
     visitor.on_attribute("to_bf16", to_bf16_);
     OPENVINO_ASSERT(all.size() == expected, "native experts have ", all.size(), " attributes instead of ", expected);

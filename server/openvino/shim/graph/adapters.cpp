@@ -85,9 +85,7 @@ size_t attach(const AdaptedProjection& projection) {
 // Adds the matrices as operations of the graph.
 class GraphAdapters {
 public:
-    GraphAdapters() : adapters_(std::make_shared<op::v0::Parameter>(ov::element::i32, ov::PartialShape{-1})) {
-        adapters_->set_friendly_name(ovfleet::ADAPTERS_INPUT);
-        adapters_->output(0).get_tensor().set_names({ovfleet::ADAPTERS_INPUT});
+    GraphAdapters() : adapters_(ovfleet::named_parameter(ovfleet::ADAPTERS_INPUT, ov::element::i32, {-1})) {
         zero_ = op::v0::Constant::create(ov::element::f32, {}, {0.0f});
     }
 

@@ -7,6 +7,7 @@
 #include <openvino/op/ops.hpp>
 
 #include "model.hpp"
+#include "nodes.hpp"
 
 namespace {
 
@@ -61,7 +62,7 @@ void normalize_weights(const ov::Model& model) {
     if (corrected > 0) return;
     for (const auto& node : weights) {
         const auto readers = node->output(0).get_target_inputs();
-        auto axis = op::v0::Constant::create(ov::element::i64, {1}, {2});  // [1, tokens, experts, 1]
+        auto axis = ovfleet::integer_constant({2});  // [1, tokens, experts, 1]
         auto sum = std::make_shared<op::v1::ReduceSum>(node, axis, true);
         auto normalized = std::make_shared<op::v1::Divide>(node, sum);
         for (auto reader : readers) reader.replace_source_output(normalized);
@@ -76,7 +77,7 @@ void correct_bias_numbers(const ov::Model& model) {
         const auto* top = ov::as_type<op::v11::TopK>(node->get_input_node_ptr(0));
         if (!top) continue;
         const auto used = top->get_output_partial_shape(1).rbegin()->get_length();
-        node->input(1).replace_source_output(op::v0::Constant::create(ov::element::i64, {2}, std::vector<int64_t>{-1, used}));
+        node->input(1).replace_source_output(ovfleet::integer_constant({-1, used}));
     }
 }
 

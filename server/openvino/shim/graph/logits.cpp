@@ -150,9 +150,7 @@ void ovfleet::select_logits(ov::Model& model) {
     OPENVINO_ASSERT(vocabulary.is_static(), "the size of the vocabulary is not static");
     auto projection = vocabulary_projection(result);
 
-    auto indices = std::make_shared<op::v0::Parameter>(ov::element::i64, ov::PartialShape{-1});
-    indices->set_friendly_name(LOGITS_INDICES);
-    indices->output(0).get_tensor().set_names({LOGITS_INDICES});
+    auto indices = named_parameter(LOGITS_INDICES, ov::element::i64, {-1});
     if (!select_behind_attention(model, projection, indices))
         projection->input(0).replace_source_output(selected_rows(projection->input_value(0), indices));
 

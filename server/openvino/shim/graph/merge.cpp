@@ -9,10 +9,12 @@
 #include "deferred.hpp"
 #include "lora.hpp"
 #include "model.hpp"
+#include "nodes.hpp"
 #include "weights.hpp"
 
 namespace {
 
+using ovfleet::integer_constant;
 namespace op = ov::op;
 using NodePtr = std::shared_ptr<ov::Node>;
 
@@ -82,8 +84,7 @@ NodePtr merged_weight(const std::vector<NodePtr>& weights, int64_t rows) {
         auto shape = first->get_output_shape(0);
         std::vector<int64_t> target(shape.begin(), shape.end());
         target[0] = rows;
-        auto to = op::v0::Constant::create(ov::element::i64, {target.size()}, target);
-        return std::make_shared<op::v1::Reshape>(merged_weight(data, rows), to, false);
+        return std::make_shared<op::v1::Reshape>(merged_weight(data, rows), integer_constant(target), false);
     }
     ov::OutputVector inputs;
     for (size_t i = 0; i < first->get_input_size(); ++i) {
@@ -113,8 +114,7 @@ void merge(const std::vector<std::shared_ptr<op::v0::MatMul>>& matmuls) {
     product->set_friendly_name(matmuls[0]->get_friendly_name() + "/merged");
     if (!lora->parts.empty()) ovfleet::set_lora(*product, lora);
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {-1});
-    auto sizes = op::v0::Constant::create(ov::element::i64, {lengths.size()}, lengths);
-    auto split = std::make_shared<op::v1::VariadicSplit>(product, axis, sizes);
+    auto split = std::make_shared<op::v1::VariadicSplit>(product, axis, integer_constant(lengths));
     for (size_t i = 0; i < matmuls.size(); ++i) matmuls[i]->output(0).replace(split->output(i));
 }
 

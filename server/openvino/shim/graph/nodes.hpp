@@ -7,6 +7,7 @@
 
 #include <openvino/core/node.hpp>
 #include <openvino/op/constant.hpp>
+#include <openvino/op/parameter.hpp>
 
 namespace ovfleet {
 
@@ -19,6 +20,15 @@ std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
 // A constant vector, for example of the sizes of a shape.
 inline std::shared_ptr<ov::op::v0::Constant> integer_constant(const std::vector<int64_t>& values) {
     return ov::op::v0::Constant::create(ov::element::i64, {values.size()}, values);
+}
+
+// An input of a model. Its node and its tensor have this name.
+inline std::shared_ptr<ov::op::v0::Parameter> named_parameter(const char* name, const ov::element::Type& type,
+                                                              const ov::PartialShape& shape) {
+    auto parameter = std::make_shared<ov::op::v0::Parameter>(type, shape);
+    parameter->set_friendly_name(name);
+    parameter->output(0).get_tensor().set_names({name});
+    return parameter;
 }
 
 }  // namespace ovfleet

@@ -10,6 +10,7 @@
 #include "../threads.hpp"
 #include "deferred.hpp"
 #include "model.hpp"
+#include "nodes.hpp"
 #include "weights.hpp"
 
 // The last node of each weight, after its decompression, by the name of the weight's tensor in the file.
@@ -79,8 +80,7 @@ std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::Tens
         value = std::make_shared<op::v1::Subtract>(value, zeros);
     }
     value = std::make_shared<op::v1::Multiply>(value, constant(rows, Content::scales, ov::element::f32, each));
-    const std::vector<int64_t> shape(flat.begin(), flat.end());
-    return std::make_shared<op::v1::Reshape>(value, op::v0::Constant::create(ov::element::i64, {shape.size()}, shape), false);
+    return std::make_shared<op::v1::Reshape>(value, ovfleet::integer_constant({flat.begin(), flat.end()}), false);
 }
 
 }  // namespace

@@ -10,17 +10,11 @@
 namespace {
 
 using ovfleet::integer_constant;
+using ovfleet::named_parameter;
 namespace op = ov::op;
 using Attention = op::v13::ScaledDotProductAttention;
 using Parameter = std::shared_ptr<op::v0::Parameter>;
 using Value = ov::Output<ov::Node>;
-
-Parameter parameter(const char* name, ov::element::Type type, const ov::PartialShape& shape) {
-    auto parameter = std::make_shared<op::v0::Parameter>(type, shape);
-    parameter->set_friendly_name(name);
-    parameter->output(0).get_tensor().set_names({name});
-    return parameter;
-}
 
 Parameter find_parameter(const ov::Model& model, const std::string& name) {
     for (const auto& parameter : model.get_parameters())
@@ -85,9 +79,9 @@ int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced) {
         for (const auto& attention : of_image) attend_to_image(*attention);
         graph.remove_parameter(image_mask);
         if (window_mask) {
-            const WindowInputs windows{parameter("window_slots", ov::element::i64, {-1, -1}),
-                                       parameter("window_mask", ov::element::f32, {-1, 1, 1, -1}),
-                                       parameter("window_patches", ov::element::i64, {-1})};
+            const WindowInputs windows{named_parameter("window_slots", ov::element::i64, {-1, -1}),
+                                       named_parameter("window_mask", ov::element::f32, {-1, 1, 1, -1}),
+                                       named_parameter("window_patches", ov::element::i64, {-1})};
             for (const auto& attention : of_windows) attend_to_windows(*attention, windows);
             graph.remove_parameter(window_mask);
             graph.add_parameters({windows.slots, windows.mask, windows.patches});

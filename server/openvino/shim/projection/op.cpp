@@ -1,8 +1,8 @@
 #include "op.hpp"
 
 #include <algorithm>
-#include <cstring>
 
+#include "../attributes.hpp"
 #include "../threads.hpp"
 #include "run.hpp"
 
@@ -146,20 +146,12 @@ void Projection::each_number(Visit visit) {
 }
 
 bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
-    // Floats are written as bits, because their text form is not exact.
     std::vector<int64_t> all;
     each_number([&](auto& value) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) {
-            uint32_t bits;
-            std::memcpy(&bits, &value, sizeof(bits));
-            all.push_back(bits);
-        } else {
-            all.push_back(int64_t(value));
-        }
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) all.push_back(bits_of(value));
+        else all.push_back(int64_t(value));
     });
-    auto isa = int64_t(isa_);
-    visitor.on_attribute("isa", isa);
-    isa_ = Isa(isa);
+    visit_isa(visitor, isa_);
     visitor.on_attribute("stages", all);
     visitor.on_attribute("to_bf16", to_bf16_);
     visitor.on_attribute("gives_residual", gives_residual_);
@@ -170,12 +162,8 @@ bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
     each_number([&](auto& value) {
         using Value = std::decay_t<decltype(value)>;
         const auto number = *next++;
-        if constexpr (std::is_same_v<Value, float>) {
-            const auto bits = uint32_t(number);
-            std::memcpy(&value, &bits, sizeof(bits));
-        } else {
-            value = Value(number);
-        }
+        if constexpr (std::is_same_v<Value, float>) value = float_of(number);
+        else value = Value(number);
     });
     return true;
 }

@@ -11,6 +11,7 @@
 #include "../graph/deferred.hpp"
 #include "../graph/lora.hpp"
 #include "../graph/model.hpp"
+#include "../graph/nodes.hpp"
 #include "../graph/weights.hpp"
 #include "adapters.hpp"
 #include "op.hpp"
@@ -180,9 +181,7 @@ public:
 
     Output of(const Candidate& candidate) {
         if (!all_.get_node()) {
-            auto input = std::make_shared<op::v0::Parameter>(ov::element::i32, ov::PartialShape{-1});
-            input->set_friendly_name(ADAPTERS_INPUT);
-            input->output(0).get_tensor().set_names({ADAPTERS_INPUT});
+            auto input = named_parameter(ADAPTERS_INPUT, ov::element::i32, {-1});
             model_.add_parameters({input});
             all_ = input;
         }

@@ -63,8 +63,7 @@ impl PrivateFolder {
     /// # Errors
     /// The folder cannot be created, or another user owns it or can write to it.
     pub(crate) fn open(cache_dir: &Path) -> io::Result<Self> {
-        // SAFETY: the call has no parameters and cannot fail.
-        let user = unsafe { libc::geteuid() };
+        let user = rustix::process::geteuid().as_raw();
         // Each user of a shared volume has a separate folder.
         let shown = cache_dir.join(format!("models-{user}"));
         fs::create_dir_all(cache_dir)?;

@@ -124,9 +124,7 @@ impl Tensor {
     /// Returns the whole pages of the tensor's memory to the system. They contain zeros when they are accessed again.
     pub(crate) fn discard(&mut self) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
-        // SAFETY: the call reads a constant of the system.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let page = usize::try_from(page).unwrap_or(1 << 16);
+        let page = rustix::param::page_size();
         let before = data.align_offset(page);
         let length = bytes.saturating_sub(before) / page * page;
         if length == 0 {

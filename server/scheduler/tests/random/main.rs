@@ -31,6 +31,11 @@ fn cache() -> CacheSize {
     CacheSize { block_tokens: 4, blocks_total: 20 }
 }
 
+/// A scheduler that often runs out of blocks.
+fn setup() -> Setup {
+    Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false, images: false }
+}
+
 fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
     let mut harness = Harness::new(seed, setup);
     for _ in 0..operations {
@@ -52,15 +57,7 @@ fn check(seed: u64, operations: u32, setup: Setup) -> Totals {
 #[test]
 fn holds_when_blocks_are_scarce() {
     for seed in 1..=4 {
-        let setup = Setup {
-            config: config(),
-            cache: cache(),
-            hash: block_hash,
-            vocabulary: 2,
-            spills: false,
-            images: false,
-        };
-        let totals = check(seed, 15_000, setup);
+        let totals = check(seed, 15_000, setup());
         assert!(totals.preempted > 50 && totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
 }
@@ -69,11 +66,7 @@ fn holds_when_blocks_are_scarce() {
 fn holds_when_a_sequence_can_fill_the_cache() {
     let config = SchedulerConfig { max_num_seqs: 4, ..config() };
     let cache = CacheSize { blocks_total: 12, ..cache() };
-    let totals = check(
-        6,
-        15_000,
-        Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false, images: false },
-    );
+    let totals = check(6, 15_000, Setup { config, cache, ..setup() });
     assert!(totals.preempted > 50, "{totals:?}");
 }
 
@@ -82,11 +75,7 @@ fn holds_when_there_is_room_and_little_budget() {
     let config =
         SchedulerConfig { max_num_batched_tokens: 7, max_chunk_tokens: 3, max_num_seqs: 9, ..config() };
     let cache = CacheSize { blocks_total: 400, ..cache() };
-    let totals = check(
-        6,
-        15_000,
-        Setup { config, cache, hash: block_hash, vocabulary: 3, spills: false, images: false },
-    );
+    let totals = check(6, 15_000, Setup { config, cache, vocabulary: 3, ..setup() });
     assert_eq!(totals.preempted, 0, "there is room");
 }
 
@@ -95,7 +84,7 @@ fn holds_when_steps_are_limited_by_random_times() {
     let config =
         SchedulerConfig { max_num_batched_tokens: 64, max_itl: Some(Duration::from_millis(3)), ..config() };
     let cache = CacheSize { blocks_total: 60, ..cache() };
-    check(12, 15_000, Setup { config, cache, hash: block_hash, vocabulary: 2, spills: false, images: false });
+    check(12, 15_000, Setup { config, cache, ..setup() });
 }
 
 #[test]
@@ -110,7 +99,7 @@ fn holds_when_sequences_evict_blocks() {
         (18, uncached, cache(), block_hash, false),
         (19, evicting, cache(), few, true),
     ] {
-        let totals = check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills, images: false });
+        let totals = check(seed, 15_000, Setup { config, cache, hash, spills, ..setup() });
         assert!(totals.evicted_tokens > 4_000, "{totals:?}");
     }
 }
@@ -118,21 +107,13 @@ fn holds_when_sequences_evict_blocks() {
 #[test]
 fn holds_when_a_block_is_a_token() {
     let cache = CacheSize { block_tokens: 1, blocks_total: 80 };
-    check(
-        7,
-        15_000,
-        Setup { config: config(), cache, hash: block_hash, vocabulary: 2, spills: false, images: false },
-    );
+    check(7, 15_000, Setup { cache, ..setup() });
 }
 
 #[test]
 fn holds_without_a_prefix_cache() {
     let config = SchedulerConfig { prefix_caching: false, ..config() };
-    let totals = check(
-        8,
-        15_000,
-        Setup { config, cache: cache(), hash: block_hash, vocabulary: 2, spills: false, images: false },
-    );
+    let totals = check(8, 15_000, Setup { config, ..setup() });
     assert_eq!(totals.cached_tokens, 0, "nothing is cached");
 }
 
@@ -141,16 +122,8 @@ fn holds_when_hashes_collide() {
     // The hash has four different values, and then only one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
-    let few = check(
-        9,
-        15_000,
-        Setup { config: config(), cache: cache(), hash: few, vocabulary: 2, spills: false, images: false },
-    );
-    let one = check(
-        10,
-        15_000,
-        Setup { config: config(), cache: cache(), hash: one, vocabulary: 2, spills: false, images: false },
-    );
+    let few = check(9, 15_000, Setup { hash: few, ..setup() });
+    let one = check(10, 15_000, Setup { hash: one, ..setup() });
     assert!(few.cached_tokens > 0 && one.cached_tokens > 0, "{few:?} {one:?}");
 }
 
@@ -166,7 +139,7 @@ fn holds_when_prompts_have_images() {
         (24, CacheSize { block_tokens: 1, blocks_total: 80 }, block_hash, false),
     ] {
         let totals =
-            check(seed, 15_000, Setup { config: config(), cache, hash, vocabulary: 1, spills, images: true });
+            check(seed, 15_000, Setup { cache, hash, vocabulary: 1, spills, images: true, ..setup() });
         assert!(totals.encoded_images > 400 && totals.failed_images > 20, "{totals:?}");
         assert!(totals.cached_tokens > totals.computed_tokens / 20, "{totals:?}");
     }
@@ -183,8 +156,7 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
     ] {
         let config = SchedulerConfig { max_num_seqs, ..config() };
         let cache = CacheSize { blocks_total, ..cache() };
-        let totals =
-            check(seed, 15_000, Setup { config, cache, hash, vocabulary: 2, spills: true, images: false });
+        let totals = check(seed, 15_000, Setup { config, cache, hash, spills: true, ..setup() });
         assert!(totals.restored > 300 && totals.ended_restores > 20 && totals.missing > 20, "{totals:?}");
         assert!(totals.cleared > 20, "{totals:?}");
     }
@@ -192,19 +164,6 @@ fn holds_when_evicted_blocks_are_stored_and_restored() {
 
 #[test]
 fn the_same_calls_give_the_same_batches() {
-    let run = || {
-        check(
-            19,
-            2_000,
-            Setup {
-                config: config(),
-                cache: cache(),
-                hash: block_hash,
-                vocabulary: 2,
-                spills: false,
-                images: false,
-            },
-        )
-    };
+    let run = || check(19, 2_000, setup());
     assert_eq!(run(), run());
 }
