@@ -293,7 +293,13 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
 }
 
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    auto* multiply = with_form(matmul, [](auto form) { return multiply_as<form.BITS, form.GROUP>; });
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32>
+                     : matmul.bits == SIX_BITS
+                         ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP> : multiply_as<SIX_BITS, 32>
+                     : has_wide_groups(matmul) ? matmul.bits == 4 ? multiply_as<4, WIDE_GROUP> : multiply_as<8, WIDE_GROUP>
+                     : matmul.bits == 4        ? matmul.group == 16 ? multiply_as<4, 16> : multiply_as<4, 32>
+                     : matmul.group == 16      ? multiply_as<8, 16>
+                                               : multiply_as<8, 32>;
     multiply(matmul, src, range, residual, dst);
     activate(matmul, src, range, dst);
 }

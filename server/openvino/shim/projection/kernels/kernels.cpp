@@ -316,7 +316,15 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
 
 template <size_t R, size_t TERMS>
 void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
-    auto* multiply = with_form(matmul, [](auto form) { return multiply_as<R, TERMS, form.BITS, form.GROUP>; });
+    const bool is_16 = matmul.group == 16;
+    auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<R, TERMS, E2M1_BITS, 32>
+                     : matmul.bits == SIX_BITS
+                         ? is_16 ? multiply_as<R, TERMS, SIX_BITS, SUPER_GROUP> : multiply_as<R, TERMS, SIX_BITS, 32>
+                     : has_wide_groups(matmul)
+                         ? matmul.bits == 4 ? multiply_as<R, TERMS, 4, WIDE_GROUP> : multiply_as<R, TERMS, 8, WIDE_GROUP>
+                     : matmul.bits == 4 ? is_16 ? multiply_as<R, TERMS, 4, 16> : multiply_as<R, TERMS, 4, 32>
+                     : is_16            ? multiply_as<R, TERMS, 8, 16>
+                                        : multiply_as<R, TERMS, 8, 32>;
     multiply(matmul, src, range, residual, dst);
 }
 
@@ -351,7 +359,14 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
 
 template <size_t TERMS>
 void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
-    auto* continue_sums = with_form(matmul, [](auto form) { return continue_row<TERMS, form.BITS, form.GROUP>; });
+    const bool is_16 = matmul.group == 16;
+    auto* continue_sums =
+        matmul.bits == E2M1_BITS  ? continue_row<TERMS, E2M1_BITS, 32>
+        : matmul.bits == SIX_BITS ? is_16 ? continue_row<TERMS, SIX_BITS, SUPER_GROUP> : continue_row<TERMS, SIX_BITS, 32>
+        : has_wide_groups(matmul) ? matmul.bits == 4 ? continue_row<TERMS, 4, WIDE_GROUP> : continue_row<TERMS, 8, WIDE_GROUP>
+        : matmul.bits == 4        ? is_16 ? continue_row<TERMS, 4, 16> : continue_row<TERMS, 4, 32>
+        : is_16                   ? continue_row<TERMS, 8, 16>
+                                  : continue_row<TERMS, 8, 32>;
     continue_sums(matmul, src, part, sums);
 }
 

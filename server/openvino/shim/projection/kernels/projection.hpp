@@ -182,23 +182,6 @@ static inline const char* unsupported(const Matmul& matmul) {
     return nullptr;
 }
 
-// The number of bits of a quant and the size of a group, as constants.
-template <size_t Bits, size_t Group>
-struct Form {
-    static constexpr size_t BITS = Bits, GROUP = Group;
-};
-
-// Returns what `of` returns for the form of a matrix.
-template <typename Of>
-static inline auto with_form(const Matmul& matmul, Of of) {
-    const bool has_4_bits = matmul.bits == 4, is_16 = matmul.group == 16;
-    if (matmul.bits == E2M1_BITS) return of(Form<E2M1_BITS, 32>{});
-    if (matmul.bits == SIX_BITS) return is_16 ? of(Form<SIX_BITS, SUPER_GROUP>{}) : of(Form<SIX_BITS, 32>{});
-    if (has_wide_groups(matmul)) return has_4_bits ? of(Form<4, WIDE_GROUP>{}) : of(Form<8, WIDE_GROUP>{});
-    if (is_16) return has_4_bits ? of(Form<4, 16>{}) : of(Form<8, 16>{});
-    return has_4_bits ? of(Form<4, 32>{}) : of(Form<8, 32>{});
-}
-
 // The object at a position relative to the first adapter.
 template <typename T>
 static inline const T* behind_adapters(const Matmul& matmul, uint64_t bytes) {
