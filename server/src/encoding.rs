@@ -1,5 +1,6 @@
-//! Decides which thread encodes a part of an answer. An answer can have millions of log probabilities and token IDs. If a
-//! thread that serves connections encoded them, it would delay the tokens of other requests.
+//! Decides which thread encodes a part of an answer. An answer can have millions of log probabilities and token IDs, and
+//! repeat megabytes of prompts. If a thread that serves connections encoded them, it would delay the tokens of other
+//! requests.
 
 use crate::blocking;
 
@@ -7,9 +8,11 @@ use crate::blocking;
 /// engine adds one token to each choice. Parts with more tokens are prompts, whole texts, and deltas that have accumulated
 /// because the client reads slowly.
 const INLINE_TOKENS_MAX: usize = 64;
+/// Size in bytes of the text of a part up to which the part is encoded inline.
+const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
 
 /// The cost of encoding a part of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EncodingCost {
     /// The part is encoded in about the time that it takes to pass it to another thread.
     Low,
@@ -21,6 +24,11 @@ impl EncodingCost {
     /// Returns the cost of this number of tokens with IDs or log probabilities.
     pub(crate) fn of_tokens(num_tokens: usize) -> Self {
         if num_tokens > INLINE_TOKENS_MAX { Self::High } else { Self::Low }
+    }
+
+    /// Returns the cost of a text with this number of bytes.
+    pub(crate) fn of_text(num_bytes: usize) -> Self {
+        if num_bytes > INLINE_TEXT_BYTES_MAX { Self::High } else { Self::Low }
     }
 }
 
@@ -43,10 +51,12 @@ mod tests {
 
     #[tokio::test]
     async fn only_large_parts_are_encoded_on_another_thread() {
-        let encoded = async |num_tokens| -> ThreadId {
-            run(EncodingCost::of_tokens(num_tokens), || thread::current().id()).await
-        };
-        assert_eq!(encoded(INLINE_TOKENS_MAX).await, thread::current().id());
-        assert_ne!(encoded(INLINE_TOKENS_MAX + 1).await, thread::current().id());
+        let encoded = async |cost| -> ThreadId { run(cost, || thread::current().id()).await };
+        let limits: [(usize, fn(usize) -> EncodingCost); 2] =
+            [(INLINE_TOKENS_MAX, EncodingCost::of_tokens), (INLINE_TEXT_BYTES_MAX, EncodingCost::of_text)];
+        for (limit, cost_of) in limits {
+            assert_eq!(encoded(cost_of(limit)).await, thread::current().id());
+            assert_ne!(encoded(cost_of(limit + 1)).await, thread::current().id());
+        }
     }
 }

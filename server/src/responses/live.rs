@@ -156,11 +156,11 @@ struct EventLog {
 
 impl EventLog {
     /// Adds an event. Returns whether the limits allow it.
-    fn push(&mut self, event: String) -> bool {
+    fn push(&mut self, event: Arc<str>) -> bool {
         let bytes = event.len();
         self.bytes += bytes;
         let all = self.all_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.list.push(event.into());
+        self.list.push(event);
         self.bytes <= EVENTS_BYTES_MAX && all <= ALL_EVENTS_BYTES_MAX
     }
 }
@@ -304,11 +304,14 @@ impl LiveResponse {
         if !self.stores_events() {
             return;
         }
-        // Encode the event before locking the others.
-        let encoded = encode(event);
+        // Encode the event, and copy it into its own allocation, before locking the others.
+        let encoded: Arc<str> = encode(event).into();
         let mut events = self.events();
         if events.log.as_mut().is_some_and(|log| !log.push(encoded)) {
-            events.log = None;
+            let discarded = events.log.take();
+            // Free the events without the lock.
+            drop(events);
+            drop(discarded);
         }
     }
 
@@ -352,11 +355,11 @@ mod tests {
         let all_bytes = Arc::new(AtomicUsize::new(ALL_EVENTS_BYTES_MAX - 2));
         let events = || EventLog { list: Vec::new(), bytes: 0, all_bytes: Arc::clone(&all_bytes) };
         let (mut one, mut two) = (events(), events());
-        assert!(one.push("ab".to_owned()) && !two.push("c".to_owned()));
+        assert!(one.push("ab".into()) && !two.push("c".into()));
         drop((one, two));
         assert_eq!(all_bytes.load(Ordering::Relaxed), ALL_EVENTS_BYTES_MAX - 2);
         all_bytes.store(0, Ordering::Relaxed);
         let mut one = events();
-        assert!(one.push("x".repeat(EVENTS_BYTES_MAX)) && !one.push("x".to_owned()));
+        assert!(one.push("x".repeat(EVENTS_BYTES_MAX).into()) && !one.push("x".into()));
     }
 }

@@ -224,7 +224,8 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     head.scores = answer.scores();
     let Reply { logprobs, prompt_logprobs, token_ids, .. } = &head.reply;
     let has_tokens = *token_ids || logprobs.or(*prompt_logprobs).is_some();
-    let cost = if has_tokens { EncodingCost::High } else { EncodingCost::Low };
+    let text_bytes: usize = choices.iter().map(|choice| choice.text.len() + choice.reasoning.len()).sum();
+    let cost = if has_tokens { EncodingCost::High } else { EncodingCost::of_text(text_bytes) };
     let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
     let response = encoding::run(cost, encode).await;
     Ok(hold_until_sent(response, answer.into_record()))
@@ -241,10 +242,11 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         self.head.choices()
     }
 
-    /// The first chunk of a choice can contain the IDs and the log probabilities of its prompt.
+    /// The first chunk of a choice can contain the text, the IDs and the log probabilities of its prompt.
     fn opening_cost(&self, choice: u32) -> EncodingCost {
         let prompt = self.head.reply.prompts.get(self.head.prompt_of(choice));
-        EncodingCost::of_tokens(prompt.map_or(0, |prompt| prompt.len()))
+        let tokens = EncodingCost::of_tokens(prompt.map_or(0, |prompt| prompt.len()));
+        tokens.max(EncodingCost::of_text(self.head.echo(choice).len()))
     }
 
     fn opening(&mut self, choice: u32, events: &mut Events) {

@@ -35,7 +35,8 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("max_tokens", COUNT, "see note", ALL).note(
         "Completions: 16, as in OpenAI and vLLM (OVMS: until the end token); chat: up to the context length. \
          `max_new_tokens` of `generation_config.json` overrides both defaults. A default is limited to the room after the \
-         prompt, and so that the choices together have at most 2,097,152 log probabilities. 0 only with `echo`.",
+         prompt, and so that the choices together have at most 2,097,152 log probabilities (one for each token with \
+         `best_of`, `return_token_ids` or `detokenize: false`). 0 only with `echo`.",
     ),
     row("max_completion_tokens", COUNT, "", ALL).note("The newer name of `max_tokens`, which has priority."),
     row("min_tokens", COUNT, "0", VLLM)
