@@ -58,8 +58,8 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// Returns the index of the candidate to send the request to. `terms` is replaced by the terms of all candidates,
-    /// in the order of the candidates. Candidates with equal scores are equally likely. A sleeping replica is not considered while one
-    /// that is awake has room.
+    /// in the order of the candidates. Candidates with equal scores are equally likely. A sleeping replica is not
+    /// considered while one that is awake has room.
     ///
     /// # Errors
     /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see

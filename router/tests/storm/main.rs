@@ -1,6 +1,7 @@
 //! Sends ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams,
-//! stop reporting, reject requests and are replaced at random. Regardless of these faults, each request that fails before
-//! its first byte is answered by another replica, the other requests end properly, and no booking remains at the end.
+//! stop reporting, reject requests and are replaced at random. Regardless of these faults, each request that fails
+//! before its first byte is answered by another replica, the other requests end properly, and no booking remains at the
+//! end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -204,8 +204,8 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }
     };
-    // The conversation and the record of the response must agree even if the process is shutting down, so they change in
-    // one piece of work.
+    // The conversation and the record of the response must agree even if this task is aborted, so they change in one piece
+    // of work.
     app.store().run(move |store| conclude(store, &live, end)).await;
 }
 
