@@ -52,11 +52,14 @@ mod tests {
     #[tokio::test]
     async fn only_large_parts_are_encoded_on_another_thread() {
         let encoded = async |cost| -> ThreadId { run(cost, || thread::current().id()).await };
-        let limits: [(usize, fn(usize) -> EncodingCost); 2] =
-            [(INLINE_TOKENS_MAX, EncodingCost::of_tokens), (INLINE_TEXT_BYTES_MAX, EncodingCost::of_text)];
-        for (limit, cost_of) in limits {
-            assert_eq!(encoded(cost_of(limit)).await, thread::current().id());
-            assert_ne!(encoded(cost_of(limit + 1)).await, thread::current().id());
+        for cost in [EncodingCost::of_tokens(INLINE_TOKENS_MAX), EncodingCost::of_text(INLINE_TEXT_BYTES_MAX)]
+        {
+            assert_eq!(encoded(cost).await, thread::current().id());
+        }
+        for cost in
+            [EncodingCost::of_tokens(INLINE_TOKENS_MAX + 1), EncodingCost::of_text(INLINE_TEXT_BYTES_MAX + 1)]
+        {
+            assert_ne!(encoded(cost).await, thread::current().id());
         }
     }
 }
