@@ -7,8 +7,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The sources of the shim. Those in a list are compiled as one translation unit, because OpenVINO's headers take longer to
-/// compile than most of the sources.
+/// The sources of the shim. The sources of each list are compiled as one translation unit, because OpenVINO's headers take
+/// longer to compile than most of the sources. Sources that define the same names are in different lists.
 const UNITS: &[(&str, &[&str])] = &[
     (
         "attention",

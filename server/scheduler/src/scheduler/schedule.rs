@@ -53,14 +53,14 @@ struct Budget {
 enum Admission {
     /// The group runs at these positions of the running queue.
     Admitted(Range<usize>),
-    /// The next block of the group is being computed or restored, or the group is suspended. Groups behind it may be
+    /// The next block of the group is being computed or restored, or the group is suspended. Later groups may be
     /// admitted.
     Deferred,
-    /// The images of the group are being encoded or have no room. Groups behind it may be admitted.
+    /// The images of the group are being encoded or have no room. Later groups may be admitted.
     AwaitsImages,
     /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
     ShareExceeded,
-    /// There is no room. Groups behind it must not be admitted.
+    /// There is no room. Later groups must not be admitted.
     NoRoom,
 }
 
