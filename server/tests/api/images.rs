@@ -121,6 +121,28 @@ async fn conversations_store_only_images_that_a_response_can_have() {
 }
 
 #[tokio::test]
+async fn both_endpoints_report_the_tokens_of_images() {
+    let server = Setup::reading_images().start();
+    for count in 0..3 {
+        let expected = (count > 0).then_some(count * 16);
+        let messages = json!([{"role": "user", "content": vec![image(IMAGE); count]}]);
+        if count > 0 {
+            let usage = &server.post(CHAT, chat(json!({"messages": messages}))).await.json()["usage"];
+            assert_eq!(usage["prompt_tokens_details"]["image_tokens"], json!(expected), "{usage}");
+        }
+        let mut content = vec![json!({"type": "input_text", "text": "a"})];
+        content.extend(vec![json!({"type": "input_image", "image_url": IMAGE}); count]);
+        let input = json!([{"role": "user", "content": content}]);
+        let response = server.post(PATH, request(json!({"input": input}))).await.json();
+        let details = &response["usage"]["input_tokens_details"];
+        assert_eq!(details.get("image_tokens").cloned(), expected.map(|tokens| json!(tokens)), "{details}");
+        // The stored response has the same usage.
+        let stored = server.get(&format!("{PATH}/{}", response["id"].as_str().unwrap())).await.json();
+        assert_eq!(stored["usage"], response["usage"]);
+    }
+}
+
+#[tokio::test]
 async fn tenants_and_salts_do_not_share_encoded_images() {
     let server = Setup::reading_images().start();
     let encoded = async || {
