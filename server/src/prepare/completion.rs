@@ -42,7 +42,12 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     let prompt_tokens_max = resolved.prompt_tokens_max(target);
     let source = match suffix.filter(|suffix| !suffix.is_empty()) {
         None => {
-            let encoder = Encoder { model: target.model, param: "prompt", tokens_max: prompt_tokens_max };
+            let encoder = Encoder {
+                model: target.model,
+                param: "prompt",
+                tokens_max: prompt_tokens_max,
+                image_tokens: 0,
+            };
             tokenize(prompt, encoder, surround, echo)?
         }
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),

@@ -197,6 +197,11 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
 
+/// The part of an error message about a prompt that says how many of its tokens images take. It is empty without images.
+pub(super) fn image_share(num_tokens: usize) -> String {
+    if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
+}
+
 /// The number of tokens that the images of a message would take. Images that cannot be read take none.
 pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
     let Some(Content::Parts(parts)) = &message.content else { return 0 };

@@ -30,8 +30,9 @@ pub(super) fn prompts(
     model: &Model,
     tokens_max: Option<u32>,
 ) -> Result<Vec<Vec<TokenId>>, Error> {
-    let encode =
-        |text: &str, param: &'static str| Encoder { model, param, tokens_max }.prompt(text, Surround::Absent);
+    let encode = |text: &str, param: &'static str| {
+        Encoder { model, param, tokens_max, image_tokens: 0 }.prompt(text, Surround::Absent)
+    };
     let tokenizer = &model.text.tokenizer;
     let form = form(tokenizer).ok_or_else(|| {
         Error::coded(

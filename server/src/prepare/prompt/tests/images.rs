@@ -208,6 +208,17 @@ fn a_prompt_whose_images_do_not_fit_is_rejected_before_they_are_decoded() {
 }
 
 #[test]
+fn an_error_about_the_length_of_a_prompt_says_how_many_tokens_are_for_images() {
+    let messages = json!([{"role": "user", "content": [image(IMAGES[0]), text(&"z".repeat(100))]}]);
+    let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
+    let conversation = Conversation::of_chat(request).unwrap();
+    let error = render(&conversation, &model(TEMPLATE), &Media::default(), Some(64)).err().unwrap();
+    let Error::ContextLength { param, message } = error else { panic!("{error}") };
+    assert_eq!(param, "messages");
+    assert!(message.contains(" tokens (16 of them for images), which leaves no room"), "{message}");
+}
+
+#[test]
 fn a_model_without_images_names_the_part() {
     let messages = json!([{"role": "user", "content": [text("a"), image(IMAGES[0])]}]);
     let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
