@@ -81,6 +81,16 @@ pub(super) struct UndecodedRequest {
 }
 
 impl UndecodedRequest {
+    /// The request without its images.
+    pub(super) fn request(&self) -> &PreparedRequest {
+        &self.request
+    }
+
+    /// The number of tokens of all prompts, including those of the images.
+    pub(super) fn num_prompt_tokens(&self) -> u64 {
+        self.request.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum()
+    }
+
     /// Decodes the images and claims their memory.
     ///
     /// # Errors

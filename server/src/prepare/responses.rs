@@ -87,6 +87,15 @@ pub(crate) struct PreparedResponse {
     pub(crate) call_names: CallNames,
 }
 
+/// A prepared request whose images have not been decoded, and the beginning of its response.
+struct UndecodedResponse {
+    undecoded: UndecodedRequest,
+    response: Response,
+    ids: ItemIds,
+    input: Vec<Arc<Item>>,
+    call_names: CallNames,
+}
+
 /// Returns the stored objects that a request refers to.
 ///
 /// # Errors
@@ -144,6 +153,36 @@ pub(crate) fn responses(
     id: Id,
     target: Target<'_>,
 ) -> Result<PreparedResponse, Error> {
+    let UndecodedResponse { undecoded, response, ids, input, call_names } =
+        prepare_undecoded(request, context, id, target)?;
+    let prepared = undecoded.decode_images(target.model)?;
+    Ok(PreparedResponse { prepared, response, ids, input, call_names })
+}
+
+/// Counts the tokens of the prompt. The images are not decoded, because their headers suffice.
+///
+/// # Errors
+/// The request is invalid.
+pub(crate) fn count_input_tokens(
+    request: &Request,
+    context: Context,
+    id: Id,
+    target: Target<'_>,
+) -> Result<u64, Error> {
+    let UndecodedResponse { undecoded, .. } = prepare_undecoded(request, context, id, target)?;
+    Ok(undecoded.num_prompt_tokens())
+}
+
+/// Prepares a request up to the decoding of its images.
+///
+/// # Errors
+/// The request is invalid.
+fn prepare_undecoded(
+    request: &Request,
+    context: Context,
+    id: Id,
+    target: Target<'_>,
+) -> Result<UndecodedResponse, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
     // Check the model first, because the other errors depend on it.
     let model = parameters::model(&request.generation, target.model)?;
@@ -166,8 +205,7 @@ pub(crate) fn responses(
     // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
-    let prepared = prepare_fitting(request, &generation, &model, &conversation, target)
-        .and_then(|undecoded| undecoded.decode_images(target.model))
+    let undecoded = prepare_fitting(request, &generation, &model, &conversation, target)
         .map_err(|error| tools.renamed(renamed(error)))?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
@@ -175,9 +213,9 @@ pub(crate) fn responses(
         tools: tools.shown,
         warnings: tools.warnings,
         tool_choice: choice,
-        ..response(request, id, &prepared)
+        ..response(request, id, undecoded.request())
     };
-    Ok(PreparedResponse { prepared, response, ids, input, call_names })
+    Ok(UndecodedResponse { undecoded, response, ids, input, call_names })
 }
 
 /// Checks the rules between parameters, which are not in the table of parameters.

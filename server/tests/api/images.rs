@@ -143,6 +143,24 @@ async fn both_endpoints_report_the_tokens_of_images() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_images_are_counted_without_decoding_them() {
+    let server = Setup::reading_images().start();
+    // The header of the image is complete, and its pixels are missing.
+    let truncated = &IMAGE[..70];
+    let input = |url: &str| {
+        let image = json!({"type": "input_image", "image_url": url});
+        request(json!({"input": [{"role": "user", "content": [image]}]}))
+    };
+    let response = server.post(PATH, input(IMAGE)).await.json();
+    let counted = server.post("/v3/responses/input_tokens", input(truncated)).await;
+    assert_eq!(counted.status, 200, "{}", counted.body);
+    assert_eq!(counted.json()["input_tokens"], response["usage"]["input_tokens"]);
+    let refused = server.post(PATH, input(truncated)).await;
+    let param = &refused.json()["error"]["param"];
+    assert_eq!((refused.status.as_u16(), param), (400, &json!("input[0].content[0].image_url")));
+}
+
+#[tokio::test]
 async fn tenants_and_salts_do_not_share_encoded_images() {
     let server = Setup::reading_images().start();
     let encoded = async || {
