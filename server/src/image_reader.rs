@@ -22,7 +22,7 @@ pub(crate) struct ImageReader {
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,
-    /// The memory of images after preprocessing, which all requests share.
+    /// The memory of images while they are decoded and after preprocessing, which all requests share.
     pub(crate) memory: Arc<ByteBudget>,
 }
 

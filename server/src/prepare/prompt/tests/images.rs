@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
@@ -183,17 +185,59 @@ fn images_in_other_places_are_fetched_once_each() {
     .assert_eq(&needed.join("\n"));
 }
 
+/// Renders a message with these images.
+fn prompt_with(images: &[&str]) -> RenderedPrompt {
+    let parts: Vec<Value> = images.iter().copied().map(image).collect();
+    rendered(TEMPLATE, &json!([{"role": "user", "content": parts}])).unwrap()
+}
+
 #[test]
 fn the_memory_for_images_is_limited() {
     let model = model(TEMPLATE);
-    let prompt = |images: &[&str]| {
-        let parts: Vec<Value> = images.iter().copied().map(image).collect();
-        rendered(TEMPLATE, &json!([{"role": "user", "content": parts}])).unwrap()
-    };
-    let both = assigned(prompt(&IMAGES), &model).unwrap().unwrap();
-    assert_eq!(assigned(prompt(&IMAGES[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
+    let both = assigned(prompt_with(&IMAGES), &model).unwrap().unwrap();
+    assert_eq!(assigned(prompt_with(&IMAGES[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
     drop(both);
-    assigned(prompt(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
+    assigned(prompt_with(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
+}
+
+/// The `data:` URL of a square BMP file, whose side must be a multiple of four pixels.
+fn bitmap(side: u32) -> String {
+    let (head, pixels) = (54, side * side * 3);
+    let mut file = b"BM".to_vec();
+    for number in [head + pixels, 0, head, 40, side, side, 1 | 24 << 16, 0, pixels, 0, 0, 0, 0] {
+        file.extend(number.to_le_bytes());
+    }
+    file.resize((head + pixels) as usize, 127);
+    format!("data:image/bmp;base64,{}", BASE64_STANDARD.encode(file))
+}
+
+#[test]
+fn the_memory_for_decoding_an_image_is_limited() {
+    let model = model(TEMPLATE);
+    // Decoding takes 70,400 bytes of the 75,264 bytes, and the result takes 37,632 bytes.
+    let large = bitmap(80);
+    let decoded = assigned(prompt_with(&[&large]), &model).unwrap().unwrap();
+    assert_eq!(assigned(prompt_with(&[&large]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
+    assigned(prompt_with(&IMAGES[..1]), &model).unwrap();
+    drop(decoded);
+    assigned(prompt_with(&[&large, IMAGES[0]]), &model).unwrap();
+    let refused = |images: &[&str], expected: &Expect| {
+        expected.assert_eq(&assigned(prompt_with(images), &model).err().unwrap().to_string());
+    };
+    refused(
+        &[IMAGES[0], &large],
+        &expect![
+            "messages[0].content[1].image_url: the images of the request take more than 75264 bytes (--max-image-memory): 70400 bytes while this image is decoded, and 37632 bytes for the images before it"
+        ],
+    );
+    refused(
+        &[&bitmap(84)],
+        &expect![
+            "messages[0].content[0].image_url: the images of the request take more than 75264 bytes (--max-image-memory): 77616 bytes while this image is decoded, and 0 bytes for the images before it"
+        ],
+    );
+    // Requests that are refused return their memory.
+    assigned(prompt_with(&IMAGES), &model).unwrap();
 }
 
 #[test]
