@@ -56,7 +56,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
             PromptSource { prompts, param: "prompt", echoes: Vec::new(), images: Vec::new() }
         }
     };
-    resolved.prepare(model, source, tokens_max, target)?.decode_images(target.model)
+    resolved.prepare(model, source, tokens_max, target)?.decode_images(target)
 }
 
 fn tokenize(

@@ -18,6 +18,7 @@ use server_images::{
     decode, expand_prompt, image_spans, mrope_positions,
 };
 use server_openai::{Content, ContentPart, ImageUrl, Message};
+use tokio_util::sync::CancellationToken;
 
 use super::media::Media;
 use crate::error::Error;
@@ -28,6 +29,10 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(crate) const IMAGES_MAX: usize = 32;
+/// Number of pixels of all images of a request, according to their headers. 32 photos of 12 million pixels fit.
+///
+/// Beyond it: 400, `array_above_max_length`.
+const IMAGE_PIXELS_TOTAL_MAX: u64 = 400_000_000;
 
 /// An image of a conversation, which has not been decoded.
 pub(super) struct ConversationImage {
@@ -76,7 +81,20 @@ pub(super) fn read(
         return Err(Error::coded("array_above_max_length", param, problem));
     }
     media.require(references.iter().map(|(image, param)| (image.url.as_str(), param.as_str())))?;
-    references.into_iter().map(|(image, param)| read_image(image, param, reader, media)).collect()
+    let mut num_pixels = 0;
+    let read = |(image, param): (&ImageUrl, String)| {
+        let image = read_image(image, param, reader, media)?;
+        num_pixels += image.num_pixels;
+        if num_pixels > IMAGE_PIXELS_TOTAL_MAX {
+            let problem = format!(
+                "the images up to this one have {num_pixels} pixels (limit: {IMAGE_PIXELS_TOTAL_MAX} pixels in all images of \
+                 a request)"
+            );
+            return Err(Error::coded("array_above_max_length", image.param, problem));
+        }
+        Ok(image)
+    };
+    references.into_iter().map(read).collect()
 }
 
 /// Returns no images, for a model that does not read any.
@@ -216,12 +234,14 @@ pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Med
 /// parameter with the prompt.
 ///
 /// # Errors
-/// An image cannot be decoded, the prompt does not have the tokens of the images, or the memory for images is exhausted.
+/// An image cannot be decoded, the prompt does not have the tokens of the images, the memory for images is exhausted, or
+/// the client has disconnected.
 pub(super) fn assign(
     images: Vec<ConversationImage>,
     tokens: &[TokenId],
     param: &str,
     reader: &ImageReader,
+    canceled: &CancellationToken,
 ) -> Result<Option<AssignedImages>, Error> {
     let layouts: Vec<ImageLayout> = images.iter().map(|image| image.layout.clone()).collect();
     let spans = image_spans(tokens, reader.image_token, &layouts);
@@ -244,6 +264,10 @@ pub(super) fn assign(
         let digest = match known {
             Some(digest) => digest,
             None => {
+                if canceled.is_cancelled() {
+                    // No client receives this error.
+                    return Err(Error::Internal("the client has disconnected".to_owned()));
+                }
                 let refused = |error: ImageError| Error::invalid(param.clone(), error);
                 let decoding = claim_decoding(reader, num_pixels, bytes_total, &param)?;
                 let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;

@@ -155,7 +155,7 @@ pub(crate) fn responses(
 ) -> Result<PreparedResponse, Error> {
     let UndecodedResponse { undecoded, response, ids, input, call_names } =
         prepare_undecoded(request, context, id, target)?;
-    let prepared = undecoded.decode_images(target.model)?;
+    let prepared = undecoded.decode_images(target)?;
     Ok(PreparedResponse { prepared, response, ids, input, call_names })
 }
 
@@ -346,7 +346,10 @@ fn prepare_fitting(
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
-        Error::Invalid { code, param, .. } => *code == "array_above_max_length" && param == "input",
+        // There are too many messages or images, or the images have too many pixels.
+        Error::Invalid { code, param, .. } => {
+            *code == "array_above_max_length" && (param == "input" || param.starts_with("input["))
+        }
         _ => false,
     }
 }

@@ -14,6 +14,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{self as wire, InputTokens, Object};
+use tokio_util::sync::CancellationToken;
 
 use self::answer::{Delivery, PendingResponse};
 use super::submission::{Submission, submit};
@@ -100,21 +101,25 @@ async fn prepare<T: Send + 'static>(
     prepare_request: fn(&wire::Request, Context, Id, Target<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let seed = app.next_id().seed();
-    let work = move |app: &App, media: &Media, request: &ReferringRequest| {
+    let work = move |app: &App, media: &Media, canceled: &CancellationToken, request: &ReferringRequest| {
         let ServedModel { model, engine, .. } = app.served()?;
         let context = context::find(app, tenant, &request.references)?;
-        prepare_request(&request.request, context, id, Target { model, limits: engine.limits(), media, seed })
+        let target = Target { model, limits: engine.limits(), media, canceled, seed };
+        prepare_request(&request.request, context, id, target)
     };
     if !preparation::is_light(&body) {
-        return preparation::with_media(app, tenant, false, move |app, media| {
-            work(app, media, &ReferringRequest::read(&body)?)
+        return preparation::with_media(app, tenant, false, move |app, media, canceled| {
+            work(app, media, canceled, &ReferringRequest::read(&body)?)
         })
         .await;
     }
     let request = ReferringRequest::read(&body)?;
     // Stored objects may be on disk, so looking them up may block.
     let is_light = request.references.is_empty();
-    preparation::with_media(app, tenant, is_light, move |app, media| work(app, media, &request)).await
+    preparation::with_media(app, tenant, is_light, move |app, media, canceled| {
+        work(app, media, canceled, &request)
+    })
+    .await
 }
 
 /// A request and the stored objects that it refers to.

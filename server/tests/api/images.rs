@@ -4,6 +4,8 @@ use std::path::Path;
 
 use axum::body::Body;
 use axum::http::Request;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Setup, chat, completion};
@@ -64,6 +66,28 @@ async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
     // The answer takes 8 tokens of the context length of 1,024.
     let tokens = count(&turns).await;
     assert!(tokens <= 1016 && tokens + tokens_of_turn > 1016, "{tokens} tokens, {tokens_of_turn} for a turn");
+}
+
+#[tokio::test]
+async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
+    let server = Setup::reading_images().start();
+    // The header of a PNG file with 49,000,000 pixels. All images of a request may have 400,000,000.
+    let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    file.extend([7000_u32.to_be_bytes(), 7000_u32.to_be_bytes()].concat());
+    file.extend([8, 2, 0, 0, 0]);
+    let url = format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file));
+    let turn = json!({"role": "user", "content": [{"type": "input_image", "image_url": url}]});
+    let count = async |turns: usize, truncation: &str| {
+        let body = request(json!({"input": vec![turn.clone(); turns], "truncation": truncation}));
+        server.post("/v3/responses/input_tokens", body).await
+    };
+    let refused = count(12, "disabled").await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["code"]), (400, &json!("array_above_max_length")), "{error}");
+    assert_eq!(error["param"], "input[8].content[0].image_url", "{error}");
+    let truncated = count(12, "auto").await;
+    assert_eq!(truncated.status, 200, "{}", truncated.body);
+    assert_eq!(truncated.json(), count(8, "disabled").await.json());
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
 use server_images::ImageProcessor;
 use server_openai::ChatRequest;
+use tokio_util::sync::CancellationToken;
 
 use crate::backend::built_in_text_with;
 use crate::error::Error;
@@ -61,7 +62,8 @@ fn rendered(template: &str, messages: &Value) -> Result<RenderedPrompt, Error> {
 
 /// Assigns the images of a prompt to its tokens.
 fn assigned(prompt: RenderedPrompt, model: &Model) -> Result<Option<AssignedImages>, Error> {
-    images::assign(prompt.images, &prompt.tokens, "messages", model.images.as_ref().unwrap())
+    let (reader, canceled) = (model.images.as_ref().unwrap(), CancellationToken::new());
+    images::assign(prompt.images, &prompt.tokens, "messages", reader, &canceled)
 }
 
 fn image(url: &str) -> Value {
@@ -238,6 +240,35 @@ fn the_memory_for_decoding_an_image_is_limited() {
     );
     // Requests that are refused return their memory.
     assigned(prompt_with(&IMAGES), &model).unwrap();
+}
+
+/// The `data:` URL of the header of a PNG file.
+fn png_header(width: u32, height: u32) -> String {
+    let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    file.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));
+    file.extend([8, 2, 0, 0, 0]);
+    format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file))
+}
+
+#[test]
+fn the_pixels_of_all_images_of_a_request_are_limited() {
+    let large = png_header(7000, 7000);
+    assert_eq!(prompt_with(&[large.as_str(); 8]).images.len(), 8);
+    let messages = json!([{"role": "user", "content": vec![image(&large); 9]}]);
+    expect![
+        "messages[0].content[8].image_url: the images up to this one have 441000000 pixels (limit: 400000000 pixels in all images of a request)"
+    ]
+    .assert_eq(&rendered(TEMPLATE, &messages).err().unwrap().to_string());
+}
+
+#[test]
+fn images_are_not_decoded_for_a_client_that_has_disconnected() {
+    let (model, prompt) = (model(TEMPLATE), prompt_with(&IMAGES));
+    let canceled = CancellationToken::new();
+    canceled.cancel();
+    let reader = model.images.as_ref().unwrap();
+    let result = images::assign(prompt.images, &prompt.tokens, "messages", reader, &canceled);
+    assert!(matches!(result, Err(Error::Internal(_))));
 }
 
 #[test]
