@@ -4,6 +4,7 @@
 //! immediately.
 
 mod budget;
+mod fair_slots;
 mod json;
 mod preparation;
 mod tokenizer;
@@ -16,8 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
+pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
-pub(crate) use preparation::{NoSlot, PreparationSlots};
+pub(crate) use preparation::PreparationSlots;
 pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
 pub(crate) use trial::{InvalidGrammar, TrialProcesses, run_trial};
 

@@ -49,7 +49,7 @@ pub(super) async fn with_media<T: Send + 'static>(
     for _ in 0..prepare::IMAGES_MAX {
         match run(Arc::clone(&media)).await {
             Err(Error::MediaNeeded(references)) => {
-                app.fetch_media(references, Arc::make_mut(&mut media)).await?;
+                app.fetch_media(references, tenant, Arc::make_mut(&mut media)).await?;
             }
             result => return result,
         }
