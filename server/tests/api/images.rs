@@ -71,7 +71,7 @@ async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
     let server = Setup::reading_images().start();
-    // The header of a PNG file with 49,000,000 pixels. All images of a request may have 400,000,000.
+    // The header of a PNG file with 49,000,000 pixels. The images of a request may have 400,000,000 pixels in total.
     let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     file.extend([7000_u32.to_be_bytes(), 7000_u32.to_be_bytes()].concat());
     file.extend([8, 2, 0, 0, 0]);
