@@ -106,7 +106,7 @@ std::optional<Products> products_of(const Output& value) {
     return {};
 }
 
-// The factor or the term of a value, besides `other`; nothing if the value is not the result of `Op` with a number.
+// The scalar constant that `Op` combines with `other` to compute a value; nothing if the value is computed in another way.
 template <typename Op>
 std::optional<float> number_beside(const Output& value, const Output& other) {
     const auto node = as<Op>(value);
@@ -118,13 +118,14 @@ std::optional<float> number_beside(const Output& value, const Output& other) {
     return {};
 }
 
-// The gates and the other halves from which an activation is computed.
+// The gates and the up projection from which an activation is computed.
 struct Activation {
     Output gate, up;
     Epilogue epilogue;
 };
 
-// The halves of a clamped SwiGLU, from the clamped gates and the other factor; nothing if it has other numbers.
+// The inputs of a clamped SwiGLU, from its clamped gates and its other factor; nothing if its constants are not those that the
+// kernels support.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -138,7 +139,7 @@ std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& sc
     return {};
 }
 
-// The parts of swish(gate) * up, or of its clamped form; nothing if a value is something else.
+// The inputs of swish(gate) * up, or of its clamped form; nothing if the value is computed in another way.
 std::optional<Activation> activation_of(const Output& value) {
     const auto product = as<op::v1::Multiply>(value);
     for (size_t side : {0, 1}) {

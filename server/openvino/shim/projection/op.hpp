@@ -72,7 +72,7 @@ private:
     // Calls `visit` with each number of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // The number of columns of the residual that is an output.
+    // The number of columns of the residual, if it is an output.
     size_t residual_columns() const;
 
     Isa isa_ = Isa::plugin;

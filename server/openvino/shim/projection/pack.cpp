@@ -81,7 +81,7 @@ std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows:
     return std::all_of(rows.begin(), rows.end(), [&](const TensorRows& part) { return part.*property; });
 }
 
-// Calls `fits` with each of a number of rows, until one does not fit.
+// Calls `fits` with each row below `rows`, until one does not fit.
 template <typename Fits>
 bool all_rows_fit(size_t rows, const Fits& fits) {
     std::atomic<bool> all{true};

@@ -172,7 +172,7 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     return {within(from), within(layer.is_bidirectional ? item.sequence->past + item.sequence->count : position + 1)};
 }
 
-// The keys or values of a block, the position of the block in its chunk, and the memory that is read after it.
+// The keys or values of a block, the position of the block in its chunk, and the memory that is read next.
 struct BlockRef {
     const uint8_t* block;
     size_t at;
