@@ -263,9 +263,9 @@ struct Division {
     // The minimum number of rows per thread with which each thread multiplies a part of the rows by all weights. With fewer
     // rows, each thread multiplies all rows by a part of the weights.
     size_t rows_per_owner;
-    // The part of the source that remains in the cache of a processor while blocks of weights are read: a count of numbers, and
-    // a minimum count of tiles.
-    size_t cached_numbers, cached_tiles_min;
+    // The part of the source that remains in the cache of a processor while blocks of weights are read: a number of
+    // elements, and a minimum number of tiles.
+    size_t cached_elements, cached_tiles_min;
 };
 
 // The kernels of one instruction set.
