@@ -23,7 +23,7 @@ enum Answer {
     KeepAlive(Vec<u8>),
     /// Accepts the request and does not answer.
     Silence,
-    /// Sends a byte of a body every second, without an end.
+    /// Sends a byte of an endless body every second.
     Trickle,
     /// Sends an endless body without its length as fast as the client reads.
     Flood,

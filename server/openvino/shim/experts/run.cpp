@@ -64,7 +64,7 @@ struct Workspace {
 size_t bytes_of(FloatData data) { return data.is_bf16 ? 2 : 4; }
 
 // Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it reads the weights of few
-// experts, and later what it has written itself.
+// experts, and later the results that it has written itself.
 template <typename Item, typename Body>
 void for_each(const std::vector<Item>& items, Threading threading, const Body& body) {
     const size_t owners = num_threads();
@@ -91,8 +91,8 @@ void compute_logits(const Kernels& kernels, const Experts& experts, const uint8_
     });
 }
 
-// Chooses the experts with the largest logits, in descending order, and of equal ones the first. Their weights are the softmax
-// of their logits.
+// Chooses the experts with the largest logits, in descending order. If logits are equal, the expert with the lower index comes
+// first. The weights of the experts are the softmax of their logits.
 void choose(const Experts& experts, const float* logits, uint32_t* chosen, float* weights) {
     size_t filled = 0;
     for (uint32_t expert = 0; expert < experts.count; ++expert) {
@@ -230,7 +230,7 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
     });
 }
 
-// Four floats, which every processor adds at once.
+// Four floats, which every processor adds with one instruction.
 typedef float Four __attribute__((vector_size(16)));
 
 Four load(const float* from) {
