@@ -77,12 +77,12 @@ pub struct Dispatch {
 pub enum PlacementError {
     /// The queue is full.
     QueueFull {
-        /// The time after which there should be room.
+        /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
     /// The request has waited for room until its timeout.
     QueueTimeout {
-        /// The time after which there should be room.
+        /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
     /// The model has no replica, and either none appeared in time or the waiting room is full.

@@ -5,7 +5,7 @@ use server_engine::TokenId;
 use server_openai::Prompt;
 use server_text::Tokenizer;
 
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -30,8 +30,9 @@ pub(super) fn prompts(
     model: &Model,
     tokens_max: Option<u32>,
 ) -> Result<Vec<Vec<TokenId>>, Error> {
-    let encode =
-        |text: &str, param: &'static str| Encoder { model, param, tokens_max }.prompt(text, Surround::Absent);
+    let encode = |text: &str, param: &'static str| {
+        Encoder { model, param, tokens_max }.prompt(text, SpecialTokens::Absent)
+    };
     let tokenizer = &model.text.tokenizer;
     let form = form(tokenizer).ok_or_else(|| {
         Error::coded(

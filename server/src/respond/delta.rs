@@ -14,7 +14,7 @@ pub(crate) enum ChoiceDelta {
     Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
     /// The beginning of a tool call, with its number within the choice, starting at 0. Its arguments follow.
     CallBegin { choice: u32, call: u32, id: String, name: String },
-    /// More of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
+    /// The next part of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
