@@ -13,7 +13,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::StoreConfig;
 
-use crate::harness::{Answer, GatedRunner, Server, Setup};
+use crate::harness::{Answer, GatedRunner, Server, Setup, merged};
 use crate::responses::{PATH, QWEN, events, request, shown, weather};
 
 const CONVERSATIONS: &str = "/v3/conversations";
@@ -25,9 +25,7 @@ fn scripted(answers: &[&str]) -> Setup {
 }
 
 async fn ask(server: &Server, parameters: Value) -> Value {
-    let mut all = json!({"max_output_tokens": 200});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    all.as_object_mut().unwrap().extend(parameters);
+    let all = merged(json!({"max_output_tokens": 200}), parameters);
     let answer = server.post(PATH, request(all)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.json()
