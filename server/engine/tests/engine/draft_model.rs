@@ -222,9 +222,7 @@ async fn drafts_follow_the_guides() {
                 );
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&engine.handle()).await;
         engine.shutdown().unwrap();
         all += reports.iter().map(|report| report.accepted_tokens).sum::<u32>();

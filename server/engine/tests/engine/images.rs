@@ -123,9 +123,7 @@ async fn many_requests_with_few_blocks_and_outputs_have_the_right_answers() {
             ask(&handle, request).await;
         });
     }
-    while let Some(task) = tasks.join_next().await {
-        task.unwrap();
-    }
+    tasks.join_all().await;
     settled(&handle).await;
 }
 

@@ -112,9 +112,7 @@ async fn concurrent_restores_return_the_right_blocks() {
                 assert_eq!(outcome.tokens, [expected_tokens(&prompt, 9, VOCABULARY)]);
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&handle).await;
         if round % 3 == 2 {
             handle.sleep(SleepLevel::Cache).await.unwrap();
