@@ -13,7 +13,7 @@ use server_engine::{
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
 
-use crate::drafts::{costs, events, of_few_words, output_events};
+use crate::drafts::{costs, counts, events, of_few_words, output_events};
 use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
@@ -121,17 +121,6 @@ async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool
         all.rejected += rejected;
     }
     all
-}
-
-fn counts(events: &[Event]) -> DraftCounts {
-    let mut counts = DraftCounts::default();
-    for event in events {
-        if let Event::Finished { drafts, .. } = event {
-            counts.accepted += drafts.accepted;
-            counts.rejected += drafts.rejected;
-        }
-    }
-    counts
 }
 
 /// Calls [`compare`] with several seeds. Also returns the number of preemptions.
