@@ -321,8 +321,7 @@ fn a_draft_model_with_an_incompatible_cache_is_rejected() {
         let setup = Setup::new(100);
         let mut other = Setup::new(blocks);
         other.sim.block_tokens = block_tokens;
-        let (runner, draft) = (Box::new(setup.runner()), draft(&other, Change::default()));
-        Engine::start_with_options(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
+        setup.start_with(drafted(draft(&other, Change::default()))).err()
     };
     assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
     for error in [refused(99, 8), refused(100, 16)] {

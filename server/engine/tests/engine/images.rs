@@ -26,8 +26,7 @@ const IMAGE_BYTES: u64 = 8 * ROWS as u64;
 fn start(setup: Setup, encoder: impl ImageEncoder + 'static, images: u64) -> Engine {
     let config = EncoderConfig { encoder: Box::new(encoder), cache_bytes: images * IMAGE_BYTES };
     let options = EngineOptions { encoder: Some(config), ..EngineOptions::default() };
-    let runner = Box::new(setup.runner());
-    Engine::start_with_options(setup.engine, runner, options, Box::new(|_| {})).unwrap()
+    setup.start_with(options).unwrap()
 }
 
 fn digest(image: u8) -> ImageDigest {

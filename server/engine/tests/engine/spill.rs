@@ -30,10 +30,8 @@ fn config(folder: &Path, model: &str) -> SpillConfig {
 }
 
 fn start(config: &SpillConfig) -> Engine {
-    let setup = Setup::new(32);
-    let runner = Box::new(setup.runner());
     let extras = EngineOptions { spill: Some(config.clone()), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
+    Setup::new(32).start_with(extras).unwrap()
 }
 
 /// Sends a request, and compares the answer with that of a model without a cache.
@@ -475,11 +473,10 @@ async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
 }
 
 fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> {
-    let setup = Setup { adapters: 2, ..Setup::new(32) };
     let mut spill = config(folder, "a");
     spill.identity.adapters = adapters.to_vec();
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, Box::new(|_| {}))
+    Setup { adapters: 2, ..Setup::new(32) }.start_with(extras)
 }
 
 #[tokio::test]
@@ -520,9 +517,7 @@ async fn a_draft_model_proposes_after_restored_blocks() {
         spill: Some(config(folder.path(), "a")),
         ..EngineOptions::default()
     };
-    let observer = Box::new(|_: &_| {});
-    let engine =
-        Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();
+    let engine = setup.start_with(extras).unwrap();
     let handle = engine.handle();
     fill(&handle).await;
     for which in [0, 1, 0, 5] {
@@ -545,7 +540,5 @@ async fn spilling_requires_prefix_caching() {
     let mut setup = Setup::new(32);
     setup.engine.scheduler.prefix_caching = false;
     let extras = EngineOptions { spill: Some(config(folder.path(), "a")), ..EngineOptions::default() };
-    let runner = Box::new(setup.runner());
-    let refused = Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}));
-    assert!(matches!(refused, Err(StartError::NothingToSpill)));
+    assert!(matches!(setup.start_with(extras), Err(StartError::NothingToSpill)));
 }
