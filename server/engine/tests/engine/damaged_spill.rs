@@ -135,7 +135,7 @@ async fn answer(handle: &EngineHandle) -> u32 {
 }
 
 /// Waits until the statistics satisfy `done`.
-async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
+pub(crate) async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
     while !done(handle.spill_stats().expect("spilling is configured")) {
         std::thread::yield_now();
         tokio::task::yield_now().await;
