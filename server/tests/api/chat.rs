@@ -5,7 +5,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty};
+use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty, merged};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -231,11 +231,10 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
     let letters: serde_json::Map<_, _> =
         (b'a'..=b'w').map(|letter| (letter.to_string(), json!(100))).collect();
     let sampled = |more: serde_json::Value| {
-        let mut parameters = json!({
+        let parameters = json!({
             "n": 2, "temperature": 1.5, "seed": 3, "max_tokens": 40, "logit_bias": letters, "stream": true,
         });
-        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        chat(parameters)
+        chat(merged(parameters, more))
     };
     let whole = Server::parrot("x").post(PATH, sampled(json!({"stream": false}))).await.json();
     let [one, other] = [0, 1].map(|choice| whole["choices"][choice]["message"]["content"].as_str().unwrap());

@@ -240,26 +240,22 @@ fn redacted(answer: Value) -> String {
 
 /// Returns a chat request of one message with these parameters, with greedy sampling by default.
 pub(crate) fn chat(parameters: Value) -> String {
-    with(
-        json!({
-            "model": "parrot", "temperature": 0, "max_tokens": 8,
-            "messages": [{"role": "user", "content": "Hi"}],
-        }),
-        parameters,
-    )
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "messages": messages});
+    merged(request, parameters).to_string()
 }
 
 /// Returns a completion request with these parameters.
 pub(crate) fn completion(parameters: Value) -> String {
-    with(json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"}), parameters)
+    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"});
+    merged(request, parameters).to_string()
 }
 
-fn with(mut request: Value, parameters: Value) -> String {
+/// Returns the members of both objects. Those of `parameters` have precedence.
+pub(crate) fn merged(mut base: Value, parameters: Value) -> Value {
     let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    for (name, value) in parameters {
-        request[name] = value;
-    }
-    request.to_string()
+    base.as_object_mut().unwrap().extend(parameters);
+    base
 }
 
 /// A runner that repeats the tokens of a script: the position determines the next token.

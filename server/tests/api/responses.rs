@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Server, Setup};
+use crate::harness::{Answer, Server, Setup, merged};
 
 pub(crate) const PATH: &str = "/v3/responses";
 pub(crate) const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -18,10 +18,8 @@ const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"w
 
 /// Returns a request with these parameters, with greedy sampling by default.
 pub(crate) fn request(parameters: Value) -> String {
-    let mut request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    request.as_object_mut().unwrap().extend(parameters);
-    request.to_string()
+    let request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
+    merged(request, parameters).to_string()
 }
 
 pub(crate) fn weather() -> Value {
@@ -421,11 +419,7 @@ async fn the_length_of_a_prompt_can_be_counted_without_an_answer() {
 #[tokio::test]
 async fn the_effort_reaches_the_template_and_system_texts_reach_the_prompt() {
     let server = Setup::scripted(QWEN, &[], &["<think>\nHm.\n</think>\n\nYes."]).start();
-    let long = |parameters: Value| {
-        let mut all = json!({"max_output_tokens": 100});
-        all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-        request(all)
-    };
+    let long = |parameters: Value| request(merged(json!({"max_output_tokens": 100}), parameters));
     let plain = server.post(PATH, long(json!({}))).await.json();
     assert_eq!(plain["output"][0]["type"], "reasoning");
     let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64().unwrap();

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, chat};
+use crate::harness::{Server, Setup, chat, merged};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -26,12 +26,10 @@ fn weather() -> Value {
     }})
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "parameters are written where they are given")]
 fn with_tools(parameters: Value) -> String {
-    let mut all =
+    let all =
         json!({"max_tokens": 400, "tools": [weather(), {"type": "function", "function": {"name": "now"}}]});
-    all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-    chat(all)
+    chat(merged(all, parameters))
 }
 
 /// Returns the whole answer, and checks that the streamed answer is the same.
