@@ -415,4 +415,4 @@ pub(crate) fn encode(event: &Event<'_>) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,7 +5,7 @@ use server_openai::responses::{Object, ReasoningParameter, TextParameter};
 use super::*;
 use crate::store::{Kind, Store, StoreConfig};
 
-fn new_response(status: Status, choices: u32) -> NewResponse {
+pub(in crate::responses) fn new_response(status: Status, choices: u32) -> NewResponse {
     let id = Store::open(&StoreConfig::default()).unwrap().new_id(Kind::Response);
     let response = Response {
         id: id.to_string(),
