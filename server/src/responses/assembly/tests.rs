@@ -355,6 +355,33 @@ fn log_probabilities_of_deltas_are_concatenated() {
 }
 
 #[test]
+fn long_texts_and_events_that_repeat_them_are_expensive_to_encode() {
+    const PARTS: usize = 3;
+    let part = "x".repeat(10_000);
+    let long = part.repeat(PARTS);
+    let new = || Assembly::new(new_response(Status::InProgress, 1));
+    let last = [end(0, ChoiceFinishReason::Stop)];
+    let mut assembly = new();
+    assert_eq!(assembly.deltas_cost(&last), EncodingCost::Low);
+    assert_eq!(assembly.deltas_cost(&[text(0, &long)]), EncodingCost::High);
+    for _ in 0..PARTS {
+        assert_eq!(assembly.deltas_cost(&[text(0, &part)]), EncodingCost::Low);
+        assembly.push(text(0, &part), &mut |_: &Event<'_>| {});
+    }
+    assert_eq!(assembly.deltas_cost(&last), EncodingCost::High);
+    assert_eq!(assembly.encoding_cost(), EncodingCost::High);
+
+    let mut assembly = new();
+    assert_eq!(assembly.deltas_cost(&call(0, "f", &[long.as_str()], false)), EncodingCost::High);
+    let parts = [part.as_str(); PARTS];
+    for delta in call(0, "f", &parts, false) {
+        assert_eq!(assembly.deltas_cost(std::slice::from_ref(&delta)), EncodingCost::Low);
+        assembly.push(delta, &mut |_: &Event<'_>| {});
+    }
+    assert_eq!(assembly.deltas_cost(&[ChoiceDelta::CallEnd { choice: 0, call: 0 }]), EncodingCost::High);
+}
+
+#[test]
 fn a_failure_is_reported_and_the_output_so_far_remains() {
     let mut assembly = Assembly::new(new_response(Status::Queued, 1));
     let mut lines = String::new();
