@@ -154,9 +154,9 @@ pub(crate) fn responses(
         return Err(Error::missing("input"));
     }
     let messages = messages::messages(request.instructions.as_deref(), &context.history, &input);
-    let mut tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
+    let tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
     let call_names = CallNames::of(&tools.offered);
-    let conversation = conversation(request, messages, std::mem::take(&mut tools.offered))?;
+    let conversation = conversation(request, messages, tools.offered)?;
     let format = format(request);
     let mut generation = request.generation.clone();
     target.model.api_rules.complete(&mut generation);
@@ -168,7 +168,7 @@ pub(crate) fn responses(
     let (choice, parallel) = (choice(request), conversation.parallel);
     let prepared = prepare_fitting(request, &generation, &model, &conversation, target)
         .and_then(|undecoded| undecoded.decode_images(target.model))
-        .map_err(|error| tools.renamed(renamed(error)))?;
+        .map_err(renamed)?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
         text: TextParameter { format: Some(format), verbosity: verbosity(request) },

@@ -5,6 +5,8 @@ use std::mem::discriminant;
 use server_engine::{TokenId, TokenLogprob};
 use server_openai::ChoiceFinishReason;
 
+use crate::encoding::EncodingCost;
+
 /// A change of a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ChoiceDelta {
@@ -44,6 +46,22 @@ impl ChoiceDelta {
             | Self::CallArguments { tokens, .. } => tokens.len(),
             Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 0,
         }
+    }
+
+    /// Returns the size in bytes of the text.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } | Self::Reasoning { text, .. } | Self::CallArguments { text, .. } => {
+                text.len()
+            }
+            Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 0,
+        }
+    }
+
+    /// Returns the cost of encoding these deltas.
+    pub(crate) fn encoding_cost(deltas: &[Self]) -> EncodingCost {
+        let tokens = EncodingCost::of_tokens(deltas.iter().map(Self::num_tokens).sum());
+        tokens.max(EncodingCost::of_text(deltas.iter().map(Self::text_bytes).sum()))
     }
 
     /// Returns the delta with the number of its choice replaced.

@@ -1,7 +1,7 @@
 //! A server that runs inside the test process: the axum router, the engine, and models whose output the tests know.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
@@ -162,6 +162,22 @@ impl Server {
         let mut load = self.engine.handle().load();
         let idle = load.wait_for(|load| (load.load.running, load.load.waiting) == (0, 0)).await.unwrap().load;
         assert_eq!(idle.blocks_active, 0);
+    }
+
+    /// Blocks this thread, which runs all tasks of a test, until the engine has received this number of prompts and has
+    /// generated all of their tokens. No task can read tokens in the meantime.
+    pub(crate) fn block_until_computed(&self, submissions: u64) {
+        let load = self.engine.handle().load();
+        let is_computed = || {
+            let published = *load.borrow();
+            let is_idle = (published.load.running, published.load.waiting) == (0, 0);
+            is_idle && published.submissions >= submissions
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_computed() {
+            assert!(Instant::now() < deadline, "the engine is still busy");
+            std::thread::yield_now();
+        }
     }
 }
 

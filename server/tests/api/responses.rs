@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Server, Setup, merged};
+use crate::harness::{Answer, GatedRunner, Server, Setup, merged};
 
 pub(crate) const PATH: &str = "/v3/responses";
 pub(crate) const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -385,21 +385,27 @@ async fn log_probabilities_are_returned_if_included() {
 /// Log probabilities that have accumulated, and the events at the end of a message, are encoded on another thread.
 #[tokio::test]
 async fn many_log_probabilities_are_streamed_and_stored() {
-    let server = Server::parrot(TEXT);
     for background in [false, true] {
+        let (runner, permits) = GatedRunner::new(TEXT);
+        let server = Setup::new(runner).start();
         let parameters = json!({
             "max_output_tokens": 200, "top_logprobs": 2, "stream": true, "background": background,
         });
+        permits.send(()).unwrap();
+        // The server has taken at most the first token when the engine has generated all others.
         let unread = server.open(PATH, request(parameters)).await;
-        server.idle().await;
+        drop(permits);
+        server.block_until_computed(1);
         let events = events(&Answer::read(unread).await);
         let response = &events.last().unwrap()["response"];
         let logprobs = &response["output"][0]["content"][0]["logprobs"];
         assert_eq!(logprobs.as_array().unwrap().len(), 200);
         let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
-        let joined: Vec<Value> =
-            deltas.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
-        assert_eq!(&json!(joined), logprobs);
+        let deltas: Vec<Vec<Value>> =
+            deltas.map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+        let largest = deltas.iter().map(Vec::len).max();
+        assert!(largest >= Some(199), "background: {background}: {largest:?}");
+        assert_eq!(&json!(deltas.concat()), logprobs);
         let stored = server.get(&format!("{PATH}/{}", response["id"].as_str().unwrap())).await.json();
         assert_eq!(stored["output"], response["output"]);
     }

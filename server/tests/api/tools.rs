@@ -482,3 +482,32 @@ async fn malformed_tools_and_choices_are_rejected() {
     "#]].assert_eq(&shown);
     server.idle().await;
 }
+
+#[tokio::test]
+async fn an_error_about_a_schema_names_the_member_that_the_request_contains() {
+    let server = Setup::scripted(HERMES, &[], &["x"]).start();
+    let nested = json!({"name": "f", "strict": true, "parameters": {"type": "strin"}});
+    let mut flat = nested.clone();
+    flat["type"] = json!("function");
+    let nested = json!({"type": "function", "function": nested});
+    let namespace = json!({"type": "namespace", "name": "n", "tools": [flat]});
+    let (chats, responses) = (PATH, "/v3/responses");
+    for (path, tool, param) in [
+        (chats, &flat, "tools[1].parameters.type"),
+        (chats, &nested, "tools[1].function.parameters.type"),
+        (responses, &flat, "tools[1].parameters.type"),
+        (responses, &nested, "tools[1].function.parameters.type"),
+        (responses, &namespace, "tools[1].tools[0].parameters.type"),
+    ] {
+        let tools = json!([weather(), tool]);
+        let body = match path {
+            PATH => with_tools(json!({"tools": tools})),
+            _ => json!({"model": "parrot", "input": "Hi", "tools": tools}).to_string(),
+        };
+        let answer = server.post(path, body).await;
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        let error = &answer.json()["error"];
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().starts_with(&format!("{param}: ")), "{error}");
+    }
+}
