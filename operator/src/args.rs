@@ -106,8 +106,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// Interval at which the status is updated with the usage of KV caches that routers report. 0s disables the
-    /// updates.
+    /// Interval at which the status is updated with the KV cache usage that routers report. 0s disables the updates.
     #[arg(
         long,
         value_name = "TIME",
@@ -118,7 +117,7 @@ pub struct RunArgs {
     pub load_interval: Duration,
 
     /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator, because
-    /// the new version has other default images or renders pods differently.
+    /// the new version has different default images or renders pods differently.
     ///
     /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
     /// the others.

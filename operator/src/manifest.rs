@@ -117,15 +117,9 @@ pub struct Manifest {
 /// Returns `value` with the members of all objects sorted by name, so that equal values are serialized to equal texts.
 #[must_use]
 pub fn canonical(value: &Value) -> Value {
-    match value {
-        Value::Object(members) => {
-            let mut sorted: Vec<(&String, &Value)> = members.iter().collect();
-            sorted.sort_by_key(|(name, _)| *name);
-            Value::Object(sorted.into_iter().map(|(name, value)| (name.clone(), canonical(value))).collect())
-        }
-        Value::Array(items) => Value::Array(items.iter().map(canonical).collect()),
-        other => other.clone(),
-    }
+    let mut sorted = value.clone();
+    sorted.sort_all_objects();
+    sorted
 }
 
 /// Returns ten hexadecimal digits of the SHA-256 of `value`.

@@ -11,7 +11,6 @@ use kube::api::{Api, ListParams};
 use operator_api::LlmDeployment;
 use rand::RngExt as _;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -25,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
 use crate::watch::has_service_monitors;
+use process::signals::EndSignals;
 use process::trace::Tracer;
 
 /// The interval at which the operator checks for the custom resource definition.
@@ -98,7 +98,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let config = config(args, &client)?;
     let tracer = config.controller.tracer.clone();
     let stop = CancellationToken::new();
-    let mut signals = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = EndSignals::new()?;
     let metrics = Metrics::default();
     let admin = Admin::new(metrics.clone());
     let mut controllers = JoinSet::new();
@@ -109,8 +109,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     tokio::select! {
         Some(ended) = controllers.join_next() => return ended.context("the operator panicked")?,
         _ = probes.join_next() => bail!("the server for probes has stopped"),
-        _ = signals.0.recv() => {}
-        _ = signals.1.recv() => {}
+        () = signals.next() => {}
     }
     tracing::info!("shutting down: finishing the running reconciles");
     stop.cancel();

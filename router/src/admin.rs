@@ -1,6 +1,7 @@
 //! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. This module
 //! does not handle requests to the API.
 
+use std::borrow::Cow;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -11,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
@@ -118,22 +120,7 @@ impl Admin {
 
 /// Decodes the percent-encoding of a part of a path. Returns the part unchanged if the result is not UTF-8.
 fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        let hex = after.get(..2).filter(|_| byte == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(value) => {
-                bytes.push(value);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+    percent_decode_str(text).decode_utf8().unwrap_or(Cow::Borrowed(text)).into_owned()
 }
 
 /// Liveness: the process answers. Readiness is a separate probe.

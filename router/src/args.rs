@@ -128,7 +128,7 @@ pub struct Args {
 
     /// Maximum percentage of requests that are retried, so that retries do not multiply the load during a failure.
     /// Unused retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not
-    /// count.
+    /// count. 0 permits no other retries.
     ///
     /// Beyond it: the client gets the last failure, as with `--attempts`.
     #[arg(

@@ -77,12 +77,12 @@ pub struct Dispatch {
 pub enum PlacementError {
     /// The queue is full.
     QueueFull {
-        /// The time after which there should be room.
+        /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
     /// The request has waited for room until its timeout.
     QueueTimeout {
-        /// The time after which there should be room.
+        /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
     /// The model has no replica, and either none appeared in time or the waiting room is full.
@@ -303,18 +303,30 @@ impl Dispatch {
     }
 
     /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its
-    /// models, or if only some have reported them in time: a replica that cannot start must not make every wrong name
-    /// wait for it.
+    /// models, or if only some have reported them within the timeout of the waiting room: a replica that cannot start
+    /// must not make every wrong name wait for it.
     ///
     /// # Errors
-    /// No replica has reported its models in time, or the waiting room is full and none has.
-    pub async fn await_model(&self, model: Option<&str>) -> Result<Option<Arc<Fleet>>, PlacementError> {
-        let found = self.await_known(|replicas| match model {
+    /// No replica has reported its models in time, or the waiting room is full and none has. If the client has set a
+    /// shorter timeout, some replicas may have reported their models: another may still serve this one.
+    pub async fn await_model(
+        &self,
+        model: Option<&str>,
+        queued: QueuedRequest,
+    ) -> Result<Option<Arc<Fleet>>, PlacementError> {
+        let find = |replicas: &Replicas| match model {
             Some(model) => replicas.fleet(model),
             None => replicas.only_fleet(),
-        });
-        match found.await {
-            Err(PlacementError::NoReplica) if self.replicas.has_any_reported() => Ok(None),
+        };
+        if let Some(fleet) = find(&self.replicas) {
+            return Ok(Some(fleet));
+        }
+        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
+        let is_set_by_client = queued.deadline == Some(deadline);
+        match self.await_known(deadline, find).await {
+            Err(PlacementError::NoReplica) if !is_set_by_client && self.replicas.has_any_reported() => {
+                Ok(None)
+            }
             result => result,
         }
     }
@@ -324,19 +336,24 @@ impl Dispatch {
     ///
     /// # Errors
     /// Not every replica has reported its store in time, or the waiting room is full.
-    pub async fn await_store(&self, store_id: u64) -> Result<Option<Arc<Replica>>, PlacementError> {
-        self.await_known(|replicas| replicas.by_store(store_id)).await
+    pub async fn await_store(
+        &self,
+        store_id: u64,
+        queued: QueuedRequest,
+    ) -> Result<Option<Arc<Replica>>, PlacementError> {
+        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
+        self.await_known(deadline, |replicas| replicas.by_store(store_id)).await
     }
 
     /// Waits until `find` returns a result, or every replica has reported.
+    ///
+    /// # Errors
+    /// Not every replica has reported by the deadline, or the waiting room is full.
     async fn await_known<T>(
         &self,
+        deadline: Instant,
         find: impl Fn(&Replicas) -> Option<T>,
     ) -> Result<Option<T>, PlacementError> {
-        if let Some(result) = find(&self.replicas) {
-            return Ok(Some(result));
-        }
-        let deadline = tokio::time::Instant::now() + self.settings.load().waiting_room_timeout;
         let mut changes = self.replicas.changes();
         let mut room = None;
         loop {
@@ -349,7 +366,7 @@ impl Dispatch {
             if room.is_none() {
                 room = Some(self.enter_waiting_room()?);
             }
-            if timeout_at(deadline, changes.changed()).await.is_err() {
+            if timeout_at(deadline.into(), changes.changed()).await.is_err() {
                 return Err(PlacementError::NoReplica);
             }
         }

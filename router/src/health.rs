@@ -305,14 +305,17 @@ pub struct RetryBudget {
 
 impl RetryBudget {
     /// Creates a budget of `retry_budget_percent` retries per 100 requests. It saves up to `saved_max` unused retries,
-    /// and starts with that number.
+    /// and starts with that number. A budget of 0 permits no retries.
     #[must_use]
     pub fn new(retry_budget_percent: u32, saved_max: u32) -> Self {
         let saved_max = f64::from(saved_max);
-        Self { retries_per_request: f64::from(retry_budget_percent) / 100.0, saved_max, saved: saved_max }
+        let mut budget = Self { retries_per_request: 0.0, saved_max, saved: saved_max };
+        budget.configure(retry_budget_percent);
+        budget
     }
 
-    /// Changes the number of retries per 100 requests. The saved retries remain.
+    /// Changes the number of retries per 100 requests. The saved retries remain, but are not permitted while the number
+    /// is 0.
     pub fn configure(&mut self, retry_budget_percent: u32) {
         self.retries_per_request = f64::from(retry_budget_percent) / 100.0;
     }
@@ -324,7 +327,7 @@ impl RetryBudget {
 
     /// Whether a retry is permitted; if so, it is charged to the budget.
     pub fn withdraw(&mut self) -> bool {
-        let is_permitted = self.saved >= 1.0;
+        let is_permitted = self.retries_per_request > 0.0 && self.saved >= 1.0;
         self.saved -= f64::from(u8::from(is_permitted));
         is_permitted
     }

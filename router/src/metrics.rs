@@ -85,7 +85,7 @@ impl TermHistograms {
             ),
             image_encoding: metrics.request_seconds(
                 "pick_image_encoding",
-                "Part of the score: time to encode the images ahead of the request and its own",
+                "Part of the score: time to encode the images of the request and of those ahead of it",
             ),
             decode_interference: metrics.request_seconds(
                 "pick_decode_interference",

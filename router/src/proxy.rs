@@ -140,10 +140,11 @@ async fn forward(
     let fields = routing_fields(endpoint, &parts, &body)?;
     let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
         Some(object) => {
-            let (fleet, replica) = stored_object::locate(app, object, fields.model.as_deref()).await?;
+            let model = fields.model.as_deref();
+            let (fleet, replica) = stored_object::locate(app, object, model, queued).await?;
             (fleet, Some(replica))
         }
-        None => (fleet_of(app, &fields).await?, None),
+        None => (fleet_of(app, &fields, queued).await?, None),
     };
     let prompt = images::without_images(fields.prompt);
     let placement_request =
@@ -250,9 +251,9 @@ fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
 }
 
 /// The replicas of the model that the request names.
-async fn fleet_of(app: &App, fields: &Fields<'_>) -> Result<Arc<Fleet>, Error> {
+async fn fleet_of(app: &App, fields: &Fields<'_>, queued: QueuedRequest) -> Result<Arc<Fleet>, Error> {
     let model = fields.model.as_deref();
-    let fleet = app.dispatch().await_model(model).await?;
+    let fleet = app.dispatch().await_model(model, queued).await?;
     fleet.ok_or_else(|| {
         model.map_or(Error::MissingModel, |model| {
             Error::UnknownModel(model.chars().take(fields::MODEL_SHOWN_MAX).collect())

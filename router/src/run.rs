@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::future::join_all;
+use process::error::chain;
 use process::logs;
 use process::signals::EndSignals;
 use proto::replica_token::ReplicaTokenFile;
@@ -226,7 +227,6 @@ impl Files {
                 // Warn only once. Clear the stored content, so that the file counts as changed once it is readable
                 // again.
                 if known.take().is_some() {
-                    let error = anyhow::Error::from(error);
                     tracing::warn!(%error, "failed to read a file again: the previous content remains in effect");
                 }
                 return None;
@@ -264,13 +264,10 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
                     app.set_settings(args);
                     tracing::info!(path = %path.display(), "reloaded the configuration");
                 }
-                Err(error) => {
-                    let error = anyhow::Error::from(error);
-                    tracing::error!(
-                        error = format!("{error:#}"),
-                        "failed to reload the configuration: the previous one remains in effect"
-                    );
-                }
+                Err(error) => tracing::error!(
+                    error = chain(&error),
+                    "failed to reload the configuration: the previous one remains in effect"
+                ),
             }
         }
         if let Some(path) = keys
@@ -278,13 +275,10 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
         {
             match app.access().read(&path) {
                 Ok(keys) => log_key_count(keys),
-                Err(error) => {
-                    let error = anyhow::Error::from(error);
-                    tracing::error!(
-                        error = format!("{error:#}"),
-                        "failed to reload the API keys: the previous ones remain in effect"
-                    );
-                }
+                Err(error) => tracing::error!(
+                    error = chain(&error),
+                    "failed to reload the API keys: the previous ones remain in effect"
+                ),
             }
         }
     }
@@ -296,10 +290,10 @@ fn reload_replica_token(app: &App) {
     match file.reload() {
         Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
         Ok(None) => {}
-        Err(error) => {
-            let error = format!("{:#}", anyhow::Error::from(error));
-            tracing::error!(error, "failed to reload the replica token: the previous one remains in effect");
-        }
+        Err(error) => tracing::error!(
+            error = chain(&error),
+            "failed to reload the replica token: the previous one remains in effect"
+        ),
     }
 }
 

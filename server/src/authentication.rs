@@ -10,6 +10,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
+use process::error::chain;
 use proto::replica_token::{HEADER, ReplicaTokenFile};
 use tonic::Status;
 use tonic::service::Interceptor;
@@ -63,13 +64,10 @@ pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible>
         match reloaded.await.context("reading the replica token panicked")? {
             Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
             Ok(None) => {}
-            Err(error) => {
-                let error = format!("{:#}", anyhow::Error::from(error));
-                tracing::error!(
-                    error,
-                    "failed to reload the replica token: the previous one remains in effect"
-                );
-            }
+            Err(error) => tracing::error!(
+                error = chain(&error),
+                "failed to reload the replica token: the previous one remains in effect"
+            ),
         }
     }
 }

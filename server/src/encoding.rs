@@ -2,6 +2,8 @@
 //! repeat megabytes of prompts. If a thread that serves connections encoded them, it would delay the tokens of other
 //! requests.
 
+use tokio::sync::Semaphore;
+
 use crate::blocking;
 
 /// Number of tokens, with their IDs or log probabilities, up to which a part of an answer is encoded inline. A step of the
@@ -10,6 +12,13 @@ use crate::blocking;
 const INLINE_TOKENS_MAX: usize = 64;
 /// Size in bytes of the text of a part up to which the part is encoded inline.
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
+/// Number of parts of answers that are encoded on separate threads at the same time.
+///
+/// Beyond it: further parts wait.
+const ENCODINGS_MAX: usize = 8;
+
+/// The slots of the parts that are encoded on separate threads.
+static SLOTS: Semaphore = Semaphore::const_new(ENCODINGS_MAX);
 
 /// The cost of encoding a part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,20 +41,35 @@ impl EncodingCost {
     }
 }
 
-/// Runs `work`, which encodes a part of an answer, on another thread if its cost is high.
+/// Runs `work`, which encodes a part of an answer, on another thread if its cost is high: on at most [`ENCODINGS_MAX`]
+/// threads at the same time.
+///
+/// # Cancel safety
+/// Work that has started is completed.
 pub(crate) async fn run<T: Send + 'static>(
     cost: EncodingCost,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     match cost {
         EncodingCost::Low => work(),
-        EncodingCost::High => blocking::run(work).await,
+        EncodingCost::High => {
+            let slot = SLOTS.acquire().await.expect("invariant: the semaphore is never closed");
+            blocking::run(move || {
+                let _slot = slot;
+                work()
+            })
+            .await
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread::{self, ThreadId};
+
+    use futures_util::FutureExt as _;
+    use tokio::task::JoinSet;
 
     use super::*;
 
@@ -61,5 +85,30 @@ mod tests {
         {
             assert_ne!(encoded(cost).await, thread::current().id());
         }
+    }
+
+    #[tokio::test]
+    async fn a_limited_number_of_parts_is_encoded_on_separate_threads_at_the_same_time() {
+        let (started, mut starts) = tokio::sync::mpsc::channel(ENCODINGS_MAX);
+        let (mut gates, mut encodings) = (Vec::new(), JoinSet::new());
+        for _ in 0..ENCODINGS_MAX {
+            let (gate, opened) = mpsc::channel::<()>();
+            gates.push(gate);
+            let started = started.clone();
+            encodings.spawn(run(EncodingCost::High, move || {
+                started.try_send(()).unwrap();
+                // The gate opens when its sender is dropped.
+                opened.recv().unwrap_err();
+            }));
+        }
+        for _ in 0..ENCODINGS_MAX {
+            starts.recv().await.unwrap();
+        }
+        assert_eq!(SLOTS.available_permits(), 0);
+        let mut further = Box::pin(run(EncodingCost::High, || 7));
+        assert_eq!(further.as_mut().now_or_never(), None);
+        drop(gates);
+        assert_eq!(further.await, 7);
+        assert_eq!(encodings.join_all().await.len(), ENCODINGS_MAX);
     }
 }

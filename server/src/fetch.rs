@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use process::signals::EndSignals;
 use tokio::task::JoinSet;
 
 mod args;
@@ -162,14 +162,9 @@ fn is_sha256(digits: &str) -> bool {
 }
 
 async fn interrupted() -> Error {
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    match EndSignals::new() {
+        Ok(mut signals) => signals.next().await,
+        Err(_) => std::future::pending().await,
     }
     Error::Interrupted
 }

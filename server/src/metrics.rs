@@ -104,7 +104,7 @@ impl Metrics {
         let inner = Inner {
             requests: metrics.zero("requests", "Requests by endpoint, outcome and status class"),
             adapter_requests: metrics
-                .zero("adapter_requests", "Accepted requests that use an adapter, by name of the adapter"),
+                .zero("adapter_requests", "Accepted requests that use an adapter, by adapter name"),
             prompt_tokens: metrics
                 .zero("prompt_tokens", "Prompt tokens of started requests, including cached tokens"),
             cached_prompt_tokens: metrics
@@ -116,8 +116,8 @@ impl Metrics {
                 .zero("preemptions", "Number of times a sequence was preempted for lack of blocks"),
             suspended_sequences: metrics.zero(
                 "suspended_sequences",
-                "Number of times a sequence skipped steps because the tokens that structured output allows were not \
-                 computed in time",
+                "Number of times a sequence skipped steps because the allowed tokens of its structured output were \
+                 not computed in time",
             ),
             failed_step_requests: metrics
                 .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
@@ -159,12 +159,12 @@ impl Metrics {
             wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time that the draft model takes within an engine step, for the steps that run it",
+                "Time that the draft model takes in an engine step that runs it",
                 short(),
             ),
             guide_time: metrics.seconds(
                 "guide_time",
-                "Time that an engine step waits, after running the model, for the tokens that structured output allows",
+                "Time that an engine step waits, after running the model, for the allowed tokens of structured outputs",
                 short(),
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),

@@ -20,7 +20,7 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     };
     anyhow::ensure!(
         tensor_parallel_size == 1,
-        "--numa-node and --tensor-parallel-size exclude each other: the threads of one node form one group"
+        "--numa-node cannot be combined with --tensor-parallel-size: the threads of one node form one group"
     );
     let server_openvino::NumaBinding { processors, is_memory_bound } = server_openvino::run_on_node(node)?;
     tracing::info!(node, processors, is_memory_bound, "bound the process to a NUMA node");

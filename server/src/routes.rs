@@ -25,6 +25,7 @@ use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
+use percent_encoding::percent_decode_str;
 
 use crate::app::App;
 use crate::error::Error;
@@ -98,31 +99,11 @@ async fn method(method: Method, uri: Uri) -> Error {
 
 /// Rejects paths whose percent-encoded bytes are not UTF-8, because all names in paths are UTF-8.
 async fn decodable_path(request: Request, next: middleware::Next) -> axum::response::Response {
-    if is_utf8(request.uri().path()) {
+    if percent_decode_str(request.uri().path()).decode_utf8().is_ok() {
         next.run(request).await
     } else {
         Error::MalformedHttp("the path is not UTF-8 after percent-decoding").into_response()
     }
-}
-
-fn is_utf8(path: &str) -> bool {
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits = after.get(..2).filter(|digits| byte == b'%' && digits.iter().all(u8::is_ascii_hexdigit));
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(encoded) => {
-                decoded.push(encoded);
-                rest = &after[2..];
-            }
-            None => {
-                decoded.push(byte);
-                rest = after;
-            }
-        }
-    }
-    std::str::from_utf8(&decoded).is_ok()
 }
 
 /// Counts the requests that no endpoint has counted, all under the same name, regardless of their path.

@@ -174,7 +174,7 @@ class Bench:
         return f"{self.median(key):.1f} s"
 
     def size(self, case: str) -> str:
-        """Returns the allocated memory of a case, also as multiples of the size of the file."""
+        """Returns the allocated memory of a case, in GB and as a multiple of the file size."""
         sizes = (self.median(f"{case} {key}") for key in ("allocated_loaded", "allocated_peak"))
         return "; ".join(f"{size / GB:.2f} GB ({size / self.bytes:.2f})" for size in sizes)
 

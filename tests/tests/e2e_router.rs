@@ -195,9 +195,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
     }
     tally.is_over.store(true, Ordering::Relaxed);
     official.process().signal("TERM").unwrap();
-    while let Some(ended) = clients.join_next().await {
-        ended.unwrap();
-    }
+    clients.join_all().await;
     official.assert_success();
     eprintln!("{:?}", *tally);
     await_idle(&router).await;
@@ -294,9 +292,7 @@ async fn replacing_the_replica_token_under_load_fails_no_request() {
         }
     }
     tally.is_over.store(true, Ordering::Relaxed);
-    while let Some(ended) = clients.join_next().await {
-        ended.unwrap();
-    }
+    clients.join_all().await;
     assert_eq!(tally.broken.load(Ordering::Relaxed), 0);
     let retries = http::get(&router.url("/metrics")).await.unwrap().body;
     let retries = metric(retries.as_str().unwrap(), "ovfleet_router_retries_total").unwrap_or(0.0);

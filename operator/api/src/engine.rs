@@ -73,8 +73,8 @@ pub struct Engine {
     #[schemars(range(min = 2, max = 16_777_216))]
     pub max_model_len: Option<u32>,
 
-    /// The images that a vision-language model fetches because requests refer to them by URL. Default: none; clients send
-    /// images as `data:` URLs.
+    /// The images that replicas of a vision-language model fetch because requests refer to them by URL. Default: none;
+    /// clients send images as `data:` URLs.
     pub media: MediaSources,
 
     /// Properties of the OpenVINO plugin, such as `INFERENCE_NUM_THREADS: "8"`.

@@ -92,9 +92,9 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have other
-    /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
-    /// same time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
+    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have
+    /// different default images or render pods differently. `Auto`: the operator upgrades a limited number of resources
+    /// at the same time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
     /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to this resource
     /// that restarts pods also performs the upgrade.
     #[serde(default)]

@@ -1,11 +1,8 @@
 //! Tests of the spans of reconciles that a collector receives.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use http_body_util::{BodyExt as _, Empty};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use axum::body::Bytes;
 use operator::metrics::Metrics;
 use process::trace::Tracer;
 use tokio::task::JoinSet;
@@ -19,24 +16,11 @@ async fn collector(tasks: &mut JoinSet<anyhow::Result<()>>) -> (String, Arc<Mute
     let store = Arc::clone(&received);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    tasks.spawn(async move {
-        let (stream, _) = listener.accept().await?;
-        let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
-            let store = Arc::clone(&store);
-            async move {
-                let body = request.into_body().collect().await.unwrap().to_bytes();
-                store.lock().unwrap().extend_from_slice(&body);
-                let response = http::Response::builder()
-                    .header("content-type", "application/grpc")
-                    .header("grpc-status", "0")
-                    .body(Empty::<bytes::Bytes>::new());
-                Ok::<_, Infallible>(response.unwrap())
-            }
-        });
-        let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-        let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-        std::future::pending().await
+    let routes = axum::Router::new().fallback(move |body: Bytes| async move {
+        store.lock().unwrap().extend_from_slice(&body);
+        [("content-type", "application/grpc"), ("grpc-status", "0")]
     });
+    tasks.spawn(async move { Ok(axum::serve(listener, routes).await?) });
     (address, received)
 }
 

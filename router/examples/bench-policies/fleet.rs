@@ -352,7 +352,6 @@ impl Replica {
             epoch: 1,
             report: self.reports,
             state: wire::State::Serving.into(),
-            models: Vec::new(),
             blocks_total: load.blocks_total,
             blocks_active: load.blocks_active,
             blocks_evictable: load.blocks_evictable,
@@ -367,10 +366,7 @@ impl Replica {
             decode_tokens_per_second: self.engine.decode_tokens_per_second(),
             preemptions_total: load.preemptions_total,
             dispatches: Some(wire::Dispatches { router: ROUTER, ranges: self.included.to_message() }),
-            unencoded_image_tokens: 0,
-            image_tokens_per_second: 0.0,
-            store_id: 0,
-            asleep: false,
+            ..wire::Load::default()
         }
     }
 }

@@ -245,9 +245,24 @@ async fn the_first_prompts_of_a_replica_are_expected_in_its_cache_before_its_nex
 async fn a_replica_that_never_reports_does_not_hide_that_a_model_is_unknown() {
     let (app, replicas) = app(2, &[]);
     let dispatch = app.dispatch();
-    assert!(dispatch.await_model(Some("x")).await.is_err(), "no replica has reported");
+    assert!(dispatch.await_model(Some("x"), queued()).await.is_err(), "no replica has reported");
     dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
-    assert!(dispatch.await_model(Some("x")).await.unwrap().is_none());
+    assert!(dispatch.await_model(Some("x"), queued()).await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_an_unknown_model_or_store_no_longer_than_its_client() {
+    let (app, replicas) = app(2, &["--waiting-room-timeout=1h"]);
+    let dispatch = app.dispatch();
+    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
+    let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
+    let started = tokio::time::Instant::now();
+    // The other replica may serve the model.
+    let expired = dispatch.await_model(Some("x"), queued).await.unwrap_err();
+    assert_eq!(expired, PlacementError::NoReplica);
+    assert_eq!(dispatch.await_store(7, queued).await.unwrap_err(), PlacementError::NoReplica);
+    assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
+    assert_eq!(waiting(dispatch), (0, 0));
 }
 
 #[tokio::test]

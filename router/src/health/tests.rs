@@ -240,6 +240,17 @@ fn a_changed_percentage_does_not_refill_the_retry_budget() {
 }
 
 #[test]
+fn a_retry_budget_of_zero_permits_no_retries() {
+    let mut budget = RetryBudget::new(0, 5);
+    budget.deposit();
+    assert!(!budget.withdraw());
+    budget.configure(10);
+    assert!(budget.withdraw(), "a budget above 0 permits the saved retries");
+    budget.configure(0);
+    assert!(!budget.withdraw());
+}
+
+#[test]
 fn the_limit_of_ejections_holds_and_replicas_recover_at_random() {
     for seed in 0..50 {
         let mut rng = StdRng::seed_from_u64(seed);

@@ -70,7 +70,7 @@ pub struct Terms {
     pub queued_prefill: f64,
     /// The time to compute the prompt tokens of the request that are not cached.
     pub prefill: f64,
-    /// The time to encode the images ahead of the request, and its own images that are not cached.
+    /// The time to encode the images of the requests ahead, and the images of the request that are not cached.
     pub image_encoding: f64,
     /// The time by which decoding sequences prolong the steps that compute these prompts.
     pub decode_interference: f64,

@@ -165,7 +165,7 @@ fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     unused.view.speed_age = Some(Duration::from_secs(60));
     let share = share_of_first(&[unused, fast]);
     assert!((30..=70).contains(&share), "{share}");
-    // Nor does a replica with one old fast measurement attract all requests, and queued work still counts.
+    // An old fast measurement is ignored too, but queued work still counts.
     let mut rested = fast;
     rested.view.speed_age = Some(Duration::from_secs(60));
     rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });

@@ -13,6 +13,7 @@ use super::fields::{Fields, text};
 use crate::app::App;
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::queue::QueuedRequest;
 use crate::replica::Replica;
 
 /// Number of hexadecimal digits of an ID after its prefix.
@@ -126,10 +127,11 @@ pub(super) async fn locate(
     app: &App,
     object: ObjectReference<'_>,
     model: Option<&str>,
+    queued: QueuedRequest,
 ) -> Result<(Arc<Fleet>, Arc<Replica>), Error> {
     let replicas = &app.dispatch().replicas;
     let replica = match store_id(&object.id) {
-        Some(store_id) => app.dispatch().await_store(store_id).await?,
+        Some(store_id) => app.dispatch().await_store(store_id, queued).await?,
         None => None,
     };
     let fleet = match (&replica, model) {

@@ -1,11 +1,8 @@
 //! Traces that a client has started continue through the router, which sends spans if it is configured to do so.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
-use http_body_util::{BodyExt as _, Empty};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use axum::body::Bytes;
 
 use crate::harness::*;
 
@@ -20,31 +17,21 @@ fn upstream() -> Upstream {
 fn collector() -> (String, Arc<Mutex<Vec<u8>>>) {
     let taken = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&taken);
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let routes = axum::Router::new().fallback(move |body: Bytes| async move {
+        kept.lock().unwrap().extend_from_slice(&body);
+        [("content-type", "application/grpc"), ("grpc-status", "0")]
+    });
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            sender.send(format!("http://{}", listener.local_addr().unwrap())).unwrap();
-            let (stream, _) = listener.accept().await.unwrap();
-            let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
-                let kept = Arc::clone(&kept);
-                async move {
-                    let body = request.into_body().collect().await.unwrap().to_bytes();
-                    kept.lock().unwrap().extend_from_slice(&body);
-                    let response = http::Response::builder()
-                        .header("content-type", "application/grpc")
-                        .header("grpc-status", "0")
-                        .body(Empty::<bytes::Bytes>::new());
-                    Ok::<_, Infallible>(response.unwrap())
-                }
-            });
-            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            // The connection ends with the router.
-            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, routes).await.unwrap();
         });
     });
-    (receiver.recv().unwrap(), taken)
+    (address, taken)
 }
 
 #[test]

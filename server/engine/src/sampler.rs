@@ -52,8 +52,8 @@ pub enum SampleError {
     /// The logits, or those of the allowed tokens, contain NaN or positive infinity.
     #[error("the model returned NaN or +inf logits")]
     NotFinite,
-    /// The bias and the bans set the logit of every token to negative infinity.
-    #[error("the bias, the bans and the form of the answer exclude all tokens")]
+    /// Biases, bans and the guide set the logit of every token to negative infinity.
+    #[error("the logit biases, the banned tokens and the form of the answer exclude all tokens")]
     NoTokenLeft,
 }
 

@@ -17,7 +17,7 @@ use crate::memory::{OwnedMemory, TotalMemory, lexer_bytes, parser_bytes};
 /// Prevents other threads from using the lexer of a lane until it is dropped.
 pub(crate) type LaneGuard = ArcReentrantMutexGuard<RawMutex, RawThreadId, ()>;
 
-/// A lexer, and the parser in the start state of the form.
+/// A lexer that several sequences share, with a parser in the start state of the form.
 pub(crate) struct Lane {
     start: TokenParser,
     lock: Arc<ReentrantMutex<()>>,

@@ -8,13 +8,13 @@ pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
-/// Number of properties of a JSON schema with all its parts: names in `properties` and `required`, and keys of the objects
+/// Number of properties of a JSON schema and its subschemas: names in `properties` and `required`, and keys of the objects
 /// in `enum` and `const`.
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const PROPERTIES_MAX: usize = 5000;
-/// Number of `patternProperties` of a JSON schema with all its parts. The time to compare them grows with the third power
-/// of their number, and these take about a second.
+/// Number of `patternProperties` of a JSON schema and its subschemas. The time to compare them grows with the third power
+/// of their number, and 64 of them take about a second.
 ///
 /// Beyond it: 400, `invalid_value`.
 pub const PATTERN_PROPERTIES_MAX: usize = 64;

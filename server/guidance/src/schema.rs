@@ -38,7 +38,7 @@ macro_rules! day {
     };
 }
 
-/// A time without leap seconds, which hardly ever occur.
+/// A time of day with its time zone. Leap seconds are excluded, because they hardly ever occur.
 macro_rules! time {
     () => {
         r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
@@ -59,7 +59,7 @@ macro_rules! mailbox {
     };
 }
 
-/// The formats that this module enforces with patterns of its own, which exclude invalid dates, seconds and
+/// The formats that this module enforces with its own patterns, which exclude invalid dates, seconds and
 /// lengths.
 const PATTERNS: [(&str, &str); 5] = [
     ("date", concat!("^", day!(), "$")),
@@ -169,7 +169,7 @@ impl Layout {
     }
 }
 
-/// Checks a schema, and removes what has no effect.
+/// Checks a schema, and removes keywords that have no effect.
 fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
     if depth > SCHEMA_DEPTH_MAX {
         return Err(FormError::new(at, format!("is nested deeper than {SCHEMA_DEPTH_MAX} levels")));

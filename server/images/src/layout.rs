@@ -37,7 +37,7 @@ pub struct ImageLayout {
     pub(crate) text: PromptText,
 }
 
-/// The text of an image, in which only the number of the image is open.
+/// The text of an image in the prompt: a template whose only variable is the number of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PromptText {
     /// The text before the number of the image, if the text contains the number.

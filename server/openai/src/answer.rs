@@ -257,7 +257,7 @@ pub struct Completion {
 }
 
 /// A choice of a completion.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CompletionChoice {
     /// The index of the choice. With several prompts, the choices of the first prompt come first.
     pub index: u32,

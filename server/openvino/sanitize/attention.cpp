@@ -408,7 +408,7 @@ size_t check_divisions(const TestedKernels& tested) {
         c.window = windows[(i + i / 6) % 6];
         c.is_bf16 = i % 5 == 1;
         c.rotates = !c.is_bf16 && i % 7 < 3;
-        // Portable vectors round products before they are added, so that the smallest ones are zeros.
+        // Portable vectors round products before they add them, so the smallest products become zero.
         const bool is_fused = tested.kernels != attention_tile_model(Isa::portable);
         c.has_tiny_values = is_fused && !c.is_bf16 && c.precision == Precision::f32 && i % 2 == 0;
         const double per_pair = double(c.kv_heads * c.group * (c.sizes.key + c.sizes.value));

@@ -27,7 +27,7 @@ struct Support {
 
 #if defined(__x86_64__) && defined(__linux__)
 
-// The registers that the operating system saves for each thread, in the bits of XCR0.
+// The bits of XCR0 that are set if the operating system saves these registers for each thread.
 constexpr uint64_t TILE_CONFIG_STATE = 1 << 17, TILE_DATA_STATE = 1 << 18;
 
 bool has_tiles() {

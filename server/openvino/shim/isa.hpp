@@ -5,7 +5,7 @@
 
 namespace ovfleet {
 
-// The numbers are those of `ovfleet_isa` in shim.h.
+// The values are those of `ovfleet_isa` in shim.h.
 enum class Isa : int64_t { plugin, portable, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx };
 
 constexpr int64_t ISA_COUNT = 8;

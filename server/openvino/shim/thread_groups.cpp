@@ -15,16 +15,16 @@ namespace ovfleet {
 namespace {
 
 struct Group {
-    // No processor: the threads of the group are not bound.
+    // If empty, the threads of the group are not bound.
     std::vector<uint32_t> processors;
-    // -1: memory is not placed.
+    // If -1, memory is not placed on a node.
     int node;
 };
 
 // Null if there is one group. Groups are never freed, because a thread may be reading them.
 std::atomic<const std::vector<Group>*> all_groups{nullptr};
 
-// A group, or null if there is one group or fewer groups than a moment ago.
+// A group; null if there is only one group, or if the number of groups has just been reduced.
 const Group* group_at(size_t group) {
     const auto* groups = all_groups.load(std::memory_order_acquire);
     return groups && group < groups->size() ? &(*groups)[group] : nullptr;

@@ -83,7 +83,8 @@ enum class Threading { parallel, serial };
 // `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread first takes the
 // indices that it owns, by its slot in the arena, and then the remaining indices of other owners. Data that the thread wrote
 // earlier for the same owner is in the cache of its processor. Reading data from the cache of another processor takes hundreds
-// of nanoseconds, unless the processors share a cache. If owners are slots, a thread helps the owners of its group first.
+// of nanoseconds, unless the processors share a cache. If each slot is
+// an owner, a thread first helps the owners of its group.
 template <typename Begin, typename Body>
 void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     const size_t count = begin_of(owners);

@@ -163,8 +163,8 @@ private:
 // The tile registers of a product of 2 x 2 tiles: those of the sums, of the rows and of the columns.
 constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
 
-// The tile registers, and what stores them now and then: a store that follows the last one after more than half a microsecond
-// takes 300 ns.
+// The tile registers, and a buffer for stores whose only purpose is to be frequent: a store takes 300 ns if the previous one
+// was more than half a microsecond earlier.
 struct TileRegisters {
     explicit inline TileRegisters(const TileConfig& config) : tiles(config) {}
     inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }

@@ -89,7 +89,7 @@ pub(crate) fn add(
             let ranks = lora.adapters.len() + matrices.rank;
             if ranks > ADAPTER_RANKS_MAX {
                 return unusable(format!(
-                    "the ranks of all adapters at {module} sum up to {ranks} or more (limit: {ADAPTER_RANKS_MAX})"
+                    "the total rank of all adapters at {module} is {ranks} or more (limit: {ADAPTER_RANKS_MAX})"
                 ));
             }
             append(lora, matrices, number);

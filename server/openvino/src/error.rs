@@ -1,6 +1,6 @@
 //! The errors of loading and running a model.
 
-use std::error::Error as _;
+use std::iter::successors;
 use std::path::PathBuf;
 
 /// An error of loading or running a model. [`Error::chain`] formats it with its causes, for the caller that reports it.
@@ -55,14 +55,8 @@ impl Error {
 
     /// The message of this error followed by the messages of its causes.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut source = self.source();
-        while let Some(cause) = source {
-            text.push_str(": ");
-            text.push_str(&cause.to_string());
-            source = cause.source();
-        }
-        text
+        let causes = successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     }
 }
 

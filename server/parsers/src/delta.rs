@@ -18,7 +18,7 @@ pub enum Delta {
         /// The name of the tool, which is never empty. The request may not have offered this tool.
         name: String,
     },
-    /// More of the arguments, as JSON, of the call that began last.
+    /// The next part of the arguments, as JSON, of the call that began last.
     ToolCallArguments {
         /// The index of the call.
         index: u32,

@@ -147,7 +147,8 @@ pub enum Rejection {
     TooLong {
         /// The number of tokens in the prompt.
         prompt_tokens: u32,
-        /// The largest number of tokens, prompt and completion together, of such a request.
+        /// The largest number of tokens, prompt and completion together, of a request with
+        /// this many sequences in lockstep.
         max_model_len: u32,
     },
     /// The sequences of the request can never run at the same time, or never wait at the same time.

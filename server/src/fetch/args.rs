@@ -73,14 +73,14 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PORT")]
     pub progress_port: Option<u16>,
 
-    /// Time in seconds for which a source of `ovfleet-server fetch` may send nothing.
+    /// Maximum time in seconds without data from the source of `ovfleet-server fetch`.
     ///
     /// Beyond it: the attempt fails; see `--attempts`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Number of consecutive attempts of `ovfleet-server fetch` that transfer nothing and, counted separately, of
-    /// attempts that discard the downloaded part of a file.
+    /// Maximum number of consecutive attempts of `ovfleet-server fetch` that transfer no data. Attempts that discard the
+    /// downloaded part of a file are counted separately, with the same limit.
     ///
     /// Beyond it: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]

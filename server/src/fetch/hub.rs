@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::error::Error;
 use super::parts::first_part;
-use super::source::{File, Location, Login, Source, SourceCredentials, checked_path};
+use super::source::{File, HttpCredentials, Location, Source, SourceCredentials, checked_path};
 
 /// Size of the file list of a Hugging Face repository.
 ///
@@ -79,7 +79,7 @@ impl Hub<'_> {
             self.extend(&mut url, &["resolve", &listing.sha])?;
             url.path_segments_mut().map_err(|()| self.invalid_url())?.extend(path.split('/'));
             let (sha256, size) = sibling.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
-            let location = Location::Web { url, login: credentials.login() };
+            let location = Location::Web { url, credentials: credentials.http_credentials() };
             files.push(File { path, location, bytes: sibling.size.or(size), sha256 });
         }
         if files.is_empty() || files.len() > FILES_MAX {
@@ -93,14 +93,14 @@ impl Hub<'_> {
     }
 
     async fn listing(&self, client: &Client, credentials: &SourceCredentials) -> Result<Listing, Error> {
-        let login = credentials.login();
+        let http_credentials = credentials.http_credentials();
         let mut url = self.base()?;
         url.path_segments_mut().map_err(|()| self.invalid_url())?.extend(["api", "models"]);
         self.extend(&mut url, &["revision", self.revision])?;
         url.set_query(Some("blobs=true"));
         let failed = |error: reqwest::Error| Error::transport(url.as_str(), &error);
-        let mut answer = login.add_to(client.get(url.clone())).send().await.map_err(failed)?;
-        let had_credentials = login != Login::Anonymous;
+        let mut answer = http_credentials.add_to(client.get(url.clone())).send().await.map_err(failed)?;
+        let had_credentials = http_credentials != HttpCredentials::Anonymous;
         if let Some(error) = Error::status(url.as_str(), answer.status(), had_credentials) {
             return Err(error);
         }

@@ -49,7 +49,7 @@ pub(crate) struct File {
 #[derive(Clone, Debug)]
 pub(crate) enum Location {
     /// A URL.
-    Web { url: Url, login: Login },
+    Web { url: Url, credentials: HttpCredentials },
     /// An object in S3. Each attempt signs its own URL, because signatures expire.
     S3(S3Object),
 }
@@ -79,13 +79,13 @@ impl S3Object {
 
 /// The credentials for a web server.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Login {
+pub(crate) enum HttpCredentials {
     Anonymous,
     Token(String),
     Password(String, String),
 }
 
-impl std::fmt::Debug for Login {
+impl std::fmt::Debug for HttpCredentials {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(if *self == Self::Anonymous { "Anonymous" } else { "(secret)" })
     }
@@ -104,20 +104,20 @@ impl Location {
     pub(crate) fn request(&self, client: &Client) -> RequestBuilder {
         let request = client.get(self.url());
         match self {
-            Self::Web { login, .. } => login.add_to(request),
+            Self::Web { credentials, .. } => credentials.add_to(request),
             Self::S3(_) => request,
         }
     }
 
     pub(crate) fn has_credentials(&self) -> bool {
         match self {
-            Self::Web { login, .. } => *login != Login::Anonymous,
+            Self::Web { credentials, .. } => *credentials != HttpCredentials::Anonymous,
             Self::S3(object) => object.has_credentials(),
         }
     }
 }
 
-impl Login {
+impl HttpCredentials {
     /// Adds the credentials to a request.
     pub(crate) fn add_to(&self, request: RequestBuilder) -> RequestBuilder {
         match self {
@@ -169,11 +169,11 @@ impl SourceCredentials {
     }
 
     /// Returns the credentials for a web server.
-    pub(crate) fn login(&self) -> Login {
+    pub(crate) fn http_credentials(&self) -> HttpCredentials {
         match (&self.token, &self.username, &self.password) {
-            (Some(token), ..) => Login::Token(token.clone()),
-            (None, Some(name), Some(password)) => Login::Password(name.clone(), password.clone()),
-            _ => Login::Anonymous,
+            (Some(token), ..) => HttpCredentials::Token(token.clone()),
+            (None, Some(name), Some(password)) => HttpCredentials::Password(name.clone(), password.clone()),
+            _ => HttpCredentials::Anonymous,
         }
     }
 }
@@ -190,7 +190,7 @@ pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File
         url.set_path(path);
         let name = path.rsplit('/').next().unwrap_or_default();
         let path = if name.is_empty() { "model".to_owned() } else { checked_path(name)? };
-        let location = Location::Web { url, login: credentials.login() };
+        let location = Location::Web { url, credentials: credentials.http_credentials() };
         Ok(File { path, location, bytes: None, sha256: None })
     };
     all_parts(url.path())?.iter().map(file).collect()

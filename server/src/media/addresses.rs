@@ -132,14 +132,12 @@ const fn v6(segments: [u16; 8], prefix_bits: u8) -> IpNet {
 /// Reads a network in CIDR notation. The error describes what is wrong.
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
     let network: IpNet = text.trim().parse().map_err(|_| {
-        format!(
-            "{text:?} is not a network: use an address and the bits of its prefix, e.g. 10.0.0.0/8 or fd00::/8"
-        )
+        format!("{text:?} is not a network: use an address and a prefix length, e.g. 10.0.0.0/8 or fd00::/8")
     })?;
     if network.trunc() == network {
         Ok(network)
     } else {
-        Err(format!("{text:?} has bits after its prefix of {} bits", network.prefix_len()))
+        Err(format!("{text:?} has bits set after its prefix of {} bits", network.prefix_len()))
     }
 }
 

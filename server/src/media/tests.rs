@@ -24,7 +24,7 @@ enum Answer {
     KeepAlive(Vec<u8>),
     /// Accepts the request and does not answer.
     Silence,
-    /// Sends a byte of a body every second, without an end.
+    /// Sends a byte of an endless body every second.
     Trickle,
     /// Sends an endless body without its length as fast as the client reads.
     Flood,
@@ -277,7 +277,7 @@ async fn addresses_in_urls_need_an_allowed_network() {
 async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let allowed = WebServer::start([Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", allowed.port());
-    // The same port of an address that the policy does not allow.
+    // This server listens on the same port of an address that the policy does not allow.
     let internal =
         WebServer::listen(&format!("127.0.0.2:{}", allowed.port()), [Answer::with_body(b"secret")]).await;
     let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);

@@ -9,7 +9,7 @@ use super::conversation::Conversation;
 use super::parser_settings::ParserSettings;
 use super::prepared::{PreparedRequest, Target};
 use super::resolved::{PromptSource, TokensMax, UndecodedRequest};
-use super::{guide, parameters, prompt};
+use super::{functions, guide, parameters, prompt};
 use crate::error::Error;
 
 /// Prepares a request to the chat endpoint.
@@ -30,7 +30,8 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     let answer = AnswerRequest { model, logprobs, tokens_max: TokensMax::requested(&generation) };
     let mut conversation = Conversation::of_chat(request)?;
     let calls_functions = std::mem::take(&mut conversation.calls_functions);
-    let undecoded = prepare_conversation(&generation, &conversation, answer, target)?;
+    let undecoded = prepare_conversation(&generation, &conversation, answer, target)
+        .map_err(|error| if calls_functions { functions::renamed(error) } else { error })?;
     let mut prepared = undecoded.decode_images(target)?;
     prepared.reply.calls_functions = calls_functions;
     Ok(prepared)

@@ -2,7 +2,7 @@
 
 use server_openai::{CompletionRequest, Prompt};
 
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use super::prepared::{PreparedRequest, Target};
 use super::resolved::{PromptSource, TokensMax};
 use super::{guide, infill, parameters};
@@ -38,7 +38,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
         Prompt::Tokens(prompts) => prompts.len(),
     };
     resolved.check_choices(count)?;
-    let surround = Surround::added_if(generation.add_special_tokens.unwrap_or(true));
+    let special_tokens = SpecialTokens::added_if(generation.add_special_tokens.unwrap_or(true));
     let prompt_tokens_max = resolved.prompt_tokens_max(target);
     let source = match suffix.filter(|suffix| !suffix.is_empty()) {
         None => {
@@ -48,7 +48,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
                 tokens_max: prompt_tokens_max,
                 image_tokens: 0,
             };
-            tokenize(prompt, encoder, surround, echo)?
+            tokenize(prompt, encoder, special_tokens, echo)?
         }
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),
         Some(suffix) => {
@@ -62,13 +62,13 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
 fn tokenize(
     prompt: Prompt,
     encoder: Encoder<'_>,
-    surround: Surround,
+    special_tokens: SpecialTokens,
     echo: bool,
 ) -> Result<PromptSource, Error> {
     let tokenizer = &encoder.model.text.tokenizer;
     let (prompts, echoes) = match prompt {
         Prompt::Texts(texts) => {
-            let encode = |text: &String| encoder.prompt(text, surround);
+            let encode = |text: &String| encoder.prompt(text, special_tokens);
             let prompts = texts.iter().map(encode).collect::<Result<_, Error>>()?;
             (prompts, if echo { texts } else { Vec::new() })
         }

@@ -11,14 +11,14 @@ use crate::model::Model;
 
 /// Whether to add the special tokens that the model expects around a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Surround {
+pub(super) enum SpecialTokens {
     /// Add the special tokens: the text is a plain prompt.
     Added,
     /// Do not add the special tokens: a chat template writes them itself.
     Absent,
 }
 
-impl Surround {
+impl SpecialTokens {
     pub(super) fn added_if(is_added: bool) -> Self {
         if is_added { Self::Added } else { Self::Absent }
     }
@@ -41,19 +41,19 @@ impl Encoder<'_> {
     ///
     /// # Errors
     /// The prompt is empty, too long, or cannot be expressed in the vocabulary.
-    pub(super) fn prompt(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
+    pub(super) fn prompt(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<TokenId>, Error> {
         // An empty text is not a prompt, even if special tokens are added.
         if text.is_empty() {
             return Err(Error::invalid(self.param, "is empty"));
         }
-        self.text(text, surround)
+        self.text(text, special_tokens)
     }
 
     /// Tokenizes a text like [`Self::prompt`], but the text may be empty.
     ///
     /// # Errors
     /// The text is too long, or cannot be expressed in the vocabulary.
-    pub(super) fn text(&self, text: &str, surround: Surround) -> Result<Vec<TokenId>, Error> {
+    pub(super) fn text(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<TokenId>, Error> {
         let tokenizer = &self.model.text.tokenizer;
         let tokens_min = tokenizer.min_tokens(text);
         if let Some(length) = self.tokens_max.filter(|length| tokens_min >= *length as usize) {
@@ -65,7 +65,7 @@ impl Encoder<'_> {
             );
             return Err(Error::ContextLength { param, message });
         }
-        self.within_memory(text, || tokenizer.encode(text, surround == Surround::Added, true))
+        self.within_memory(text, || tokenizer.encode(text, special_tokens == SpecialTokens::Added, true))
     }
 
     /// Tokenizes a text without special tokens: the names of special tokens are plain text.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use server_openai::{Content, Message};
 
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use super::images;
 use super::media::Media;
 use crate::model::Model;
@@ -24,7 +24,7 @@ pub(super) fn guess_cut(
     for (at, message) in messages.iter().enumerate().rev() {
         let images = model.images.as_ref().map_or(0, |reader| images::num_tokens_of(message, reader, media));
         let text = serde_json::to_string(&without_images(message)).unwrap_or_default();
-        let Ok(more) = encoder.text(&text, Surround::Absent) else { return after(cuts, at) };
+        let Ok(more) = encoder.text(&text, SpecialTokens::Absent) else { return after(cuts, at) };
         tokens += images + more.len();
         if tokens > tokens_max as usize {
             return after(cuts, at);

@@ -46,12 +46,14 @@ pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
 
 /// In an error about tools, replaces the name of the parameter with that of the functions in the request.
 pub(super) fn renamed(error: Error) -> Error {
+    const NAMES: [(&str, &str); 2] = [("tools", "functions"), ("tool_choice", "function_call")];
     let Error::Invalid { code, param, message } = error else { return error };
+    let renamed = NAMES.into_iter().find_map(|(tool_name, name)| {
+        let place = param.strip_prefix(tool_name)?;
+        Some(format!("{name}{}", place.replacen(".function", "", 1)))
+    });
+    let Some(renamed) = renamed else { return Error::Invalid { code, param, message } };
     let problem = message.strip_prefix(&param).unwrap_or(&message);
-    let renamed = match param.strip_prefix("tools") {
-        Some(place) => format!("functions{}", place.replacen(".function", "", 1)),
-        None => param.replacen("tool_choice", "function_call", 1).replacen(".function", "", 1),
-    };
     Error::Invalid { code, message: format!("{renamed}{problem}"), param: renamed }
 }
 

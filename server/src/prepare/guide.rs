@@ -107,7 +107,7 @@ impl FormRequest<'_> {
         };
         let lenient: Vec<(usize, &Tool)> =
             tools::offered(self.conversation).filter(|(_, tool)| !tool.strict).collect();
-        if !lenient.iter().any(|(index, _)| tools::is_of(&rejection.at, *index)) {
+        if !lenient.iter().any(|(_, tool)| tools::is_of(&rejection.at, tool)) {
             return Err(rejected(rejection, param));
         }
         let is_broken = |tool: &Tool| self.alone(tool, vocabulary).is_ok_and(|form| !accepts(&form));

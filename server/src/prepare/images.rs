@@ -67,7 +67,7 @@ pub(super) fn is_image(part: &ContentPart) -> bool {
 /// Reads the images of all messages, in order. `param` is the parameter with the messages.
 ///
 /// # Errors
-/// An image is not allowed at its place, is no image, or exceeds a limit. [`Error::MediaNeeded`] if images have to be
+/// An image is not allowed in its message, is not an image, or exceeds a limit. [`Error::MediaNeeded`] if images have to be
 /// fetched first.
 pub(super) fn read(
     messages: &[Message],

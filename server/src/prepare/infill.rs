@@ -5,7 +5,7 @@ use server_engine::TokenId;
 use server_openai::Prompt;
 use server_text::Tokenizer;
 
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -31,7 +31,7 @@ pub(super) fn prompts(
     tokens_max: Option<u32>,
 ) -> Result<Vec<Vec<TokenId>>, Error> {
     let encode = |text: &str, param: &'static str| {
-        Encoder { model, param, tokens_max, image_tokens: 0 }.prompt(text, Surround::Absent)
+        Encoder { model, param, tokens_max, image_tokens: 0 }.prompt(text, SpecialTokens::Absent)
     };
     let tokenizer = &model.text.tokenizer;
     let form = form(tokenizer).ok_or_else(|| {

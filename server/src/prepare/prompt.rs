@@ -11,7 +11,7 @@ use server_parsers::ReasoningFormat;
 use server_text::{Abilities, ChatTemplate, RenderError, RenderInput, ToolsPlace};
 
 use super::conversation::{Conversation, Effort};
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use super::images::{self, ConversationImage};
 use super::media::Media;
 use crate::error::Error;
@@ -80,13 +80,13 @@ pub(super) fn render(
     let end = text[start.unwrap_or(text.len())..].to_owned();
     let encoder = Encoder { model, param, tokens_max, image_tokens: images::num_tokens(&images) };
     let Some(reader) = &model.images else {
-        return Ok(RenderedPrompt { tokens: encoder.prompt(&text, Surround::Absent)?, images, end });
+        return Ok(RenderedPrompt { tokens: encoder.prompt(&text, SpecialTokens::Absent)?, images, end });
     };
     let text = images::expand(&text, &images, param, reader, tokens_max)?;
     // Templates of vision-language models often omit the token that begins a text, as in transformers.
     let tokenizer = &model.text.tokenizer;
     let has_start = tokenizer.bos().is_none_or(|start| text.starts_with(&tokenizer.token_text(start)));
-    let tokens = encoder.prompt(&text, Surround::added_if(!has_start))?;
+    let tokens = encoder.prompt(&text, SpecialTokens::added_if(!has_start))?;
     Ok(RenderedPrompt { tokens, images, end })
 }
 

@@ -195,16 +195,35 @@ impl ResolvedParameters {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         for request in requests.iter_mut().filter(|request| request.stop.max_tokens > limit) {
             if let Some(TokensMax { param, tokens, source: LimitSource::Request }) = tokens_max {
-                let problem = format!(
-                    "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities (choices: {choices}, log \
-                     probabilities of each token: {logprobs})"
-                );
+                let problem = match self.implied_logprobs() {
+                    None => format!(
+                        "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities (choices: {choices}, \
+                         log probabilities of each token: {logprobs})"
+                    ),
+                    Some(cause) => format!(
+                        "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} tokens over all choices with {cause} \
+                         (choices: {choices})"
+                    ),
+                };
                 return Err(Error::coded("integer_above_max_value", param, problem));
             }
             self.check_tokens_min(limit)?;
             request.stop.max_tokens = limit;
         }
         Ok(())
+    }
+
+    /// Returns the parameter for which the engine reports log probabilities that the request does not ask for; `None` if
+    /// the request asks for them.
+    fn implied_logprobs(&self) -> Option<&'static str> {
+        let cause = if !self.text.detokenize {
+            "detokenize = false"
+        } else if self.token_ids {
+            "return_token_ids"
+        } else {
+            "best_of"
+        };
+        self.logprobs.is_none().then_some(cause)
     }
 
     /// Checks that the minimum number of generated tokens is not above the maximum.

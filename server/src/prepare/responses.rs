@@ -193,9 +193,9 @@ fn prepare_undecoded(
         return Err(Error::missing("input"));
     }
     let messages = messages::messages(request.instructions.as_deref(), &context.history, &input);
-    let mut tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
+    let tools = RequestTools::read(request.tools.clone().unwrap_or_default())?;
     let call_names = CallNames::of(&tools.offered);
-    let conversation = conversation(request, messages, std::mem::take(&mut tools.offered))?;
+    let conversation = conversation(request, messages, tools.offered)?;
     let format = format(request);
     let mut generation = request.generation.clone();
     target.model.api_rules.complete(&mut generation);
@@ -205,8 +205,7 @@ fn prepare_undecoded(
     // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
-    let undecoded = prepare_fitting(request, &generation, &model, &conversation, target)
-        .map_err(|error| tools.renamed(renamed(error)))?;
+    let undecoded = prepare_fitting(request, &generation, &model, &conversation, target).map_err(renamed)?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
         text: TextParameter { format: Some(format), verbosity: verbosity(request) },

@@ -9,7 +9,7 @@ use server_openai::{
 use server_text::Tokenizer;
 
 use super::conversation::Conversation;
-use super::encode::{Encoder, Surround};
+use super::encode::{Encoder, SpecialTokens};
 use super::prepared::Target;
 use super::{parameters, prompt};
 use crate::error::Error;
@@ -54,8 +54,9 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
         _ => return Err(Error::invalid("text", "only one of text, prompt and messages can be given")),
     };
     let encoder = Encoder { model: target.model, param, tokens_max: None, image_tokens: 0 };
-    let surround = Surround::added_if(wire.add_special_tokens.unwrap_or(true));
-    let mut encode = |text: &String| truncated(encoder.text(text, surround)?, param, &wire, &mut tokens_left);
+    let special_tokens = SpecialTokens::added_if(wire.add_special_tokens.unwrap_or(true));
+    let mut encode =
+        |text: &String| truncated(encoder.text(text, special_tokens)?, param, &wire, &mut tokens_left);
     let tokens = match texts {
         Texts::One(text) => Lists::One(encode(text)?),
         Texts::Several(texts) => Lists::Several(texts.iter().map(encode).collect::<Result<_, _>>()?),

@@ -18,6 +18,8 @@ pub(crate) const NAME_BYTES_MAX: usize = 128;
 /// A tool that is offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
+    /// The path of the object in the request that contains the name and the parameters of the tool, for errors.
+    pub(crate) path: String,
     pub(crate) name: String,
     pub(crate) description: Option<String>,
     /// The JSON schema of the arguments, if the tool has one.
@@ -84,8 +86,13 @@ pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
 
 impl Tool {
     /// Creates a function that is not strict.
-    pub(crate) fn function(name: String, description: Option<String>, parameters: Option<Value>) -> Self {
-        Self { name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
+    pub(crate) fn function(
+        path: String,
+        name: String,
+        description: Option<String>,
+        parameters: Option<Value>,
+    ) -> Self {
+        Self { path, name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
     }
 
     /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not change
@@ -251,21 +258,13 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     }
     let mut read: Vec<Tool> = Vec::with_capacity(tools.len());
     for (index, tool) in tools.into_iter().enumerate() {
-        let at = format!("tools[{index}]");
-        let declaration = declaration_path(&tool, &at);
-        let tool = read_one(tool, &at)?;
+        let tool = read_one(tool, &format!("tools[{index}]"))?;
         if let Some(problem) = duplicate(&read, &tool) {
-            return Err(Error::invalid(format!("{declaration}.name"), problem));
+            return Err(Error::invalid(format!("{}.name", tool.path), problem));
         }
         read.push(tool);
     }
     Ok(read)
-}
-
-/// Returns the path of the object that contains the name of the tool at `at`: the tool itself, or its member `function`.
-pub(crate) fn declaration_path(tool: &Map<String, Value>, at: &str) -> String {
-    let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
-    if is_function && tool.contains_key("function") { format!("{at}.function") } else { at.to_owned() }
 }
 
 /// Returns a description of the problem if another tool has the same name as `tool`.
@@ -314,7 +313,7 @@ pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<To
         Some(Value::Bool(strict)) => strict,
         Some(_) => return wrong("strict", "must be a boolean"),
     };
-    Ok(Tool { strict, ..Tool::function(name, description, parameters) })
+    Ok(Tool { strict, ..Tool::function(at, name, description, parameters) })
 }
 
 /// Removes the member `name` of a tool and returns it.

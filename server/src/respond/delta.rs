@@ -5,6 +5,8 @@ use std::mem::discriminant;
 use server_engine::{TokenId, TokenLogprob};
 use server_openai::ChoiceFinishReason;
 
+use crate::encoding::EncodingCost;
+
 /// A change of a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ChoiceDelta {
@@ -14,7 +16,7 @@ pub(crate) enum ChoiceDelta {
     Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
     /// The beginning of a tool call, with its number within the choice, starting at 0. Its arguments follow.
     CallBegin { choice: u32, call: u32, id: String, name: String },
-    /// More of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
+    /// The next part of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
@@ -44,6 +46,22 @@ impl ChoiceDelta {
             | Self::CallArguments { tokens, .. } => tokens.len(),
             Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 0,
         }
+    }
+
+    /// Returns the size in bytes of the text.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } | Self::Reasoning { text, .. } | Self::CallArguments { text, .. } => {
+                text.len()
+            }
+            Self::CallBegin { .. } | Self::CallEnd { .. } | Self::End { .. } => 0,
+        }
+    }
+
+    /// Returns the cost of encoding these deltas.
+    pub(crate) fn encoding_cost(deltas: &[Self]) -> EncodingCost {
+        let tokens = EncodingCost::of_tokens(deltas.iter().map(Self::num_tokens).sum());
+        tokens.max(EncodingCost::of_text(deltas.iter().map(Self::text_bytes).sum()))
     }
 
     /// Returns the delta with the number of its choice replaced.

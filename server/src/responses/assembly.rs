@@ -41,6 +41,10 @@ pub(crate) struct Assembly {
     logprobs: Option<LogprobFormat>,
     choices: Vec<Choice>,
     call_names: CallNames,
+    /// Number of tokens with log probabilities that have been added, if log probabilities are requested.
+    num_tokens: usize,
+    /// Size in bytes of the texts that have been added: messages, reasoning, and arguments of calls.
+    text_bytes: usize,
     /// The number of the next event.
     number: u64,
 }
@@ -75,7 +79,7 @@ impl Assembly {
     pub(crate) fn new(new: NewResponse) -> Self {
         let NewResponse { response, ids, logprobs, choices, call_names } = new;
         let choices = (0..choices).map(|_| Choice::default()).collect();
-        Self { response, ids, logprobs, choices, call_names, number: 0 }
+        Self { response, ids, logprobs, choices, call_names, num_tokens: 0, text_bytes: 0, number: 0 }
     }
 
     /// Returns the current state of the response.
@@ -83,19 +87,27 @@ impl Assembly {
         &self.response
     }
 
-    /// Returns the cost of encoding the response, or an event that contains it.
+    /// Returns the cost of encoding the output, or events that repeat it.
     pub(crate) fn encoding_cost(&self) -> EncodingCost {
-        if self.logprobs.is_some() { EncodingCost::High } else { EncodingCost::Low }
+        EncodingCost::of_tokens(self.num_tokens).max(EncodingCost::of_text(self.text_bytes))
     }
 
     /// Returns the cost of adding deltas and encoding their events.
     pub(crate) fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
-        let has_open_message = self.choices.iter().any(|choice| matches!(choice.open, OpenItem::Message(_)));
-        // A delta that is not text ends the message, and the events of its end repeat all of its log probabilities.
-        if has_open_message && deltas.iter().any(|delta| !matches!(delta, ChoiceDelta::Text { .. })) {
-            return self.encoding_cost();
-        }
-        EncodingCost::of_tokens(deltas.iter().map(ChoiceDelta::num_tokens).sum())
+        let cost = ChoiceDelta::encoding_cost(deltas);
+        // A delta that does not continue the open item ends it, and the events of its end repeat the whole item.
+        if deltas.iter().any(|delta| self.ends_item(delta)) { cost.max(self.encoding_cost()) } else { cost }
+    }
+
+    /// Whether a delta may end the open item of its choice.
+    fn ends_item(&self, delta: &ChoiceDelta) -> bool {
+        !matches!(
+            (self.choices[delta.choice() as usize].open, delta),
+            (OpenItem::None, _)
+                | (OpenItem::Message(_), ChoiceDelta::Text { .. })
+                | (OpenItem::Reasoning(_), ChoiceDelta::Reasoning { .. })
+                | (OpenItem::Call(_), ChoiceDelta::CallArguments { .. })
+        )
     }
 
     /// Reports the first event: the response exists.
@@ -114,6 +126,10 @@ impl Assembly {
 
     /// Adds a delta.
     pub(crate) fn push(&mut self, delta: ChoiceDelta, sink: Sink<'_>) {
+        self.text_bytes += delta.text_bytes();
+        if self.logprobs.is_some() {
+            self.num_tokens += delta.num_tokens();
+        }
         match delta {
             ChoiceDelta::Text { choice, text, tokens } => self.text(choice as usize, &text, tokens, sink),
             ChoiceDelta::Reasoning { choice, text, .. } => self.reasoning(choice as usize, &text, sink),
@@ -415,4 +431,4 @@ pub(crate) fn encode(event: &Event<'_>) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

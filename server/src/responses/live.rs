@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use server_openai::responses::{Event, Item, Response};
 use tokio::sync::watch;
@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use super::assembly::{Assembly, Sink, encode};
 use super::retained::RetainedRequest;
-use crate::encoding::EncodingCost;
+use crate::encoding::{self, EncodingCost};
 use crate::respond::ChoiceDelta;
 use crate::store::ResponseRecord;
 use crate::tenant::Tenant;
@@ -127,7 +127,7 @@ pub(crate) struct BackgroundResponse {
 
 /// A response that is being generated.
 pub(crate) struct LiveResponse {
-    /// The response. It is locked while its events are encoded.
+    /// The response. It is locked while its events are encoded, and while it is cloned, which takes long if it is large.
     assembly: Mutex<Assembly>,
     /// The events. They are never locked for long, because followers wait for them on threads that serve connections.
     events: Mutex<LiveEvents>,
@@ -206,17 +206,48 @@ impl LiveResponse {
             let mut assembly = self.assembly();
             change(&mut assembly, &mut |event| self.store_event(event));
         }
-        self.changes.send_modify(|count| *count += 1);
+        self.wake_followers();
     }
 
-    /// Returns the cost of a change that adds deltas.
-    pub(crate) fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
-        self.assembly().deltas_cost(deltas)
+    /// Adds deltas. If that takes long, or if another thread uses the response, they are added on a separate thread.
+    pub(crate) async fn add(self: &Arc<Self>, deltas: Vec<ChoiceDelta>) {
+        let Err(deltas) = self.try_add(deltas) else { return };
+        let live = Arc::clone(self);
+        let add = move || {
+            live.change(|assembly, sink| deltas.into_iter().for_each(|delta| assembly.push(delta, sink)));
+        };
+        encoding::run(EncodingCost::High, add).await;
     }
 
-    /// Returns the current state of the response.
+    /// Adds deltas without waiting for other threads.
+    ///
+    /// # Errors
+    /// Adding the deltas takes long, or another thread uses the response. The deltas are returned.
+    fn try_add(&self, deltas: Vec<ChoiceDelta>) -> Result<(), Vec<ChoiceDelta>> {
+        {
+            let mut assembly = match self.assembly.try_lock() {
+                Ok(assembly) => assembly,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Err(deltas),
+            };
+            if assembly.deltas_cost(&deltas) == EncodingCost::High {
+                return Err(deltas);
+            }
+            let sink = &mut |event: &Event<'_>| self.store_event(event);
+            deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
+        }
+        self.wake_followers();
+        Ok(())
+    }
+
+    /// Returns the current state of the response. If the response has output, call this on a thread that may block.
     pub(crate) fn response(&self) -> Response {
         self.assembly().response().clone()
+    }
+
+    /// Returns the ID of the response that this one follows.
+    pub(crate) fn previous_response_id(&self) -> Option<String> {
+        self.assembly().response().previous_response_id.clone()
     }
 
     /// Whether the response has its final status.
@@ -296,6 +327,10 @@ impl LiveResponse {
 
     fn end(&self) {
         self.events().is_done = true;
+        self.wake_followers();
+    }
+
+    fn wake_followers(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
 
@@ -337,7 +372,33 @@ fn limited(events: &[Arc<str>]) -> Vec<Arc<str>> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use serde_json::json;
+    use server_openai::responses::Status;
+
+    use super::super::assembly::tests::new_response;
     use super::*;
+    use crate::limits::ByteBudget;
+
+    #[tokio::test]
+    async fn deltas_are_added_on_another_thread_while_the_response_is_used() {
+        let budget = ByteBudget::new(1 << 20, 1 << 20);
+        let live = Background::default().live(BackgroundResponse {
+            assembly: Assembly::new(new_response(Status::InProgress, 1)),
+            retained: RetainedRequest::new(&budget, Vec::new(), &json!({})).unwrap(),
+            tenant: Tenant::default(),
+            stores_events: false,
+        });
+        let delta = ChoiceDelta::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
+        live.add(vec![delta.clone()]).now_or_never().expect("a small delta is added immediately");
+        let mut adding = Box::pin(live.add(vec![delta]));
+        // This thread uses the response, so it would wait for itself.
+        live.change(|_, _| assert!(adding.as_mut().now_or_never().is_none()));
+        adding.await;
+        let response = live.response();
+        let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
+        assert_eq!(message.content[0].text(), "aa");
+    }
 
     #[test]
     fn followers_get_a_limited_number_of_bytes_at_a_time() {

@@ -34,7 +34,8 @@ impl TextEndpoint for Completions {
         if !text.is_empty() || head.reply.token_ids {
             let logprobs = probabilities::echoed(head, index);
             let prompt_token_ids = probabilities::prompt_token_ids(head, index);
-            let choice = CompletionChoice { text, logprobs, prompt_token_ids, ..empty_choice(index) };
+            let choice =
+                CompletionChoice { index, text, logprobs, prompt_token_ids, ..CompletionChoice::default() };
             events.push(&completion(head, vec![choice], head.chunk_usage()));
         }
     }
@@ -45,11 +46,16 @@ impl TextEndpoint for Completions {
             ChoiceDelta::Text { text, tokens, .. } => {
                 let token_ids = probabilities::token_ids(head, &tokens, &[]);
                 let logprobs = probabilities::completion(head, index, tokens);
-                CompletionChoice { text, logprobs, token_ids, ..empty_choice(index) }
+                CompletionChoice { index, text, logprobs, token_ids, ..CompletionChoice::default() }
             }
             ChoiceDelta::End { reason, tokens, .. } => {
                 let token_ids = probabilities::token_ids(head, &[], &tokens).filter(|ids| !ids.is_empty());
-                CompletionChoice { finish_reason: Some(reason), token_ids, ..empty_choice(index) }
+                CompletionChoice {
+                    index,
+                    finish_reason: Some(reason),
+                    token_ids,
+                    ..CompletionChoice::default()
+                }
             }
             // The text of completions is not parsed.
             ChoiceDelta::Reasoning { .. }
@@ -69,30 +75,17 @@ impl TextEndpoint for Completions {
             let token_ids = probabilities::token_ids(&head, &choice.tokens, &choice.end_tokens);
             let generated = probabilities::completion(&head, index, choice.tokens);
             CompletionChoice {
+                index,
                 text: choice.text,
                 logprobs: probabilities::joined(probabilities::echoed(&head, index), generated),
                 finish_reason: choice.reason,
                 token_ids,
                 prompt_token_ids: probabilities::prompt_token_ids(&head, index),
                 prompt_logprobs: probabilities::prompt_logprobs(&head, index),
-                ..empty_choice(index)
             }
         });
         let choices = choices.collect();
         completion(&head, choices, Some(Some(usage)))
-    }
-}
-
-/// Returns a choice without text.
-fn empty_choice(index: u32) -> CompletionChoice {
-    CompletionChoice {
-        index,
-        text: String::new(),
-        logprobs: None,
-        finish_reason: None,
-        token_ids: None,
-        prompt_token_ids: None,
-        prompt_logprobs: None,
     }
 }
 

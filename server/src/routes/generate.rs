@@ -112,6 +112,12 @@ pub(super) struct WholeCall {
 }
 
 impl WholeChoice {
+    /// Returns the size in bytes of the text, the reasoning, and the arguments of the calls.
+    fn text_bytes(&self) -> usize {
+        let arguments: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        self.text.len() + self.reasoning.len() + arguments
+    }
+
     fn add(&mut self, delta: ChoiceDelta) {
         match delta {
             ChoiceDelta::Text { text, tokens, .. } => {
@@ -224,7 +230,7 @@ async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Re
     head.scores = answer.scores();
     let Reply { logprobs, prompt_logprobs, token_ids, .. } = &head.reply;
     let has_tokens = *token_ids || logprobs.or(*prompt_logprobs).is_some();
-    let text_bytes: usize = choices.iter().map(|choice| choice.text.len() + choice.reasoning.len()).sum();
+    let text_bytes: usize = choices.iter().map(WholeChoice::text_bytes).sum();
     let cost = if has_tokens { EncodingCost::High } else { EncodingCost::of_text(text_bytes) };
     let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
     let response = encoding::run(cost, encode).await;
@@ -254,7 +260,7 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
     }
 
     fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
-        EncodingCost::of_tokens(deltas.iter().map(ChoiceDelta::num_tokens).sum())
+        ChoiceDelta::encoding_cost(deltas)
     }
 
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events) {

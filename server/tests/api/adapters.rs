@@ -5,7 +5,7 @@ use server::{Model, NamedAdapter, built_in_text};
 use server_engine::Clock;
 use server_engine::sim::{SimConfig, SimCosts, SimRunner, expected_tokens_with};
 
-use crate::harness::{Server, Setup, VOCABULARY, chat, completion};
+use crate::harness::{Server, Setup, VOCABULARY, chat, completion, merged};
 
 const PATH: &str = "/v3/completions";
 const PROMPT: [u32; 40] = [65; 40];
@@ -28,12 +28,10 @@ fn adapted() -> Server {
 
 /// Returns a request that generates all of these tokens.
 fn adapter_request(model: &str, more: Value) -> String {
-    let mut parameters = json!({
+    let parameters = json!({
         "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,
     });
-    let Value::Object(more) = more else { panic!("parameters are an object") };
-    parameters.as_object_mut().unwrap().extend(more);
-    completion(parameters)
+    completion(merged(parameters, more))
 }
 
 fn expected(adapter: u32) -> Value {

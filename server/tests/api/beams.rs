@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, chat, completion, faulty};
+use crate::harness::{Server, Setup, chat, completion, faulty, merged};
 
 const PATH: &str = "/v3/completions";
 
@@ -18,13 +18,10 @@ fn greedy(parameters: Value) -> String {
     completion(with(json!({}), parameters))
 }
 
-fn with(mut all: Value, parameters: Value) -> Value {
+fn with(all: Value, parameters: Value) -> Value {
     let letters: Vec<u8> = (b'a'..=b'z').collect();
     let base = json!({"max_tokens": 6, "logprobs": 0, "ignore_eos": true, "allowed_token_ids": letters});
-    for more in [base, parameters] {
-        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    }
-    all
+    merged(merged(all, base), parameters)
 }
 
 /// Returns the texts of an answer and the sums of their log probabilities.
@@ -86,9 +83,8 @@ async fn the_parameters_of_beam_search_have_their_effects() {
     // Half of the letters end a text, so the search finds short texts immediately.
     let stops: Vec<u8> = (b'a'..=b'z').step_by(2).collect();
     let ending = async |parameters: Value| {
-        let mut all = json!({"n": 4, "stop_token_ids": stops, "max_tokens": 12});
-        all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-        let found = found(&server, search(all)).await;
+        let all = json!({"n": 4, "stop_token_ids": stops, "max_tokens": 12});
+        let found = found(&server, search(merged(all, parameters))).await;
         found.into_iter().map(|text| text.0).collect::<Vec<_>>()
     };
     let short = ending(json!({"length_penalty": -8.0})).await.concat().chars().count();

@@ -72,9 +72,7 @@ async fn cancelling_half_of_two_hundred_streams_does_not_change_the_others() {
             }
         });
     }
-    while let Some(client) = clients.join_next().await {
-        client.unwrap();
-    }
+    clients.join_all().await;
     server.idle().await;
     assert_eq!(server.app.requests(), 0);
 }

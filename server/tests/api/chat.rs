@@ -5,7 +5,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty};
+use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty, merged};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
@@ -91,19 +91,24 @@ async fn log_probabilities_are_returned_with_their_text_streamed_or_not() {
 /// Log probabilities that have accumulated are encoded on another thread.
 #[tokio::test]
 async fn a_stream_that_is_read_late_has_all_log_probabilities() {
-    let server = Server::parrot(TEXT);
-    let mut parameters = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 2});
-    let whole = server.post(PATH, chat(parameters.clone())).await.json();
-    parameters["stream"] = json!(true);
-    let unread = server.open(PATH, chat(parameters)).await;
-    server.idle().await;
+    let (runner, permits) = GatedRunner::new(TEXT);
+    let server = Setup::new(runner).start();
+    let mut parameters = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 2, "stream": true});
+    permits.send(()).unwrap();
+    // The stream has begun with the first token, and nothing is read until the engine has generated all others.
+    let unread = server.open(PATH, chat(parameters.clone())).await;
+    drop(permits);
+    server.block_until_computed(1);
     let streamed = Answer::read(unread).await;
     let chunks = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
-    let logprobs: Vec<Value> = chunks
-        .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+    let logprobs: Vec<Vec<Value>> = chunks
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned())
+        .filter(|logprobs| !logprobs.is_empty())
         .collect();
-    assert_eq!(logprobs.len(), 200);
-    assert_eq!(json!(logprobs), whole["choices"][0]["logprobs"]["content"]);
+    assert_eq!(logprobs.iter().map(Vec::len).collect::<Vec<_>>(), [1_usize, 199]);
+    parameters["stream"] = json!(false);
+    let whole = server.post(PATH, chat(parameters)).await.json();
+    assert_eq!(json!(logprobs.concat()), whole["choices"][0]["logprobs"]["content"]);
 }
 
 #[tokio::test]
@@ -231,11 +236,10 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
     let letters: serde_json::Map<_, _> =
         (b'a'..=b'w').map(|letter| (letter.to_string(), json!(100))).collect();
     let sampled = |more: serde_json::Value| {
-        let mut parameters = json!({
+        let parameters = json!({
             "n": 2, "temperature": 1.5, "seed": 3, "max_tokens": 40, "logit_bias": letters, "stream": true,
         });
-        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        chat(parameters)
+        chat(merged(parameters, more))
     };
     let whole = Server::parrot("x").post(PATH, sampled(json!({"stream": false}))).await.json();
     let [one, other] = [0, 1].map(|choice| whole["choices"][choice]["message"]["content"].as_str().unwrap());

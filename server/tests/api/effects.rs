@@ -5,7 +5,7 @@ use server::Model;
 use server_engine::sim::{SimFault, SimFaultKind};
 use server_text::ModelText;
 
-use crate::harness::{Answer, Parrot, Server, Setup, VOCABULARY, chat, completion, faulty};
+use crate::harness::{Answer, Parrot, Server, Setup, VOCABULARY, chat, completion, faulty, merged};
 
 const PATH: &str = "/v3/completions";
 
@@ -401,9 +401,8 @@ async fn special_tokens_are_added_unless_disabled() {
     let model = Some(Model::new(vec!["parrot".to_owned()], text, "test"));
     let server = Setup { model, ..Setup::new(Parrot::new([0, 1])) }.start();
     let prompt = async |parameters: Value| {
-        let mut all = json!({"prompt": "ab", "return_token_ids": true});
-        all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-        answer(&server, all).await["choices"][0]["prompt_token_ids"].clone()
+        let all = json!({"prompt": "ab", "return_token_ids": true});
+        answer(&server, merged(all, parameters)).await["choices"][0]["prompt_token_ids"].clone()
     };
     assert_eq!(prompt(json!({})).await, json!([2, 0, 1]));
     assert_eq!(prompt(json!({"add_special_tokens": false})).await, json!([0, 1]));

@@ -79,6 +79,7 @@ async fn a_history_of_functions_is_the_history_of_tools() {
 async fn errors_name_the_parameters_of_functions() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let tool = json!({"type": "function", "function": function()});
+    let unknown_type = json!({"name": "f", "strict": true, "parameters": {"type": "strin"}});
     let called = json!([{"role": "assistant", "function_call": {"arguments": "{}"}}]);
     for (wrong, param) in [
         (json!({"function_call": "auto"}), "function_call"),
@@ -86,6 +87,7 @@ async fn errors_name_the_parameters_of_functions() {
         (json!({"functions": [{"name": ""}]}), "functions[0].name"),
         (json!({"functions": [{"name": "a"}, {"name": "a"}]}), "functions[1].name"),
         (json!({"functions": [function()], "function_call": {"name": "other"}}), "function_call.name"),
+        (json!({"functions": [unknown_type]}), "functions[0].parameters.type"),
         (json!({"messages": called}), "messages[0].function_call.name"),
         (json!({"messages": [{"role": "function", "content": "x"}]}), "messages[0].name"),
     ] {

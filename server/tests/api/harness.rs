@@ -1,7 +1,7 @@
 //! A server that runs inside the test process: the axum router, the engine, and models whose output the tests know.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
@@ -163,6 +163,22 @@ impl Server {
         let idle = load.wait_for(|load| (load.load.running, load.load.waiting) == (0, 0)).await.unwrap().load;
         assert_eq!(idle.blocks_active, 0);
     }
+
+    /// Blocks this thread, which runs all tasks of a test, until the engine has received this number of prompts and has
+    /// generated all of their tokens. No task can read tokens in the meantime.
+    pub(crate) fn block_until_computed(&self, submissions: u64) {
+        let load = self.engine.handle().load();
+        let is_computed = || {
+            let published = *load.borrow();
+            let is_idle = (published.load.running, published.load.waiting) == (0, 0);
+            is_idle && published.submissions >= submissions
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_computed() {
+            assert!(Instant::now() < deadline, "the engine is still busy");
+            std::thread::yield_now();
+        }
+    }
 }
 
 /// A whole answer.
@@ -240,26 +256,22 @@ fn redacted(answer: Value) -> String {
 
 /// Returns a chat request of one message with these parameters, with greedy sampling by default.
 pub(crate) fn chat(parameters: Value) -> String {
-    with(
-        json!({
-            "model": "parrot", "temperature": 0, "max_tokens": 8,
-            "messages": [{"role": "user", "content": "Hi"}],
-        }),
-        parameters,
-    )
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "messages": messages});
+    merged(request, parameters).to_string()
 }
 
 /// Returns a completion request with these parameters.
 pub(crate) fn completion(parameters: Value) -> String {
-    with(json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"}), parameters)
+    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"});
+    merged(request, parameters).to_string()
 }
 
-fn with(mut request: Value, parameters: Value) -> String {
+/// Returns the members of both objects. Those of `parameters` have precedence.
+pub(crate) fn merged(mut base: Value, parameters: Value) -> Value {
     let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    for (name, value) in parameters {
-        request[name] = value;
-    }
-    request.to_string()
+    base.as_object_mut().unwrap().extend(parameters);
+    base
 }
 
 /// A runner that repeats the tokens of a script: the position determines the next token.

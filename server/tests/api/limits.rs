@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::TokenId;
 
-use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat, completion};
+use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat, completion, merged};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -193,13 +193,8 @@ fn with_default_length(tokens_max: Option<u32>) -> Server {
 #[tokio::test]
 async fn the_default_length_of_answers_is_limited_to_the_room_after_the_prompt() {
     let server = with_default_length(Some(600));
-    let request = |prompt: Value, limit: Value| {
-        let mut request = json!({"model": "parrot"});
-        for part in [prompt, limit] {
-            request.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
-        }
-        request.to_string()
-    };
+    let request =
+        |prompt: Value, limit: Value| merged(merged(json!({"model": "parrot"}), prompt), limit).to_string();
     let messages = json!({"messages": [{"role": "user", "content": "Hi"}]});
     for (path, prompt, name) in [
         (PATH, messages, "max_tokens"),

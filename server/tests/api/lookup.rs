@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use server_engine::TokenId;
 
-use crate::harness::{Parrot, Server, Setup, chat, completion};
+use crate::harness::{Parrot, Server, Setup, chat, completion, merged};
 
 const PATH: &str = "/v3/completions";
 
@@ -19,13 +19,8 @@ async fn prompt_lookup_changes_only_the_usage() {
     let server = Server::parrot("abcdefgh");
     for more in [json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2}), json!({"stop": "b"})]
     {
-        let body_with = |lookup: Value| {
-            let mut all = json!({"max_tokens": 60});
-            for parameters in [&more, &lookup] {
-                all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-            }
-            completion(all)
-        };
+        let body_with =
+            |lookup: Value| completion(merged(merged(json!({"max_tokens": 60}), more.clone()), lookup));
         let plain = server.post(PATH, body_with(json!({}))).await.json();
         assert!(plain["usage"].get("completion_tokens_details").is_none(), "{plain}");
         let guessed = server.post(PATH, body_with(json!({"max_ngram_size": 3}))).await.json();
@@ -106,11 +101,7 @@ async fn a_draft_model_serves_all_requests_and_changes_only_the_usage() {
     let plain = Server::parrot("abcdefgh");
     let (right, wrong) = (drafted("abcdefgh", "abcdefgh"), drafted("abcdefgh", "abcdXfgh"));
     for more in [json!({}), json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2})] {
-        let body = || {
-            let mut body = json!({"max_tokens": 60});
-            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            completion(body)
-        };
+        let body = || completion(merged(json!({"max_tokens": 60}), more.clone()));
         let expected = plain.post(PATH, body()).await.json();
         let [all, some] = [right.post(PATH, body()).await.json(), wrong.post(PATH, body()).await.json()];
         assert_eq!((&all["choices"], &some["choices"]), (&expected["choices"], &expected["choices"]));
@@ -127,8 +118,7 @@ async fn a_request_sets_the_number_or_the_confidence_of_draft_tokens() {
     let server = drafted("abcdefgh", "abcdefgh");
     // The tokens of the draft model have a probability of about 0.92.
     let guessed = async |more: Value| {
-        let mut body = json!({"max_tokens": 40});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let body = merged(json!({"max_tokens": 40}), more);
         let answer = server.post(PATH, completion(body)).await.json();
         answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64().unwrap_or(0)
     };

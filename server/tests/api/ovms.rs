@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use server::{ApiRules, Model, built_in_text};
 
-use crate::harness::{Parrot, Server, Setup, chat, completion};
+use crate::harness::{Parrot, Server, Setup, chat, completion, merged};
 
 const TEXT: &str = "the quick brown fox ";
 
@@ -39,9 +39,8 @@ async fn completions_fill_the_context_with_ovms_rules() {
 #[tokio::test]
 async fn best_of_enables_beam_search_with_ovms_rules() {
     let parameters = |more: Value| {
-        let mut all = json!({"best_of": 4, "n": 2, "temperature": 1, "max_tokens": 4, "ignore_eos": true});
-        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        all
+        let all = json!({"best_of": 4, "n": 2, "temperature": 1, "max_tokens": 4, "ignore_eos": true});
+        merged(all, more)
     };
     let texts = async |rules: ApiRules, parameters: Value| {
         let answer = server(rules).post("/v3/completions", completion(parameters)).await;

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::harness::{Answer, Server, chat, completion};
+use crate::harness::{Answer, Server, chat, completion, merged};
 
 /// Number of elements of the longest array that is sent to exceed a limit.
 const ELEMENTS_MAX: u64 = 5_000;
@@ -25,7 +25,7 @@ pub(crate) const ENDPOINTS: [(&str, &str, Body); 5] = [
 
 fn response(parameters: Value) -> String {
     let request = json!({"model": "parrot", "input": "Hi", "max_output_tokens": 8, "temperature": 0});
-    merged(request, parameters)
+    merged(request, parameters).to_string()
 }
 
 fn tokenize(parameters: Value) -> String {
@@ -34,17 +34,11 @@ fn tokenize(parameters: Value) -> String {
     if !given("prompt") && !given("messages") {
         request["text"] = json!("Hi");
     }
-    merged(request, parameters)
+    merged(request, parameters).to_string()
 }
 
 fn detokenize(parameters: Value) -> String {
-    merged(json!({"model": "parrot", "tokens": [72, 105]}), parameters)
-}
-
-fn merged(mut request: Value, parameters: Value) -> String {
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    parameters.into_iter().for_each(|(name, value)| request[name] = value);
-    request.to_string()
+    merged(json!({"model": "parrot", "tokens": [72, 105]}), parameters).to_string()
 }
 
 /// Returns a valid value of the parameter, with the other parameters that it requires.

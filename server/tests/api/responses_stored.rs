@@ -13,7 +13,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server::StoreConfig;
 
-use crate::harness::{Answer, GatedRunner, Server, Setup};
+use crate::harness::{Answer, GatedRunner, Server, Setup, merged};
 use crate::responses::{PATH, QWEN, events, request, shown, weather};
 
 const CONVERSATIONS: &str = "/v3/conversations";
@@ -25,9 +25,7 @@ fn scripted(answers: &[&str]) -> Setup {
 }
 
 async fn ask(server: &Server, parameters: Value) -> Value {
-    let mut all = json!({"max_output_tokens": 200});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    all.as_object_mut().unwrap().extend(parameters);
+    let all = merged(json!({"max_output_tokens": 200}), parameters);
     let answer = server.post(PATH, request(all)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.json()
@@ -483,15 +481,7 @@ fn replace_with_pipe(record: &Path) {
 async fn opened_pipe(record: &Path) -> File {
     // Without blocking, the pipe can be opened for writing only once the server has opened it.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let opened = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            match File::options().write(true).custom_flags(flags).open(record) {
-                Ok(pipe) => return pipe,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    });
-    opened.await.unwrap()
+    eventually(async || File::options().write(true).custom_flags(flags).open(record).ok()).await
 }
 
 #[tokio::test]
@@ -504,9 +494,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
     let record = folder.path().join(format!("{conversation}.record"));
     let joining = async {
         // The preparation of the request reads the record.
-        while server.engine.handle().submissions() == 0 {
-            tokio::task::yield_now().await;
-        }
+        eventually(async || (server.engine.handle().submissions() != 0).then_some(())).await;
         replace_with_pipe(&record);
         drop(permits);
         opened_pipe(&record).await
@@ -515,21 +503,16 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
         _ = server.open(PATH, request(json!({"conversation": conversation}))) => {
             panic!("the response waits for its conversation")
         }
-        pipe = tokio::time::timeout(Duration::from_secs(30), joining) => pipe.unwrap(),
+        pipe = joining => pipe,
     };
     // The client has disconnected. Items cannot be added to a pipe, but the server continues.
     pipe.write_all(b"\n").unwrap();
-    let stored = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            let files = std::fs::read_dir(folder.path()).unwrap();
-            let mut names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-            if let Some(name) = names.find(|name| name.starts_with("resp_")) {
-                return name;
-            }
-            tokio::task::yield_now().await;
-        }
+    let stored = eventually(async || {
+        let files = std::fs::read_dir(folder.path()).unwrap();
+        let mut names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.find(|name| name.starts_with("resp_"))
     });
-    let stored = stored.await.unwrap();
+    let stored = stored.await;
     let response = server.get(&format!("{PATH}/{}", stored.trim_end_matches(".record"))).await;
     assert_eq!(response.json()["status"], "incomplete", "{}", response.body);
 }
@@ -544,12 +527,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
     // Copy the content of the disk once the response has begun, because the process may die at any time.
     let path = folder.path().join(format!("{}.record", id(&begun)));
-    let waited = tokio::time::timeout(Duration::from_secs(30), async {
-        while !path.exists() {
-            tokio::task::yield_now().await;
-        }
-    });
-    waited.await.unwrap();
+    eventually(async || path.exists().then_some(())).await;
     let copy = tempfile::tempdir().unwrap();
     std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     drop(permits);
@@ -572,16 +550,11 @@ async fn a_background_response_that_cannot_be_stored_fails_with_the_reason() {
     let begun = server.post(PATH, request(parameters)).await.json();
     let path = format!("{PATH}/{}", id(&begun));
     // The response is completed before the server tries to store it.
-    let failed = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            let response = server.get(&path).await.json();
-            if !response["error"].is_null() {
-                return response;
-            }
-            tokio::task::yield_now().await;
-        }
+    let failed = eventually(async || {
+        let response = server.get(&path).await.json();
+        (!response["error"].is_null()).then_some(response)
     });
-    let failed = failed.await.unwrap();
+    let failed = failed.await;
     let error = json!({"code": "server_error", "message": "the response could not be stored"});
     assert_eq!((&failed["status"], &failed["error"]), (&json!("failed"), &error), "{failed}");
     assert_eq!((&failed["output"], &failed["completed_at"]), (&json!([]), &Value::Null));
@@ -591,16 +564,25 @@ async fn a_background_response_that_cannot_be_stored_fails_with_the_reason() {
 
 /// Polls a response until it has its final status.
 async fn until_final(server: &Server, path: &str) -> Value {
-    let asked_in_time = tokio::time::timeout(Duration::from_secs(30), async {
+    let done = eventually(async || {
+        let response = server.get(path).await.json();
+        let running = ["queued", "in_progress"].contains(&response["status"].as_str().unwrap());
+        (!running).then_some(response)
+    });
+    done.await
+}
+
+/// Polls until there is a value.
+async fn eventually<T>(poll: impl AsyncFn() -> Option<T>) -> T {
+    let polled = tokio::time::timeout(Duration::from_secs(30), async {
         loop {
-            let response = server.get(path).await.json();
-            if !["queued", "in_progress"].contains(&response["status"].as_str().unwrap()) {
-                return response;
+            if let Some(value) = poll().await {
+                return value;
             }
             tokio::task::yield_now().await;
         }
     });
-    asked_in_time.await.unwrap()
+    polled.await.unwrap()
 }
 
 impl Server {

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup};
+use crate::harness::{Server, Setup, merged};
 use crate::responses::{PATH, QWEN, events, request, weather};
 
 const READ: &str =
@@ -23,10 +23,7 @@ fn tools() -> Value {
 }
 
 fn asks(parameters: Value) -> String {
-    let mut all = json!({"tools": tools(), "max_output_tokens": 400});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    all.as_object_mut().unwrap().extend(parameters);
-    request(all)
+    request(merged(json!({"tools": tools(), "max_output_tokens": 400}), parameters))
 }
 
 fn server(answers: &[&str]) -> Server {

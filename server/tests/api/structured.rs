@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, chat, completion, faulty};
+use crate::harness::{Server, Setup, chat, completion, faulty, merged};
 
 const CHAT: &str = "/v3/chat/completions";
 
@@ -36,10 +36,7 @@ fn check(text: &str) {
 }
 
 fn asking(parameters: Value) -> Value {
-    let mut all = json!({"max_tokens": 400, "temperature": 1.0});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    all.as_object_mut().unwrap().extend(parameters);
-    all
+    merged(json!({"max_tokens": 400, "temperature": 1.0}), parameters)
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use server::{Model, built_in_text_with};
 
-use crate::harness::{Parrot, Server, Setup, chat};
+use crate::harness::{Parrot, Server, Setup, chat, merged};
 
 /// A template that renders some variables. The answer contains the tokens of the prompt, which are bytes, so that the
 /// tests can read the prompt.
@@ -23,9 +23,7 @@ fn text(tokens: &Value) -> String {
 
 /// Returns the prompt of a chat request with these parameters.
 async fn prompt(parameters: Value) -> String {
-    let mut all = json!({"return_token_ids": true});
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
-    all.as_object_mut().unwrap().extend(parameters);
+    let all = merged(json!({"return_token_ids": true}), parameters);
     let answer = server().post("/v3/chat/completions", chat(all)).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     text(&answer.json()["prompt_token_ids"])

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, Setup, chat};
+use crate::harness::{Server, Setup, chat, merged};
 
 const PATH: &str = "/v3/chat/completions";
 
@@ -26,12 +26,10 @@ fn weather() -> Value {
     }})
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "parameters are written where they are given")]
 fn with_tools(parameters: Value) -> String {
-    let mut all =
+    let all =
         json!({"max_tokens": 400, "tools": [weather(), {"type": "function", "function": {"name": "now"}}]});
-    all.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
-    chat(all)
+    chat(merged(all, parameters))
 }
 
 /// Returns the whole answer, and checks that the streamed answer is the same.
@@ -483,4 +481,33 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_type messages[0].tool_calls[0].function.arguments | messages[0].tool_calls[0].function.arguments: must be a string or an object
     "#]].assert_eq(&shown);
     server.idle().await;
+}
+
+#[tokio::test]
+async fn an_error_about_a_schema_names_the_member_that_the_request_contains() {
+    let server = Setup::scripted(HERMES, &[], &["x"]).start();
+    let nested = json!({"name": "f", "strict": true, "parameters": {"type": "strin"}});
+    let mut flat = nested.clone();
+    flat["type"] = json!("function");
+    let nested = json!({"type": "function", "function": nested});
+    let namespace = json!({"type": "namespace", "name": "n", "tools": [flat]});
+    let (chats, responses) = (PATH, "/v3/responses");
+    for (path, tool, param) in [
+        (chats, &flat, "tools[1].parameters.type"),
+        (chats, &nested, "tools[1].function.parameters.type"),
+        (responses, &flat, "tools[1].parameters.type"),
+        (responses, &nested, "tools[1].function.parameters.type"),
+        (responses, &namespace, "tools[1].tools[0].parameters.type"),
+    ] {
+        let tools = json!([weather(), tool]);
+        let body = match path {
+            PATH => with_tools(json!({"tools": tools})),
+            _ => json!({"model": "parrot", "input": "Hi", "tools": tools}).to_string(),
+        };
+        let answer = server.post(path, body).await;
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        let error = &answer.json()["error"];
+        assert_eq!(error["param"], param, "{error}");
+        assert!(error["message"].as_str().unwrap().starts_with(&format!("{param}: ")), "{error}");
+    }
 }

@@ -122,15 +122,9 @@ impl GenerationDefaults {
             top_k: integer("general.sampling.top_k")?,
             min_p: float("general.sampling.min_p")?,
             repetition_penalty: float("general.sampling.penalty_repeat")?,
-            frequency_penalty: None,
-            presence_penalty: None,
-            tokens_max: None,
-            assistant_tokens_max: None,
-            assistant_confidence_min: None,
-            ngram_max: None,
             eos,
             bos: tokenizer.bos(),
-            stop: Vec::new(),
+            ..Self::default()
         })
     }
 }

@@ -5,7 +5,11 @@ use std::collections::HashSet;
 
 use syn::visit::{self, Visit};
 
-use super::{Finding, manifests::is_crate, syntax::RustFile};
+use super::{
+    Finding,
+    manifests::is_crate,
+    syntax::{RustFile, type_name},
+};
 
 /// Finds imports that rename a type, where the file also imports or defines another type of the workspace with its name.
 #[must_use]
@@ -51,13 +55,14 @@ impl TypeNames {
             syn::UseTree::Glob(_) => {}
         }
     }
-
-    fn define(&mut self, name: &syn::Ident) {
-        self.known.insert(name.to_string());
-    }
 }
 
 impl<'ast> Visit<'ast> for TypeNames {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        self.known.extend(type_name(item).map(ToString::to_string));
+        visit::visit_item(self, item);
+    }
+
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if let syn::UseTree::Path(path) = &item.tree {
             let root = path.ident.to_string();
@@ -65,23 +70,6 @@ impl<'ast> Visit<'ast> for TypeNames {
                 self.add_import(&item.tree);
             }
         }
-    }
-
-    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
-        self.define(&item.ident);
-    }
-
-    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
-        self.define(&item.ident);
-    }
-
-    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.define(&item.ident);
-        visit::visit_item_trait(self, item);
-    }
-
-    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
-        self.define(&item.ident);
     }
 }
 

@@ -109,10 +109,6 @@ impl<'ast> Visit<'ast> for Comments<'_> {
         visit::visit_item_mod(self, item);
     }
 
-    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        visit::visit_item_impl(self, item);
-    }
-
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
         self.check_public(&item.vis, &item.attrs, &item.sig.ident);
     }

@@ -11,7 +11,7 @@ use syn::visit::{self, Visit};
 
 use super::{
     Finding,
-    syntax::{RustFile, is_test_only},
+    syntax::{RustFile, is_test_only, type_name},
 };
 
 /// The names of modules from the root of the crate.
@@ -282,15 +282,10 @@ impl<'ast> Visit<'ast> for Collector<'_> {
                 return;
             }
             syn::Item::Const(item) => self.define(&item.ident),
-            syn::Item::Enum(item) => self.define(&item.ident),
             syn::Item::Fn(item) => self.define(&item.sig.ident),
             syn::Item::Macro(item) => item.ident.iter().for_each(|name| self.define(name)),
             syn::Item::Static(item) => self.define(&item.ident),
-            syn::Item::Struct(item) => self.define(&item.ident),
-            syn::Item::Trait(item) => self.define(&item.ident),
-            syn::Item::Type(item) => self.define(&item.ident),
-            syn::Item::Union(item) => self.define(&item.ident),
-            _ => {}
+            item => type_name(item).into_iter().for_each(|name| self.define(name)),
         }
         visit::visit_item(self, item);
     }

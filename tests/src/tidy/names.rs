@@ -3,7 +3,10 @@
 
 use syn::visit::{self, Visit};
 
-use super::{Finding, syntax::RustFile};
+use super::{
+    Finding,
+    syntax::{RustFile, type_name},
+};
 
 /// Words that do not describe a type on their own.
 const EMPTY_WORDS: [&str; 58] = [
@@ -180,29 +183,11 @@ impl TypeNames<'_> {
 }
 
 impl<'ast> Visit<'ast> for TypeNames<'_> {
-    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
-        self.check(&item.ident);
-        visit::visit_item_struct(self, item);
-    }
-
-    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
-        self.check(&item.ident);
-        visit::visit_item_enum(self, item);
-    }
-
-    fn visit_item_union(&mut self, item: &'ast syn::ItemUnion) {
-        self.check(&item.ident);
-        visit::visit_item_union(self, item);
-    }
-
-    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
-        self.check(&item.ident);
-        visit::visit_item_trait(self, item);
-    }
-
-    fn visit_item_type(&mut self, item: &'ast syn::ItemType) {
-        self.check(&item.ident);
-        visit::visit_item_type(self, item);
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if let Some(name) = type_name(item) {
+            self.check(name);
+        }
+        visit::visit_item(self, item);
     }
 
     fn visit_use_rename(&mut self, rename: &'ast syn::UseRename) {

@@ -1,5 +1,7 @@
 //! Rules about Rust files: module documentation, the use of `unsafe`, and the length of files.
 
+use proc_macro2::{TokenStream, TokenTree};
+
 use super::{Finding, Tree};
 
 /// Rust files with more lines than this are listed, because they may contain two ideas.
@@ -26,7 +28,7 @@ pub fn sources(tree: &Tree) -> Vec<Finding> {
         if name != "tests.rs" && !file.text.starts_with("//!") {
             findings.push(Finding::new(&file.path, "does not begin with module documentation (//!)"));
         }
-        if !file.path.starts_with(UNSAFE_IN) && words(&file.text).any(|word| word == "unsafe") {
+        if !file.path.starts_with(UNSAFE_IN) && file.text.parse::<TokenStream>().is_ok_and(contains_unsafe) {
             findings.push(Finding::new(
                 &file.path,
                 format!("contains unsafe, which is allowed only in {UNSAFE_IN}"),
@@ -49,91 +51,13 @@ pub fn long_files(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the words of Rust code, without comments and literals.
-fn words(text: &str) -> impl Iterator<Item = String> {
-    code(text)
-        .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
-        .filter(|word| !word.is_empty())
-        .map(str::to_owned)
-        .collect::<Vec<_>>()
-        .into_iter()
-}
-
-/// Replaces the comments, strings and characters in `text` by spaces.
-fn code(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(letter) = rest.chars().next() {
-        let skipped = comment(rest).or_else(|| literal(rest, &out)).unwrap_or(0);
-        if skipped > 0 {
-            out.push(' ');
-            rest = &rest[skipped..];
-        } else {
-            out.push(letter);
-            rest = &rest[letter.len_utf8()..];
-        }
-    }
-    out
-}
-
-/// The length in bytes of a comment at the start of `rest`. Block comments nest.
-fn comment(rest: &str) -> Option<usize> {
-    if rest.starts_with("//") {
-        return Some(rest.find('\n').unwrap_or(rest.len()));
-    }
-    if !rest.starts_with("/*") {
-        return None;
-    }
-    let (mut depth, mut at) = (0_usize, 0);
-    while at < rest.len() {
-        if rest[at..].starts_with("/*") {
-            depth += 1;
-            at += 2;
-        } else if rest[at..].starts_with("*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                return Some(at);
-            }
-        } else {
-            at += rest[at..].chars().next().map_or(1, char::len_utf8);
-        }
-    }
-    Some(rest.len())
-}
-
-/// The length in bytes of a string or character literal at the start of `rest`, which follows the code in `before`.
-fn literal(rest: &str, before: &str) -> Option<usize> {
-    let inside_word = before.chars().next_back().is_some_and(|last| last.is_alphanumeric() || last == '_');
-    if rest.starts_with('r') && (!inside_word || before.ends_with('b') || before.ends_with('c')) {
-        let hashes = rest[1..].chars().take_while(|letter| *letter == '#').count();
-        if rest[1 + hashes..].starts_with('"') {
-            let end = format!("\"{}", "#".repeat(hashes));
-            let body = 2 + hashes;
-            return Some(rest[body..].find(&end).map_or(rest.len(), |at| body + at + end.len()));
-        }
-    }
-    if rest.starts_with('"') {
-        return Some(quoted(rest, '"'));
-    }
-    // 'a' and '\n' are characters, but 'a is a lifetime.
-    let mut letters = rest.strip_prefix('\'')?.chars();
-    let first = letters.next()?;
-    (first == '\\' || letters.next() == Some('\'')).then(|| quoted(rest, '\''))
-}
-
-/// The length in bytes of a quoted literal, which may contain escapes.
-fn quoted(rest: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, letter) in rest.char_indices().skip(1) {
-        match letter {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            _ if letter == quote => return at + letter.len_utf8(),
-            _ => {}
-        }
-    }
-    rest.len()
+/// Whether the code contains the keyword `unsafe`.
+fn contains_unsafe(code: TokenStream) -> bool {
+    code.into_iter().any(|token| match token {
+        TokenTree::Group(group) => contains_unsafe(group.stream()),
+        TokenTree::Ident(name) => name == "unsafe",
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
+    })
 }
 
 #[cfg(test)]

@@ -56,6 +56,18 @@ pub fn rust_files(tree: &Tree, crate_path: &str) -> anyhow::Result<Vec<RustFile>
     Ok(files)
 }
 
+/// Returns the name of the type or trait that an item defines.
+pub(super) fn type_name(item: &syn::Item) -> Option<&syn::Ident> {
+    match item {
+        syn::Item::Enum(item) => Some(&item.ident),
+        syn::Item::Struct(item) => Some(&item.ident),
+        syn::Item::Trait(item) => Some(&item.ident),
+        syn::Item::Type(item) => Some(&item.ident),
+        syn::Item::Union(item) => Some(&item.ident),
+        _ => None,
+    }
+}
+
 /// Whether an item is compiled for tests only.
 pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {

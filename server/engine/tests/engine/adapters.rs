@@ -35,9 +35,7 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
         let stream = handle.submit(one).unwrap();
         tasks.spawn(async move { assert_eq!(tokens(stream).await, expected, "of {which}") });
     }
-    while let Some(task) = tasks.join_next().await {
-        task.unwrap();
-    }
+    tasks.join_all().await;
     settled(&handle).await;
     engine.shutdown().unwrap();
     let reports: Vec<_> = reports.iter().collect();

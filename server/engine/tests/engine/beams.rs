@@ -76,9 +76,7 @@ async fn beam_search_finds_the_same_results_alone_and_under_load() {
                 assert_eq!(together.reasons, alone.reasons, "request {which} with seed {seed}");
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&handle).await;
         preempted += handle.load().borrow().load.preemptions_total;
         engine.shutdown().unwrap();

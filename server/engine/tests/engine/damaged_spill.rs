@@ -113,13 +113,10 @@ impl SpilledBlocks {
 }
 
 fn start(folder: &Path) -> Engine {
-    let setup = Setup::new(16);
-    let runner = Box::new(setup.runner());
     let identity = SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
     let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}))
-        .expect("the engine has no fault")
+    Setup::new(16).start_with(extras).expect("the engine has no fault")
 }
 
 fn tokens() -> Vec<TokenId> {
@@ -138,7 +135,7 @@ async fn answer(handle: &EngineHandle) -> u32 {
 }
 
 /// Waits until the statistics satisfy `done`.
-async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
+pub(crate) async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
     while !done(handle.spill_stats().expect("spilling is configured")) {
         std::thread::yield_now();
         tokio::task::yield_now().await;

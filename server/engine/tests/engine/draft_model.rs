@@ -13,7 +13,7 @@ use server_engine::{
 use server_scheduler::Batch;
 use tokio::task::JoinSet;
 
-use crate::drafts::{costs, events, of_few_words, output_events};
+use crate::drafts::{costs, counts, events, of_few_words, output_events};
 use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
@@ -123,17 +123,6 @@ async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool
     all
 }
 
-fn counts(events: &[Event]) -> DraftCounts {
-    let mut counts = DraftCounts::default();
-    for event in events {
-        if let Event::Finished { drafts, .. } = event {
-            counts.accepted += drafts.accepted;
-            counts.rejected += drafts.rejected;
-        }
-    }
-    counts
-}
-
 /// Calls [`compare`] with several seeds. Also returns the number of preemptions.
 async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
     let mut all = (DraftCounts::default(), 0);
@@ -222,9 +211,7 @@ async fn drafts_follow_the_guides() {
                 );
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&engine.handle()).await;
         engine.shutdown().unwrap();
         all += reports.iter().map(|report| report.accepted_tokens).sum::<u32>();
@@ -334,8 +321,7 @@ fn a_draft_model_with_an_incompatible_cache_is_rejected() {
         let setup = Setup::new(100);
         let mut other = Setup::new(blocks);
         other.sim.block_tokens = block_tokens;
-        let (runner, draft) = (Box::new(setup.runner()), draft(&other, Change::default()));
-        Engine::start_with_options(setup.engine, runner, drafted(draft), Box::new(|_| {})).err()
+        setup.start_with(drafted(draft(&other, Change::default()))).err()
     };
     assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
     for error in [refused(99, 8), refused(100, 16)] {

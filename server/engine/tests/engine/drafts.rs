@@ -72,6 +72,17 @@ pub(crate) fn output_events(events: &[Event]) -> Vec<Vec<Event>> {
     outputs
 }
 
+pub(crate) fn counts(events: &[Event]) -> DraftCounts {
+    let mut counts = DraftCounts::default();
+    for event in events {
+        if let Event::Finished { drafts, .. } = event {
+            counts.accepted += drafts.accepted;
+            counts.rejected += drafts.rejected;
+        }
+    }
+    counts
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lookup_drafts_change_no_output() {
     let (mut accepted, mut rejected, mut preempted) = (0, 0, 0);
@@ -99,14 +110,7 @@ async fn lookup_drafts_change_no_output() {
                     output_events(&alone),
                     "request {which} with seed {seed}"
                 );
-                let mut counts = DraftCounts::default();
-                for event in together {
-                    if let Event::Finished { drafts, .. } = event {
-                        counts.accepted += drafts.accepted;
-                        counts.rejected += drafts.rejected;
-                    }
-                }
-                counts
+                counts(&together)
             });
         }
         while let Some(counts) = tasks.join_next().await {

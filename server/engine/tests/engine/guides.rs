@@ -225,9 +225,7 @@ async fn guided_sequences_follow_their_forms_with_the_same_output_alone_and_unde
                 assert_eq!(together.reasons, alone.reasons, "request {which} with seed {seed}");
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&handle).await;
         engine.shutdown().unwrap();
         alone.shutdown().unwrap();

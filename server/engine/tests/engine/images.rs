@@ -26,8 +26,7 @@ const IMAGE_BYTES: u64 = 8 * ROWS as u64;
 fn start(setup: Setup, encoder: impl ImageEncoder + 'static, images: u64) -> Engine {
     let config = EncoderConfig { encoder: Box::new(encoder), cache_bytes: images * IMAGE_BYTES };
     let options = EngineOptions { encoder: Some(config), ..EngineOptions::default() };
-    let runner = Box::new(setup.runner());
-    Engine::start_with_options(setup.engine, runner, options, Box::new(|_| {})).unwrap()
+    setup.start_with(options).unwrap()
 }
 
 fn digest(image: u8) -> ImageDigest {
@@ -123,9 +122,7 @@ async fn many_requests_with_few_blocks_and_outputs_have_the_right_answers() {
             ask(&handle, request).await;
         });
     }
-    while let Some(task) = tasks.join_next().await {
-        task.unwrap();
-    }
+    tasks.join_all().await;
     settled(&handle).await;
 }
 

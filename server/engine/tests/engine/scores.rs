@@ -77,9 +77,7 @@ async fn scores_are_complete_after_preemptions() {
             assert!(scores.is_none_or(|scores| scores.len() + 1 == tokens.len()));
         });
     }
-    while let Some(task) = tasks.join_next().await {
-        task.unwrap();
-    }
+    tasks.join_all().await;
     settled(&handle).await;
     engine.shutdown().unwrap();
     assert!(

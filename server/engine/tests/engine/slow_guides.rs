@@ -187,9 +187,7 @@ async fn slow_guides_change_no_token_under_load() {
                 assert_eq!(together.reasons, alone.reasons, "request {which} with seed {seed}");
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&handle).await;
         preempted += handle.load().borrow().load.preemptions_total;
         engine.shutdown().unwrap();

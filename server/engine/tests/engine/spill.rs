@@ -16,6 +16,7 @@ use server_engine::{
 };
 use tokio::task::JoinSet;
 
+use crate::damaged_spill::until;
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled};
 
 /// Number of tokens in each prompt; a block has 8.
@@ -30,10 +31,8 @@ fn config(folder: &Path, model: &str) -> SpillConfig {
 }
 
 fn start(config: &SpillConfig) -> Engine {
-    let setup = Setup::new(32);
-    let runner = Box::new(setup.runner());
     let extras = EngineOptions { spill: Some(config.clone()), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {})).unwrap()
+    Setup::new(32).start_with(extras).unwrap()
 }
 
 /// Sends a request, and compares the answer with that of a model without a cache.
@@ -43,14 +42,6 @@ async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
     assert_eq!(outcome.failure, None);
     assert_eq!(outcome.tokens, [expected_tokens(&prompt, 9, VOCABULARY)], "prompt {which}");
     outcome
-}
-
-/// Waits until the statistics satisfy `done`.
-async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> bool) {
-    while !done(handle.spill_stats().unwrap()) {
-        std::thread::yield_now();
-        tokio::task::yield_now().await;
-    }
 }
 
 /// Sends prompts until the cache contains about two of them and the disk contains the others.
@@ -66,6 +57,14 @@ async fn fill(handle: &EngineHandle) {
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
 
+/// Starts an engine, and fills its cache and the folder.
+async fn filled(folder: &Path) -> (Engine, EngineHandle) {
+    let engine = start(&config(folder, "a"));
+    let handle = engine.handle();
+    fill(&handle).await;
+    (engine, handle)
+}
+
 /// Returns the files of the stored blocks.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries =
@@ -77,9 +76,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[tokio::test]
 async fn an_evicted_prefix_is_restored_instead_of_computed() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(96));
     let spill = handle.spill_stats().unwrap();
@@ -91,9 +88,7 @@ async fn an_evicted_prefix_is_restored_instead_of_computed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_restores_return_the_right_blocks() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     let mut rng = StdRng::seed_from_u64(5);
     for round in 0..10 {
         let mut tasks = JoinSet::new();
@@ -112,9 +107,7 @@ async fn concurrent_restores_return_the_right_blocks() {
                 assert_eq!(outcome.tokens, [expected_tokens(&prompt, 9, VOCABULARY)]);
             });
         }
-        while let Some(task) = tasks.join_next().await {
-            task.unwrap();
-        }
+        tasks.join_all().await;
         settled(&handle).await;
         if round % 3 == 2 {
             handle.sleep(SleepLevel::Cache).await.unwrap();
@@ -128,8 +121,7 @@ async fn concurrent_restores_return_the_right_blocks() {
 #[tokio::test]
 async fn stored_blocks_outlive_the_engine_but_not_the_model() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    fill(&engine.handle()).await;
+    let (engine, _) = filled(folder.path()).await;
     engine.shutdown().unwrap();
     let num_files = files(folder.path()).len();
     assert!(num_files >= 5 * 13, "{num_files}");
@@ -154,9 +146,7 @@ async fn stored_blocks_outlive_the_engine_but_not_the_model() {
 /// Stores blocks, damages them, sends the first prompt again, and checks that its answer is correct.
 async fn with_spoilt(spoil: impl Fn(&Path)) {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     files(folder.path()).iter().for_each(|file| spoil(file));
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(0));
@@ -191,9 +181,7 @@ async fn a_block_under_the_name_of_another_is_computed() {
 #[tokio::test]
 async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     // The file has the key of its name, followed by the checksum and the content of another block.
     const KEY_END: usize = 40;
     let files = files(folder.path());
@@ -228,9 +216,7 @@ fn replace_with_pipe(file: &Path) {
 #[tokio::test]
 async fn an_overdue_block_is_computed() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     let pipes = files(folder.path());
     for file in &pipes {
         replace_with_pipe(file);
@@ -407,9 +393,7 @@ async fn two_engines_do_not_share_a_directory() {
 #[tokio::test]
 async fn blocks_with_different_salts_are_separate_on_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     let prompt: Vec<TokenId> = prompt(0, PROMPT_TOKENS);
     let mut salted = request(&prompt, 9);
     salted.cache_salt = 7;
@@ -432,9 +416,7 @@ async fn cached_blocks_are_stored_when_the_engine_ends() {
 #[tokio::test]
 async fn cached_blocks_are_stored_when_the_engine_sleeps() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
-    let handle = engine.handle();
-    fill(&handle).await;
+    let (engine, handle) = filled(folder.path()).await;
     for level in [SleepLevel::Cache, SleepLevel::Model] {
         settled(&handle).await;
         handle.sleep(level).await.unwrap();
@@ -477,11 +459,10 @@ async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
 }
 
 fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> {
-    let setup = Setup { adapters: 2, ..Setup::new(32) };
     let mut spill = config(folder, "a");
     spill.identity.adapters = adapters.to_vec();
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
-    Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, Box::new(|_| {}))
+    Setup { adapters: 2, ..Setup::new(32) }.start_with(extras)
 }
 
 #[tokio::test]
@@ -522,9 +503,7 @@ async fn a_draft_model_proposes_after_restored_blocks() {
         spill: Some(config(folder.path(), "a")),
         ..EngineOptions::default()
     };
-    let observer = Box::new(|_: &_| {});
-    let engine =
-        Engine::start_with_options(setup.engine.clone(), Box::new(setup.runner()), extras, observer).unwrap();
+    let engine = setup.start_with(extras).unwrap();
     let handle = engine.handle();
     fill(&handle).await;
     for which in [0, 1, 0, 5] {
@@ -547,7 +526,5 @@ async fn spilling_requires_prefix_caching() {
     let mut setup = Setup::new(32);
     setup.engine.scheduler.prefix_caching = false;
     let extras = EngineOptions { spill: Some(config(folder.path(), "a")), ..EngineOptions::default() };
-    let runner = Box::new(setup.runner());
-    let refused = Engine::start_with_options(setup.engine, runner, extras, Box::new(|_| {}));
-    assert!(matches!(refused, Err(StartError::NothingToSpill)));
+    assert!(matches!(setup.start_with(extras), Err(StartError::NothingToSpill)));
 }

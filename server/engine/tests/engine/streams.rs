@@ -39,9 +39,7 @@ async fn dropping_half_of_200_streams_does_not_affect_the_others() {
             }
         });
     }
-    while let Some(task) = tasks.join_next().await {
-        task.unwrap();
-    }
+    tasks.join_all().await;
     settled(&handle).await;
     engine.shutdown().unwrap();
 }

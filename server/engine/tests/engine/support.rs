@@ -6,7 +6,7 @@ use server_engine::sim::{SimConfig, SimCosts, SimRunner};
 use server_engine::{
     BeamSearch, CacheLayout, Clock, EarlyStopping, Engine, EngineConfig, EngineHandle, EngineOptions,
     EngineState, Event, Failure, FinishReason, Logits, ModelRunner, Request, RunError, Sampling,
-    SchedulerConfig, StepReport, StopCriteria, TokenId, TokenStream,
+    SchedulerConfig, StartError, StepReport, StopCriteria, TokenId, TokenStream,
 };
 use server_scheduler::{Batch, BlockId};
 
@@ -55,6 +55,12 @@ impl Setup {
 
     pub(crate) fn start(self) -> Engine {
         Engine::start(self.engine.clone(), Box::new(self.runner()), Box::new(|_| {})).unwrap()
+    }
+
+    /// Starts an engine with optional parts.
+    pub(crate) fn start_with(self, options: EngineOptions) -> Result<Engine, StartError> {
+        let runner = Box::new(self.runner());
+        Engine::start_with_options(self.engine, runner, options, Box::new(|_| {}))
     }
 
     /// Starts an engine that sends a report of each step. The channel is unbounded.

@@ -2,7 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use server_engine::{DraftCounts, Engine, EngineOptions, Event, PromptLookup, Request, TokenStream};
+use server_engine::{DraftCounts, EngineOptions, Event, PromptLookup, Request, TokenStream};
 
 use crate::guides::one_of_many;
 use crate::support::{Setup, settled};
@@ -47,9 +47,8 @@ async fn answers_do_not_depend_on_the_number_of_threads() {
         // Enough logits in a step for eight threads.
         setup.sim.vocabulary = 80_000;
         setup.engine.scheduler.max_num_batched_tokens = 256;
-        let runner = Box::new(setup.runner());
         let options = EngineOptions { sampling_threads: Some(threads), ..EngineOptions::default() };
-        let engine = Engine::start_with_options(setup.engine, runner, options, Box::new(|_| {})).unwrap();
+        let engine = setup.start_with(options).unwrap();
         let handle = engine.handle();
         let mut rng = StdRng::seed_from_u64(5);
         let mut streams = Vec::new();

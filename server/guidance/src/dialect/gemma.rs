@@ -89,11 +89,8 @@ fn alternative(
         Some("string") => string(writer, schema, at),
         Some("array") => array(writer, root, located, depth),
         Some("object") => {
-            // `Members` borrows from this clone of an alternative; references still resolve against the root.
-            let inner = Root { schema: root.schema, at: root.at };
-            let owned = schema.clone();
-            let members = Root { schema: &owned, at }.members(&owned, at)?;
-            let members = members_at_depth(writer, &inner, &members, depth + 1)?;
+            let members = Root { schema, at }.members(schema, at)?;
+            let members = members_at_depth(writer, root, &members, depth + 1)?;
             Ok(join(["\"{\"".to_owned(), members, "\"}\"".to_owned()]))
         }
         // Words and numbers are written as in JSON.

@@ -218,7 +218,7 @@ fn compiled_grammars_are_part_of_the_memory() {
     let limits =
         GuideLimits { memory_bytes_max: 8 << 20, cached_memory_bytes_max: 4 << 20, ..GuideLimits::default() };
     let compiler = compiler(limits);
-    // Forms that no request uses make room for others.
+    // Forms that no request uses are evicted to make room for others.
     for number in 0..10 {
         compiler.compile(&repetitions(number)).unwrap();
         assert!(compiler.memory_bytes() < limits.memory_bytes_max, "{}", compiler.memory_bytes());

@@ -21,7 +21,7 @@ fn compiler() -> Compiler {
         .expect("a vocabulary")
 }
 
-/// A number that looks random, in hexadecimal.
+/// A pseudorandom number in hexadecimal.
 fn word(number: u64) -> String {
     format!("{:012x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16)
 }

@@ -149,7 +149,7 @@ pub enum EventData<'a> {
         /// The complete text of the part.
         text: &'a str,
     },
-    /// More of the arguments of a function call.
+    /// The next part of the arguments of a function call.
     ArgumentsDelta {
         /// The identifier of the item.
         item_id: &'a str,
@@ -173,7 +173,7 @@ pub enum EventData<'a> {
         /// The complete text of the arguments.
         arguments: &'a str,
     },
-    /// More of the input of a custom tool call.
+    /// The next part of the input of a custom tool call.
     InputDelta {
         /// The identifier of the item.
         item_id: &'a str,

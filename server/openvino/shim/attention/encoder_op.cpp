@@ -129,7 +129,8 @@ bool is_supported(const Attention& attention, Isa isa) {
     if (shape[heads].is_dynamic() || shape[head_size].is_dynamic()) return false;
     // The input after the scale is a sink, which the kernels would have to add.
     if (attention.get_input_size() > SCALE + 1) return false;
-    // A floating-point mask that is a single 0 changes no score. A boolean one that is a single false would exclude all keys.
+    // A floating-point mask that consists of a single 0 changes no score. A boolean mask that consists of a single false would
+    // exclude all keys.
     const bool has_mask = attention.get_input_size() > MASK;
     if (has_mask && !attention.get_input_element_type(MASK).is_real()) return false;
     if (has_mask && number_or(attention.input_value(MASK), NAN) != 0) return false;

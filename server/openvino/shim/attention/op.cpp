@@ -180,8 +180,8 @@ private:
         return tokens;
     }
 
-    // Throws unless the tensors have the types as which the kernels read their memory. A plugin that computes in f16 would pass
-    // f16.
+    // Throws unless the tensors have the types that the kernels assume when they access the memory. A plugin that computes in
+    // f16 would pass f16.
     void check_types(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
         const auto type = inputs.at(QUERY).get_element_type();
         const auto check = [&](Input input, const ov::element::Type& expected) {
@@ -229,7 +229,7 @@ void check_heads(const ov::Node& node) {
     }
 }
 
-// Reads an input that is a constant of one number. Returns false for other inputs.
+// Reads an input that is a constant with one element. Returns false for other inputs.
 template <typename T>
 bool number(const ov::Node& node, size_t input, T& value) {
     auto constant = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(input));
@@ -238,7 +238,8 @@ bool number(const ov::Node& node, size_t input, T& value) {
     return true;
 }
 
-// The sinks of a layer: an empty list if it has none, and no value if they are not a constant of a number for each query head.
+// The sinks of a layer: an empty list if it has none, and no value if they are not a constant with one element for each query
+// head.
 std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
     if (node.get_input_size() <= SINKS) return std::vector<float>{};
     auto value = node.get_input_node_shared_ptr(SINKS);

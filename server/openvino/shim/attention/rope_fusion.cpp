@@ -29,7 +29,7 @@ bool is_number(const Output& value, float number) {
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// Whether a transposition leaves the numbers where they are, because it moves only axes of size 1.
+// Whether a transposition does not move elements in memory, because it moves only axes of size 1.
 bool is_reshape(const op::v1::Transpose& transpose) {
     const auto shape = transpose.get_input_partial_shape(0);
     const auto order = integers(transpose.input_value(1));
@@ -43,7 +43,7 @@ bool is_reshape(const op::v1::Transpose& transpose) {
     return true;
 }
 
-// The value of which this one is a reshaped or converted form. Real numbers are converted to f32 in any case.
+// The value before reshapes and before conversions of real numbers, which the kernels convert to f32 in any case.
 Output source_of(Output value) {
     for (;;) {
         const auto node = value.get_node_shared_ptr();

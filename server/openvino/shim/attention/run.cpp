@@ -69,7 +69,7 @@ struct Work {
     std::vector<size_t> merge_of_item;
 };
 
-// The number of computed items of a merge.
+// The number of items of a merge that have been computed.
 struct alignas(ALIGNMENT) Done {
     std::atomic<size_t> items;
 };

@@ -28,7 +28,7 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
 
 private:
-    // These throw unless the kernels support the attributes and the tensors: a file may contain any.
+    // These functions throw unless the kernels support the attributes and the tensors, because a file may contain any values.
     void check_attributes() const;
     void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
 

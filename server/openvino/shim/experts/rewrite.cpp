@@ -66,15 +66,15 @@ Output before_transpose(const Output& value) {
     return order && order->cast_vector<int64_t>() == std::vector<int64_t>{1, 0, 2} ? transpose->input_value(0) : value;
 }
 
-// The products of the experts of each row with a matrix, the numbers of these experts, and the bias that is added, which may be
-// null.
+// The product of each row with a matrix of each of its experts, the indices of these experts, and the bias that is added, which
+// may be null.
 struct Products {
     NodePtr matmul;
     Output numbers;
     ConstantPtr bias;
 };
 
-// Returns the products without a bias that a value contains; nothing if it contains anything else.
+// Returns the products that a value consists of; nothing if it is computed in another way or has a bias.
 std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
     if (!is_gather_matmul(node)) return {};
@@ -84,7 +84,7 @@ std::optional<Products> plain_products_of(const Output& value) {
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// Returns the products of each row's experts that a value contains; nothing if it contains anything else.
+// Returns the products that a value consists of, with or without a bias; nothing if it is computed in another way.
 std::optional<Products> products_of(const Output& value) {
     const auto sum = as<op::v1::Add>(before_reshapes(value));
     if (!sum) return plain_products_of(value);
@@ -106,7 +106,7 @@ std::optional<Products> products_of(const Output& value) {
     return {};
 }
 
-// The factor or the term of a value, besides `other`; nothing if the value is not the result of `Op` with a number.
+// The scalar constant that `Op` combines with `other` to compute a value; nothing if the value is computed in another way.
 template <typename Op>
 std::optional<float> number_beside(const Output& value, const Output& other) {
     const auto node = as<Op>(value);
@@ -118,13 +118,14 @@ std::optional<float> number_beside(const Output& value, const Output& other) {
     return {};
 }
 
-// The gates and the other halves from which an activation is computed.
+// The gates and the up projection from which an activation is computed.
 struct Activation {
     Output gate, up;
     Epilogue epilogue;
 };
 
-// The halves of a clamped SwiGLU, from the clamped gates and the other factor; nothing if it has other numbers.
+// The inputs of a clamped SwiGLU, from its clamped gates and its other factor; nothing if its constants are not those that the
+// kernels support.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -138,7 +139,7 @@ std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& sc
     return {};
 }
 
-// The parts of swish(gate) * up, or of its clamped form; nothing if a value is something else.
+// The inputs of swish(gate) * up, or of its clamped form; nothing if the value is computed in another way.
 std::optional<Activation> activation_of(const Output& value) {
     const auto product = as<op::v1::Multiply>(value);
     for (size_t side : {0, 1}) {
@@ -159,7 +160,7 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     const auto divided = as<op::v1::Divide>(before_reshapes(weights));
     if (!divided || before_reshapes(divided->input_value(0)) != chosen) return false;
     auto divisor = before_reshapes(divided->input_value(1));
-    // Avoids a division by 0, but the largest probabilities do not have such a sum.
+    // The clamp prevents a division by 0. The sum of the largest probabilities is never that small, so the clamp has no effect.
     if (as<op::v0::Clamp>(divisor)) divisor = before_reshapes(divisor.get_node()->input_value(0));
     const auto sum = as<op::v1::ReduceSum>(divisor);
     return sum && before_reshapes(sum->input_value(0)) == chosen;
@@ -174,7 +175,7 @@ std::optional<Output> unscaled(const Output& value) {
     return is_one ? std::make_optional(scaled->input_value(0)) : std::nullopt;
 }
 
-// The logits of which a Softmax over the last dimension computes probabilities; nothing if a value is something else.
+// The logits from which a Softmax over the last dimension computes the probabilities; nothing if no Softmax computes them.
 std::optional<Output> logits_of(const Output& probabilities) {
     const auto softmax = as<op::v8::Softmax>(probabilities);
     const auto rank = probabilities.get_partial_shape().rank();
@@ -186,7 +187,7 @@ std::optional<Output> logits_of(const Output& probabilities) {
 bool is_softmax(const Output& weights, const Output& chosen) {
     const auto softmax = as<op::v8::Softmax>(weights);
     const auto& shape = weights.get_partial_shape();
-    // Each weight is a row of one number.
+    // Each weight is a row with one element.
     if (!softmax || shape.rank().is_dynamic() || shape.size() != 4 || shape[3] != 1 || softmax->get_axis() != 2) return false;
     const auto logits = unscaled(softmax->input_value(0));
     return logits && before_reshapes(*logits) == chosen;
@@ -198,7 +199,7 @@ bool is_router(const NodePtr& weight, size_t count, size_t columns) {
     return constant && constant->get_element_type().is_real() && constant->get_shape() == ov::Shape{count, columns};
 }
 
-// The experts whose results a ReduceSum adds; nothing if it adds something else.
+// The experts whose results a ReduceSum adds; nothing if it adds other values.
 std::optional<Layer> layer_of(const NodePtr& sum) {
     const auto readers = sum->output(0).get_target_inputs();
     const auto end =
@@ -289,7 +290,7 @@ void write_router(const NodePtr& weight, const Experts& experts, float* to) {
     std::fill(end, to + router_rows(experts) * experts.gate_up.K, 0.0f);
 }
 
-// Returns the numbers of a bias, or as many zeros if it is null.
+// Returns the elements of a bias, or `count` zeros if it is null.
 std::vector<float> numbers_of(const ConstantPtr& bias, size_t count) {
     if (bias) fill(*bias);
     return bias ? bias->cast_vector<float>() : std::vector<float>(count);

@@ -22,8 +22,8 @@ constexpr size_t ROUTED_ROWS = 32, ROUTED_EXPERTS = 8;
 // The number of products that a thread computes at a time, and the minimum number of parts for each thread, so that a late
 // thread delays the others less.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20, PARTS_PER_THREAD_MIN = 8;
-// The minimum count of numbers for which a second thread makes packing rows or adding results faster.
-constexpr size_t PARALLEL_NUMBERS = 1 << 14;
+// The minimum number of elements for which a second thread makes packing rows or adding results faster.
+constexpr size_t PARALLEL_ELEMENTS = 1 << 14;
 
 // The rows of an expert. The rows of all experts follow each other in the order of the experts.
 struct Group {
@@ -64,7 +64,7 @@ struct Workspace {
 size_t bytes_of(FloatData data) { return data.is_bf16 ? 2 : 4; }
 
 // Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it reads the weights of few
-// experts, and later what it has written itself.
+// experts, and later the results that it has written itself.
 template <typename Item, typename Body>
 void for_each(const std::vector<Item>& items, Threading threading, const Body& body) {
     const size_t owners = num_threads();
@@ -91,8 +91,8 @@ void compute_logits(const Kernels& kernels, const Experts& experts, const uint8_
     });
 }
 
-// Chooses the experts with the largest logits, in descending order, and of equal ones the first. Their weights are the softmax
-// of their logits.
+// Chooses the experts with the largest logits, in descending order. If logits are equal, the expert with the lower index comes
+// first. The weights of the experts are the softmax of their logits.
 void choose(const Experts& experts, const float* logits, uint32_t* chosen, float* weights) {
     size_t filled = 0;
     for (uint32_t expert = 0; expert < experts.count; ++expert) {
@@ -145,13 +145,13 @@ void group(const Experts& experts, Workspace& space) {
 template <typename Prepare>
 void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, Workspace& space, const Prepare& prepare) {
     const auto& division = kernels.division;
-    size_t bytes = 0, numbers = 0;
+    size_t bytes = 0, elements = 0;
     space.pack_items.clear();
     for (auto& one : space.groups) {
         auto& packed = one.packed;
         packed.m_tile = division.rows_per_tile(packed.M);
         bytes += div_up(kernels.src_bytes(matmul, num_tiles(packed) * packed.m_tile), ALIGNMENT) * ALIGNMENT;
-        numbers += packed.M * matmul.K;
+        elements += packed.M * matmul.K;
         for (size_t tile = 0; tile < num_tiles(packed); ++tile)
             for (size_t part = 0; part < div_up(packed.m_tile, division.packed_rows); ++part)
                 space.pack_items.push_back({&one, tile, part});
@@ -162,7 +162,7 @@ void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, W
         data += div_up(kernels.src_bytes(matmul, num_tiles(one.packed) * one.packed.m_tile), ALIGNMENT) * ALIGNMENT;
     }
     const size_t row_bytes = matmul.K * bytes_of(from);
-    const auto threading = numbers < PARALLEL_NUMBERS ? Threading::serial : Threading::parallel;
+    const auto threading = elements < PARALLEL_ELEMENTS ? Threading::serial : Threading::parallel;
     for_each(space.pack_items, threading, [&](const PackItem& item) {
         const auto& [expert, first, packed] = *item.group;
         const size_t begin = item.tile * packed.m_tile + item.part * division.packed_rows;
@@ -196,11 +196,11 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
         firsts.push_back(items.size());
         for (const auto& one : space.groups) {
             const size_t tiles = num_tiles(one.packed);
-            // Each term of the source is a number of its own.
-            const size_t tile_numbers = one.packed.m_tile * matmul.K * matmul.terms;
+            // Each term of the source counts as a separate element.
+            const size_t tile_elements = one.packed.m_tile * matmul.K * matmul.terms;
             const size_t part_tiles =
-                std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), tiles);
-            const size_t grain = GRAIN_PRODUCTS / (part_tiles * tile_numbers * N_BLOCK);
+                std::min(std::max(division.cached_elements / tile_elements, division.cached_tiles_min), tiles);
+            const size_t grain = GRAIN_PRODUCTS / (part_tiles * tile_elements * N_BLOCK);
             const size_t part_blocks = std::max<size_t>(std::min(grain, blocks_max), 1);
             for (size_t tile = 0; tile < tiles; tile += part_tiles)
                 for (size_t block = first_block; block < last_block; block += part_blocks)
@@ -230,7 +230,7 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
     });
 }
 
-// Four floats, which every processor adds at once.
+// Four floats, which every processor adds with one instruction.
 typedef float Four __attribute__((vector_size(16)));
 
 Four load(const float* from) {
@@ -242,7 +242,7 @@ Four load(const float* from) {
 // Adds the weighted results of the experts of each row, in the order in which they were chosen.
 void combine(const Experts& experts, size_t M, const float* results, FloatData dst, const Workspace& space) {
     const size_t columns = experts.down.N, used = experts.used;
-    parallel_for(M, div_up(PARALLEL_NUMBERS, used * columns), [&](size_t row) {
+    parallel_for(M, div_up(PARALLEL_ELEMENTS, used * columns), [&](size_t row) {
         const float* of_experts[USED_MAX];
         for (size_t i = 0; i < used; ++i) of_experts[i] = results + space.places[row * used + i] * columns;
         for (size_t column = 0; column < columns; column += 4) {

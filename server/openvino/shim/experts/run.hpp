@@ -32,7 +32,7 @@ inline size_t router_rows(const Experts& experts) {
 }
 inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) * n_block_bytes(matmul); }
 
-// The number of numbers in the bias of a matrix, in the order in which the kernels add them.
+// The number of elements in the bias of a matrix, in the order in which the kernels add them.
 inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
 
 // The memory of a layer has the matrix of the router, then, if there are any, the biases of the router, of the first matrix of
@@ -45,12 +45,12 @@ inline size_t gate_up_bias_at(const Experts& experts) {
     return router_bias_at(experts) + (bytes + 63) / 64 * 64;
 }
 inline size_t down_bias_at(const Experts& experts) {
-    const size_t numbers = experts.has_biases ? experts.count * bias_size(experts.gate_up) : 0;
-    return gate_up_bias_at(experts) + numbers * sizeof(float);
+    const size_t elements = experts.has_biases ? experts.count * bias_size(experts.gate_up) : 0;
+    return gate_up_bias_at(experts) + elements * sizeof(float);
 }
 inline size_t gate_up_at(const Experts& experts) {
-    const size_t numbers = experts.has_biases ? experts.count * bias_size(experts.down) : 0;
-    return down_bias_at(experts) + numbers * sizeof(float);
+    const size_t elements = experts.has_biases ? experts.count * bias_size(experts.down) : 0;
+    return down_bias_at(experts) + elements * sizeof(float);
 }
 inline size_t down_at(const Experts& experts) { return gate_up_at(experts) + experts.count * matrix_bytes(experts.gate_up); }
 inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + experts.count * matrix_bytes(experts.down); }

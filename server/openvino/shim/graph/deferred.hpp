@@ -27,8 +27,8 @@ public:
     TensorSource& operator=(const TensorSource&) = delete;
     ~TensorSource() { source_.free(source_.context); }
 
-    // Reads rows of a tensor in the form of its constants in the graph; null stands for a constant that is not needed. Several
-    // threads may read at the same time.
+    // Reads rows of a tensor in the format of its constants in the graph. A pointer is null if its constant is not needed.
+    // Several threads may read at the same time.
     void read(size_t tensor, size_t first, size_t count, void* quants, float* scales, void* zeros) const;
 
 private:
@@ -48,13 +48,13 @@ struct DeferredPart {
     size_t bytes;
     // Computes the content, on all threads of the calling arena.
     std::function<void(uint8_t* to)> fill;
-    // The rows whose quants, scales or zero points are the content; without a source, it is something else.
+    // The rows whose quants, scales or zero points are the content. Has no source if the content is not read from a file.
     TensorRows rows;
 };
 
 std::shared_ptr<ov::op::v0::Constant> deferred_constant(const ov::element::Type& type, const ov::Shape& shape,
                                                         std::vector<DeferredPart> parts);
-// The constant whose content is that of other constants, one after the other.
+// The constant whose content is the concatenated content of other constants.
 std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type, const ov::Shape& shape,
                                                    const std::vector<std::shared_ptr<ov::op::v0::Constant>>& constants);
 

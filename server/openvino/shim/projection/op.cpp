@@ -11,8 +11,8 @@ namespace {
 
 // The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 12;
-// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above the
-// numbers of any model, and far below numbers that overflow.
+// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above
+// those of any model, and far too small to cause overflows.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
 FloatData floats(const ov::Tensor& tensor) {

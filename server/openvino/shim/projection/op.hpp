@@ -69,10 +69,10 @@ private:
     void check_attributes() const;
     void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
     void check_adapters(const uint8_t* memory) const;
-    // Calls `visit` with each number of each stage.
+    // Calls `visit` with each numeric attribute of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // The number of columns of the residual that is an output.
+    // The number of columns of the residual, if it is an output.
     size_t residual_columns() const;
 
     Isa isa_ = Isa::plugin;

@@ -81,7 +81,7 @@ std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows:
     return std::all_of(rows.begin(), rows.end(), [&](const TensorRows& part) { return part.*property; });
 }
 
-// Calls `fits` with each of a number of rows, until one does not fit.
+// Calls `fits` with each row below `rows`, until one does not fit.
 template <typename Fits>
 bool all_rows_fit(size_t rows, const Fits& fits) {
     std::atomic<bool> all{true};
@@ -207,7 +207,7 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
         matmul.group = std::min(matmul.group, weight->group);
         in_e2m1 += is_e2m1(*weight->quants) ? 1 : 0;
     }
-    // Together with integers, the quants of E2M1 have 8 bits.
+    // If other weights of the matrix are integers, the quants of E2M1 also have 8 bits.
     if (in_e2m1 > 0) matmul.bits = in_e2m1 == weights.size() ? E2M1_BITS : 8;
     const auto all = [&](bool (*holds)(const GraphWeight&)) {
         return std::all_of(weights.begin(), weights.end(), [&](const GraphWeight* weight) { return holds(*weight); });
@@ -268,7 +268,7 @@ void WeightReader::read(size_t first, size_t count, WeightRows& rows) const {
     rows.flipped_ = is_signed ? (bits_ == 8 ? 0x80808080 : 0x08080808) : 0;
     if (!file_rows_.empty()) return read_file(first, count, rows);
     rows.quants_ = static_cast<const uint8_t*>(weight_.quants->get_data_ptr()) + first * rows.quant_bytes_per_row_;
-    // A single scale or zero point is that of all groups.
+    // A single scale or zero point applies to all groups.
     rows.scales_per_row_ = scales_.size() == 1 ? 0 : groups_;
     rows.scales_ = scales_.data() + first * rows.scales_per_row_;
     rows.zeros_per_row_ = zeros_.size() == 1 ? 0 : groups_;

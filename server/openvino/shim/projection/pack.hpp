@@ -52,7 +52,7 @@ public:
         return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;
     }
     float zero(size_t row, size_t group, size_t bits) const {
-        // The offset is added whatever type the zero points have.
+        // The offset is added regardless of the type of the zero points.
         const float offset = bits == SIX_BITS && flipped_ ? 32 : offset_;
         return (zeros_ ? zeros_[row * zeros_per_row_ + (zeros_per_row_ ? group : 0)] : 0) + offset;
     }
@@ -63,8 +63,8 @@ private:
     const uint8_t* quants_ = nullptr;
     const float *scales_ = nullptr, *zeros_ = nullptr;
     size_t bits_ = 0, quant_bytes_per_row_ = 0, scales_per_row_ = 0, zeros_per_row_ = 0;
-    // What is added to zero points: half of the range of signed quants, or the quant of 0 in E2M1; and the bits of four signed
-    // quants that the addition flips.
+    // The offset that is added to zero points: half of the range of signed quants, or the quant of 0 in E2M1; and a mask of the
+    // bits that this addition flips in four signed quants.
     float offset_ = 0;
     uint32_t flipped_ = 0;
     // The difference of two consecutive quants in units of the scale.

@@ -12,9 +12,9 @@ namespace {
 
 // The number of products that a thread computes at a time.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20;
-// The count of numbers above which several threads pack the source faster than one thread; and the count of an adapter's
-// products that take as long as packing one number.
-constexpr size_t PARALLEL_NUMBERS = 1 << 14, PRODUCTS_PER_NUMBER = 2;
+// The number of elements above which several threads pack the source faster than one thread; and the number of an adapter's
+// products that take as long as packing one element.
+constexpr size_t PARALLEL_ELEMENTS = 1 << 14, PRODUCTS_PER_ELEMENT = 2;
 // The minimum number of parts of the weights for each thread, so that a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
 // The cost of storing sums in one part of K and loading them in the next one, mostly on another processor, as a number of
@@ -130,7 +130,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     packed.data = src_buffer.at_least(kernels.src_bytes(matmul, padded));
     adapter_products.plan(matmul, M, padded, adapters);
     packed.lora = adapter_products.rows();
-    const bool is_small = M * matmul.K + adapter_products.products() / PRODUCTS_PER_NUMBER < PARALLEL_NUMBERS;
+    const bool is_small = M * matmul.K + adapter_products.products() / PRODUCTS_PER_ELEMENT < PARALLEL_ELEMENTS;
     const size_t owners = num_owners(M, division.rows_per_owner);
     const auto begin_of = [&](size_t owner) { return owner * tiles / owners; };
     // The items of the adapters' products follow those of the tile parts, and have a separate owner.
@@ -144,15 +144,15 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
             else adapter_products.compute(kernels, matmul, src, item - parts_of_tiles);
         });
 
-    // Each term of the source counts as a separate number.
-    const size_t tile_numbers = packed.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
+    // Each term of the source counts as a separate element.
+    const size_t tile_elements = packed.m_tile * matmul.K * matmul.terms, owner_tiles = div_up(tiles, owners);
     const size_t part_tiles =
-        std::min(std::max(division.cached_numbers / tile_numbers, division.cached_tiles_min), owner_tiles);
+        std::min(std::max(division.cached_elements / tile_elements, division.cached_tiles_min), owner_tiles);
     const Product product{kernels, matmul, packed, residual, dst};
     if (num_thread_groups() > 1) return multiply_in_groups(product, Groups::of_arena(), owners > 1, part_tiles);
     const size_t k_parts = M == 1 && num_threads() > 1 ? num_k_parts(kernels, matmul, num_threads()) : 1;
     if (k_parts > 1) return multiply_in_parts(product, k_parts);
-    const size_t products = part_tiles * tile_numbers * N_BLOCK;
+    const size_t products = part_tiles * tile_elements * N_BLOCK;
     // The number of threads among which the blocks of an owner are divided.
     const size_t sharing = owners == 1 ? num_threads() : 1;
     const size_t part_blocks =

@@ -469,7 +469,7 @@ fn rotate(numbers: &mut [f32], heads: usize, size: usize, tables: RopeTables<'_>
 /// The largest allowed difference: the rounding of values up to 2, and of their scores.
 fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType) -> f64 {
     let of_cache = match kv_cache {
-        // The numbers of the test have few bits.
+        // The values of the test have few bits, so these types store them without rounding.
         Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
         Precision::U8 => 0.05,
         // A single value is off by half of its scale in each rotated dimension.

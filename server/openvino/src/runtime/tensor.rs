@@ -25,7 +25,7 @@ impl Element for u8 {
     const TYPE: ElementType = ElementType::U8;
 }
 
-/// A boolean in a tensor, of which every bit pattern is valid.
+/// A boolean element of a tensor, for which every bit pattern is valid (unlike `bool`).
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Flag(u8);

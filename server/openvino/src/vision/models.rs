@@ -79,7 +79,9 @@ impl EncoderModels {
                 let mut merger = shim::read_ir(&compiler.core, &files.merger())?;
                 let replaced = shim::remove_attention_masks(&mut merger)?;
                 if replaced == 0 {
-                    tracing::warn!("the image encoder has an unknown form, so large images need much memory");
+                    tracing::warn!(
+                        "the image encoder has an unknown structure, so large images need much memory"
+                    );
                 }
                 Self::Qwen(QwenModels {
                     patches: vision,

@@ -22,7 +22,7 @@ pub(super) struct QwenModels {
 pub(super) enum MergerAttention {
     /// The graph computes windows separately, and all other layers without a mask.
     Windows,
-    /// The graph reads masks of all pairs of patches, because it has an unknown form.
+    /// The graph reads masks of all pairs of patches, because its structure is unknown.
     Masks,
 }
 

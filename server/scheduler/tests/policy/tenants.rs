@@ -114,39 +114,18 @@ fn attackers(count: usize, prompt_tokens: u32, num_sequences: u32, max_tokens: u
 }
 
 #[test]
-fn long_prompts_of_another_tenant_delay_little() {
-    let slowdown = slowdown(attackers(32, 4000, 1, 4));
-    assert!(slowdown < 3.0, "{slowdown} times");
-}
-
-#[test]
-fn a_single_long_prompt_of_another_tenant_delays_little() {
-    let slowdown = slowdown(attackers(1, 7900, 1, 1));
-    assert!(slowdown < 3.0, "{slowdown} times");
-}
-
-#[test]
-fn many_short_prompts_of_another_tenant_delay_little() {
-    let slowdown = slowdown(attackers(64, 40, 1, 1));
-    assert!(slowdown < 3.0, "{slowdown} times");
-}
-
-#[test]
-fn many_sequences_of_another_tenant_delay_little() {
-    let slowdown = slowdown(attackers(4, 100, 128, 100));
-    assert!(slowdown < 3.0, "{slowdown} times");
-}
-
-#[test]
-fn many_long_sequences_of_another_tenant_delay_little() {
-    let slowdown = slowdown(attackers(2, 3200, 128, 2));
-    assert!(slowdown < 3.0, "{slowdown} times");
-}
-
-#[test]
-fn requests_that_fill_the_cache_delay_little() {
-    let slowdown = slowdown(attackers(8, 7900, 1, 200));
-    assert!(slowdown < 3.0, "{slowdown} times");
+fn requests_of_another_tenant_delay_little() {
+    for (name, attackers) in [
+        ("long prompts", attackers(32, 4000, 1, 4)),
+        ("a single long prompt", attackers(1, 7900, 1, 1)),
+        ("many short prompts", attackers(64, 40, 1, 1)),
+        ("many sequences", attackers(4, 100, 128, 100)),
+        ("many long sequences", attackers(2, 3200, 128, 2)),
+        ("requests that fill the cache", attackers(8, 7900, 1, 200)),
+    ] {
+        let slowdown = slowdown(attackers);
+        assert!(slowdown < 3.0, "{name}: {slowdown} times");
+    }
 }
 
 #[test]

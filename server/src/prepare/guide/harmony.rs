@@ -7,31 +7,25 @@ use server_guidance::Form;
 
 use super::tools::Calls;
 
-/// Any number of messages in the analysis channel.
-fn analysis() -> Form {
+/// A message that is not the last one of the answer.
+fn message(channel: &str) -> Form {
     Form::Sequence(vec![
-        Form::literal("<|channel|>analysis<|message|>"),
+        Form::literal(format!("<|channel|>{channel}<|message|>")),
         Form::Until("<|end|>".to_owned()),
         Form::literal("<|start|>assistant"),
     ])
-    .repeated(0)
 }
 
-/// The text before a call.
-fn preamble() -> Form {
-    Form::Sequence(vec![
-        Form::literal("<|channel|>commentary<|message|>"),
-        Form::Until("<|end|>".to_owned()),
-        Form::literal("<|start|>assistant"),
-    ])
+/// Any number of messages in the analysis channel.
+fn analysis() -> Form {
+    message("analysis").repeated(0)
 }
 
 fn last(content: Form) -> Form {
-    let header = |text: &str| Form::literal(text);
     Form::Sequence(vec![
         Form::Choice(vec![
-            header("<|channel|>final<|message|>"),
-            header("<|channel|>final <|constrain|>json<|message|>"),
+            Form::literal("<|channel|>final<|message|>"),
+            Form::literal("<|channel|>final <|constrain|>json<|message|>"),
         ]),
         content,
     ])
@@ -57,7 +51,7 @@ pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Fo
     let mut parts = vec![analysis()];
     // A preamble is content too, so it is not allowed if the content is constrained.
     if content.is_none() {
-        parts.extend([preamble().optional(), analysis()]);
+        parts.extend([message("commentary").optional(), analysis()]);
     }
     parts.push(Form::Choice(ends));
     Form::Sequence(parts)

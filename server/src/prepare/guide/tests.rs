@@ -102,8 +102,9 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     None
 }
 
+/// Returns a tool whose path [`conversation`] sets.
 fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
-    Tool { strict, ..Tool::function(name.to_owned(), None, parameters) }
+    Tool { strict, ..Tool::function(String::new(), name.to_owned(), None, parameters) }
 }
 
 fn three_tools(strict: bool) -> Vec<Tool> {
@@ -223,7 +224,10 @@ fn guide(conversation: &Conversation, formats: Formats, content: Option<&Form>) 
     request.compiled(&COMPILER, "response_format").unwrap()
 }
 
-fn conversation(tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
+fn conversation(mut tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
+    for (index, tool) in tools.iter_mut().enumerate() {
+        tool.path = format!("tools[{index}].function");
+    }
     Conversation { param: "messages", tools, choice, ..Conversation::default() }
 }
 

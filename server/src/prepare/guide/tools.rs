@@ -16,13 +16,13 @@ pub(super) fn offered(conversation: &Conversation) -> impl Iterator<Item = (usiz
     conversation.tools.iter().enumerate().filter(allowed)
 }
 
-fn schema_path(index: usize) -> String {
-    format!("tools[{index}].function.parameters")
+fn schema_path(tool: &Tool) -> String {
+    format!("{}.parameters", tool.path)
 }
 
 /// Whether the path `at` is in the schema of this tool.
-pub(super) fn is_of(at: &str, index: usize) -> bool {
-    at.strip_prefix(&schema_path(index)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+pub(super) fn is_of(at: &str, tool: &Tool) -> bool {
+    at.strip_prefix(&schema_path(tool)).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The calls that a request allows.
@@ -124,7 +124,7 @@ impl<'a> Calls<'a> {
         {
             map.insert("type".to_owned(), json!("object"));
         }
-        Call { name: &tool.name, schema, at: schema_path(index) }
+        Call { name: &tool.name, schema, at: schema_path(tool) }
     }
 
     fn each(&self, write: impl Fn(Call<'a>) -> Form) -> Form {

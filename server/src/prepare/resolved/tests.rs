@@ -61,9 +61,14 @@ fn with(mut request: Value, parameters: Value) -> Value {
 
 /// Asserts that a request is rejected because of the number of log probabilities.
 fn assert_rejected(result: &Result<u32, Error>, param: &str) {
+    assert_rejected_with(result, param, "exceed the limit of 2097152 log probabilities");
+}
+
+/// Asserts that a request is rejected with a message that contains `problem`.
+fn assert_rejected_with(result: &Result<u32, Error>, param: &str, problem: &str) {
     let Err(Error::Invalid { code, param: named, message }) = result else { panic!("{result:?}") };
     assert_eq!((*code, named.as_str()), ("integer_above_max_value", param));
-    assert!(message.contains("exceed the limit of 2097152 log probabilities"), "{message}");
+    assert!(message.contains(problem), "{message}");
 }
 
 #[test]
@@ -80,16 +85,29 @@ fn a_requested_length_with_too_many_log_probabilities_is_rejected() {
     assert_rejected(&chat(128, 0, "max_tokens", 16_385), "max_tokens");
     // Without log probabilities, only the context length limits the answer.
     assert_eq!(preparation.chat(json!({"n": 128, "max_tokens": 100_000})), Ok(100_000));
-    // The engine reports log probabilities of all candidates to rank them.
-    let best = |tokens: u32| preparation.chat(json!({"best_of": 128, "max_tokens": tokens}));
-    assert_eq!(best(16_384), Ok(16_384));
-    assert_rejected(&best(16_385), "max_tokens");
     // The prompts of a request share the limit.
     let prompts = |tokens: u32| {
         preparation.completion(json!({"prompt": ["a", "b"], "logprobs": 20, "max_tokens": tokens}))
     };
     assert_eq!(prompts(49_932), Ok(49_932));
     assert_rejected(&prompts(49_933), "max_tokens");
+}
+
+/// The engine reports log probabilities of all candidates to rank them, and with the IDs of tokens.
+#[test]
+fn an_error_about_the_number_of_tokens_names_the_parameter_that_limits_it() {
+    let preparation = Preparation::new();
+    for (parameters, cause) in [
+        (json!({"best_of": 128}), "best_of"),
+        (json!({"n": 128, "return_token_ids": true}), "return_token_ids"),
+        (json!({"n": 128, "detokenize": false}), "detokenize = false"),
+    ] {
+        let chat = |tokens: u32| preparation.chat(with(json!({"max_tokens": tokens}), parameters.clone()));
+        assert_eq!(chat(16_384), Ok(16_384), "{cause}");
+        let problem =
+            format!("16385 tokens exceed the limit of 2097152 tokens over all choices with {cause} ");
+        assert_rejected_with(&chat(16_385), "max_tokens", &problem);
+    }
 }
 
 #[test]

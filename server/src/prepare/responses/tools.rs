@@ -10,8 +10,8 @@ use server_openai::responses::Warning;
 
 use crate::error::{Error, shortened};
 use crate::prepare::tools::{
-    Member, TOOLS_MAX, Tool, ToolKind, built_in, check_name, declaration_path, duplicate, joined_name,
-    optional_text, read_function, read_name,
+    Member, TOOLS_MAX, Tool, ToolKind, built_in, check_name, duplicate, joined_name, optional_text,
+    read_function, read_name,
 };
 
 /// The parameter of the function that replaces a custom tool.
@@ -26,8 +26,6 @@ const TYPE_SHOWN_MAX: usize = 64;
 pub(super) struct RequestTools {
     /// The tools that are offered to the model.
     pub(super) offered: Vec<Tool>,
-    /// The name of the parameter that declares each of `offered`.
-    pub(super) params: Vec<String>,
     /// The tools as the response repeats them.
     pub(super) shown: Vec<Value>,
     pub(super) warnings: Vec<Warning>,
@@ -97,19 +95,6 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// In an error about a function, replaces the name of the parameter with that of the tool in the request.
-    pub(super) fn renamed(&self, error: Error) -> Error {
-        let Error::Invalid { code, param, message } = error else { return error };
-        let declared = param.strip_prefix("tools[").and_then(|rest| {
-            let (index, rest) = rest.split_once(']')?;
-            let declared = self.params.get(index.parse::<usize>().ok()?)?;
-            Some(format!("{declared}{}", rest.strip_prefix(".function").unwrap_or(rest)))
-        });
-        let Some(declared) = declared else { return Error::Invalid { code, param, message } };
-        let problem = message.strip_prefix(&param).unwrap_or(&message);
-        Error::Invalid { code, message: format!("{declared}{problem}"), param: declared }
-    }
-
     /// Checks that the request may have `more` additional tools.
     fn admit(&self, more: usize) -> Result<(), Error> {
         let total = self.offered.len() + more;
@@ -164,10 +149,9 @@ impl RequestTools {
         namespace: Option<&str>,
         param: &str,
     ) -> Result<Option<Value>, Error> {
-        // Functions may also have the form of the chat endpoint.
-        let declaration = declaration_path(&given, param);
         let (mut tool, shown) = match kind(&given, param)? {
             "function" => {
+                // Functions may also have the form of the chat endpoint.
                 let tool = read_function(given, param)?;
                 let shown = shown(&tool);
                 (tool, shown)
@@ -182,17 +166,16 @@ impl RequestTools {
         };
         if let Some(namespace) = namespace {
             let name = joined_name(namespace, &tool.name);
-            check_name(&name, &format!("{declaration}.name"))?;
+            check_name(&name, &format!("{}.name", tool.path))?;
             let member =
                 Member { namespace: namespace.to_owned(), name: std::mem::replace(&mut tool.name, name) };
             tool.member = Some(member);
         }
         if let Some(problem) = duplicate(&self.offered, &tool) {
-            return Err(Error::invalid(format!("{declaration}.name"), problem));
+            return Err(Error::invalid(format!("{}.name", tool.path), problem));
         }
         self.admit(1)?;
         self.offered.push(tool);
-        self.params.push(declaration);
         Ok(Some(shown))
     }
 
@@ -223,7 +206,8 @@ impl RequestTools {
             "required": [INPUT],
             "additionalProperties": false,
         });
-        let tool = Tool { kind: ToolKind::Custom, ..Tool::function(name, description, Some(parameters)) };
+        let tool = Tool::function(param.to_owned(), name, description, Some(parameters));
+        let tool = Tool { kind: ToolKind::Custom, ..tool };
         Ok((tool, shown))
     }
 

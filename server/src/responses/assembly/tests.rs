@@ -5,7 +5,7 @@ use server_openai::responses::{Object, ReasoningParameter, TextParameter};
 use super::*;
 use crate::store::{Kind, Store, StoreConfig};
 
-fn new_response(status: Status, choices: u32) -> NewResponse {
+pub(in crate::responses) fn new_response(status: Status, choices: u32) -> NewResponse {
     let id = Store::open(&StoreConfig::default()).unwrap().new_id(Kind::Response);
     let response = Response {
         id: id.to_string(),
@@ -352,6 +352,33 @@ fn log_probabilities_of_deltas_are_concatenated() {
     let Item::Message(message) = &response.output[0] else { panic!("{response:?}") };
     let Part::OutputText { logprobs, .. } = &message.content[0] else { panic!("{message:?}") };
     assert_eq!(logprobs.len(), 3);
+}
+
+#[test]
+fn long_texts_and_events_that_repeat_them_are_expensive_to_encode() {
+    const PARTS: usize = 3;
+    let part = "x".repeat(10_000);
+    let long = part.repeat(PARTS);
+    let new = || Assembly::new(new_response(Status::InProgress, 1));
+    let last = [end(0, ChoiceFinishReason::Stop)];
+    let mut assembly = new();
+    assert_eq!(assembly.deltas_cost(&last), EncodingCost::Low);
+    assert_eq!(assembly.deltas_cost(&[text(0, &long)]), EncodingCost::High);
+    for _ in 0..PARTS {
+        assert_eq!(assembly.deltas_cost(&[text(0, &part)]), EncodingCost::Low);
+        assembly.push(text(0, &part), &mut |_: &Event<'_>| {});
+    }
+    assert_eq!(assembly.deltas_cost(&last), EncodingCost::High);
+    assert_eq!(assembly.encoding_cost(), EncodingCost::High);
+
+    let mut assembly = new();
+    assert_eq!(assembly.deltas_cost(&call(0, "f", &[long.as_str()], false)), EncodingCost::High);
+    let parts = [part.as_str(); PARTS];
+    for delta in call(0, "f", &parts, false) {
+        assert_eq!(assembly.deltas_cost(std::slice::from_ref(&delta)), EncodingCost::Low);
+        assembly.push(delta, &mut |_: &Event<'_>| {});
+    }
+    assert_eq!(assembly.deltas_cost(&[ChoiceDelta::CallEnd { choice: 0, call: 0 }]), EncodingCost::High);
 }
 
 #[test]

@@ -191,15 +191,7 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             live.change(|assembly, sink| assembly.begin(sink));
         }
         match next {
-            AnswerEvent::Deltas(deltas) => {
-                let (cost, live) = (live.deltas_cost(&deltas), Arc::clone(&live));
-                let add = move || {
-                    live.change(|assembly, sink| {
-                        deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
-                    });
-                };
-                encoding::run(cost, add).await;
-            }
+            AnswerEvent::Deltas(deltas) => live.add(deltas).await,
             AnswerEvent::Finished(usage) => break ResponseEnd::Finished(usage),
             AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }

@@ -219,7 +219,7 @@ impl<'a> Chain<'a> {
     pub(super) fn of(app: &'a App, tenant: Tenant, name: &str) -> Result<Result<Self, String>, Error> {
         let live = app.background().find(name, tenant);
         let next = match &live {
-            Some(live) => live.response().previous_response_id,
+            Some(live) => live.previous_response_id(),
             None => Some(name.to_owned()),
         };
         let stored = match next.as_deref() {

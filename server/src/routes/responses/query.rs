@@ -115,7 +115,7 @@ impl<'a> Selection<'a> {
     pub(crate) fn finish(self) -> Result<bool, Error> {
         match &self.page.after {
             Some(after) if !self.has_begun => {
-                Err(Error::invalid("after", format!("there is no item {after:?}")))
+                Err(Error::invalid("after", format!("the item {after:?} does not exist")))
             }
             _ => Ok(self.has_more),
         }

@@ -11,7 +11,7 @@ use super::{
     bound::TokenBound,
     encoder::{AddedTokens, Encoder, Tokenizer},
     pipeline::{Pipeline, built},
-    pre::{self, Pre},
+    pre::{self, PreTokenizer},
     spm::{self, Kind, Options, Pieces, Spm},
 };
 use crate::{
@@ -67,7 +67,7 @@ fn byte_level(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     })
 }
 
-fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &Pre) -> Result<(), tokenizers::Error> {
+fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &PreTokenizer) -> Result<(), tokenizers::Error> {
     inner.with_normalizer(pre.normalizer())?;
     inner.with_pre_tokenizer(Some(pre.pre_tokenizer()?));
     Ok(())

@@ -15,7 +15,7 @@ use tokenizers::{
 };
 
 /// A named pre-tokenizer.
-pub(super) struct Pre {
+pub(super) struct PreTokenizer {
     steps: &'static [Step],
     nfc: bool,
     /// Whether a word that is in the vocabulary becomes that token regardless of the merges.
@@ -54,11 +54,11 @@ const CJK_KANA: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
 const BLOOM: &str = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+";
 
 /// The pre-tokenizer with this name, if it is known.
-pub(super) fn named(name: &str) -> Option<Pre> {
-    let plain = |steps| Pre { steps, nfc: false, ignore_merges: false, adds_bos: false };
-    let nfc = |steps| Pre { nfc: true, ..plain(steps) };
-    let whole_words = |steps| Pre { ignore_merges: true, ..plain(steps) };
-    let with_bos = |steps| Pre { adds_bos: true, ..whole_words(steps) };
+pub(super) fn named(name: &str) -> Option<PreTokenizer> {
+    let plain = |steps| PreTokenizer { steps, nfc: false, ignore_merges: false, adds_bos: false };
+    let nfc = |steps| PreTokenizer { nfc: true, ..plain(steps) };
+    let whole_words = |steps| PreTokenizer { ignore_merges: true, ..plain(steps) };
+    let with_bos = |steps| PreTokenizer { adds_bos: true, ..whole_words(steps) };
     Some(match name {
         "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
             with_bos(&[R(LLAMA3)])
@@ -103,7 +103,7 @@ pub(super) fn named(name: &str) -> Option<Pre> {
     })
 }
 
-impl Pre {
+impl PreTokenizer {
     /// The normalization of text before it is split.
     pub(super) fn normalizer(&self) -> Option<NormalizerWrapper> {
         self.nfc.then_some(NormalizerWrapper::NFC(NFC))

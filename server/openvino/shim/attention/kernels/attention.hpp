@@ -12,7 +12,7 @@
 
 namespace ovfleet {
 
-// The precision of numbers in the cache. Compiled models contain these numbers.
+// The precision of the KV cache. Compiled models contain these values.
 enum class Precision : int64_t { f32, bf16, f16, u8, u4 };
 
 // Tokens in a block. The scores of a block are two vectors of 16 floats.

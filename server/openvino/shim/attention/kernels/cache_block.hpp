@@ -61,7 +61,7 @@ struct KeyGroup {
     }
 };
 
-// The value of a token in a block, as floats. The values begin at `at`, and those of a token are `size` numbers.
+// The value of a token in a block, as floats. The value of a token has `size` elements and begins at `at`.
 template <typename T>
 struct TokenValue {
     const T* at;

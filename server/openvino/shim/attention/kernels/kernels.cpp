@@ -128,7 +128,7 @@ void load_queries(const Layer& layer, const WorkItem& item, const StepTensors& t
     }
 }
 
-// Empties the sums of a tile.
+// Resets the sums of a tile.
 void clear(const Layer& layer, size_t count, const Sums& sums) {
     for (size_t query = 0; query < count; ++query) sums.maxima[query] = MASKED;
     std::memset(sums.totals, 0, count * sizeof(float));
@@ -149,7 +149,7 @@ inline void add_part(size_t size, float maximum, float total, const float* value
     maximum_before = now;
 }
 
-// Adds the sums of the current part of a tile to those before it, and empties them.
+// Adds the sums of the current part of a tile to those of the parts before it, and resets them.
 void finish_part(const Layer& layer, const Tile& tile) {
     const auto& [maxima, totals, values] = tile.part;
     for (size_t query = 0; query < tile.count; ++query) {
@@ -172,7 +172,7 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     return {within(from), within(layer.is_bidirectional ? item.sequence->past + item.sequence->count : position + 1)};
 }
 
-// The keys or values of a block, the position of the block in its chunk, and the memory that is read after it.
+// The keys or values of a block, the position of the block in its chunk, and the memory that is read next.
 struct BlockRef {
     const uint8_t* block;
     size_t at;
@@ -550,7 +550,7 @@ inline float inverse_total(const Layer& layer, const WorkItem& item, const StepT
     return factor / (total * factor + power(sink - now));
 }
 
-// Writes the output of a query. `inverse` is that of the sum of the weights.
+// Writes the output of a query. `inverse` is the inverse of the sum of the weights.
 inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float inverse,
                          const float* values) {
     float rotated[HEAD_SIZE_MAX];

@@ -1,7 +1,7 @@
 // A cache of small integers (u4): keys of five bits and values of four. This header has the functions that store them and that
 // multiply with them. Only for kernels.cpp.
 //
-// Two things keep rounding errors small (docs/decisions/0090-u4-cache.md):
+// Two methods keep rounding errors small (docs/decisions/0090-u4-cache.md):
 // - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
 //   head. The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
 // - Keys are stored as differences from the first key of their block, because the keys of a head have much in common. It is

@@ -32,7 +32,7 @@ constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * 
 constexpr size_t STEPS_FEW = 8, STEPS_MANY = 64, FEW_TILES = 2;
 // The number of tiles whose sums are stored between parts of the weights.
 constexpr size_t STORED_TILES = 8;
-// The number of bytes from a row of sums to the next one.
+// The stride of the rows of sums, in bytes.
 constexpr size_t SUM_BYTES = N_BLOCK * sizeof(float);
 
 inline size_t least(size_t a, size_t b) { return a < b ? a : b; }

@@ -115,8 +115,8 @@ inline void store_dst_as(const Matmul& matmul, const Floats (&sums)[2], size_t b
     }
 }
 
-// Applies the bias and the epilogue to the sums of a row, and stores them. The type of the destination is not a parameter of
-// the kernels, because each of them would be compiled twice.
+// Applies the bias and the epilogue to the sums of a row, and stores them. The type of the destination is not a template
+// parameter of the kernels, because each kernel would then be compiled twice.
 inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     if (dst.is_bf16) store_dst_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);

@@ -28,15 +28,15 @@ constexpr size_t OUTLIER_RATIO = 4;
 // The number of columns of the destination that are computed together. The weights are packed in blocks of this size.
 constexpr size_t N_BLOCK = 32;
 
-// The operation that is fused after a multiplication. Compiled models contain these numbers.
+// The operation that is fused after a multiplication. Compiled models contain these values.
 enum class Epilogue : int64_t {
     none,
     // Adds the residual.
     residual,
     // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
     swiglu,
-    // The same with clamped numbers, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1. The
-    // numbers of the first half are at most the limit, and so are the magnitudes of the second half.
+    // The same with clamped elements, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1.
+    // The elements of the first half are at most the limit, and so are the magnitudes of the second half.
     clamped_swiglu,
     // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32.
     gelu,
@@ -49,7 +49,7 @@ constexpr float CLAMPED_SWIGLU_LIMIT = 7.0f, CLAMPED_SWIGLU_ALPHA = 1.702f, QUIC
 // Whether an epilogue multiplies the first half of the columns by the second half.
 static inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::swiglu || epilogue == Epilogue::clamped_swiglu; }
 
-// Whether an epilogue is a function of each number.
+// Whether an epilogue applies a function to each element.
 static inline bool is_activation(Epilogue epilogue) { return epilogue >= Epilogue::gelu; }
 
 // An adapter, which adds up * (down * src) to the product for the rows of its tokens.
@@ -124,7 +124,8 @@ struct Matmul {
     const float* norm;
     float epsilon;
     size_t adapter_count;
-    // Numbers that are added before the epilogue, `[N_BLOCK]` for each block, in the order of its columns; null without a bias.
+    // The bias, which is added before the epilogue: `[N_BLOCK]` for each block, in the order of its columns. Null without a
+    // bias.
     const float* bias;
     // The blocks of columns.
     const uint8_t* weights;
@@ -263,9 +264,9 @@ struct Division {
     // The minimum number of rows per thread with which each thread multiplies a part of the rows by all weights. With fewer
     // rows, each thread multiplies all rows by a part of the weights.
     size_t rows_per_owner;
-    // The part of the source that remains in the cache of a processor while blocks of weights are read: a count of numbers, and
-    // a minimum count of tiles.
-    size_t cached_numbers, cached_tiles_min;
+    // The part of the source that remains in the cache of a processor while blocks of weights are read: a number of
+    // elements, and a minimum number of tiles.
+    size_t cached_elements, cached_tiles_min;
 };
 
 // The kernels of one instruction set.
