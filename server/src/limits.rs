@@ -9,6 +9,7 @@ mod json;
 mod preparation;
 mod tokenizer;
 mod trial;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +21,9 @@ pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
 pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
 pub(crate) use preparation::PreparationSlots;
-pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
+pub(crate) use tokenizer::TokenizerMemory;
 pub(crate) use trial::{InvalidGrammar, TrialProcesses, run_trial};
+pub(crate) use waiting::{AboveBudget, WaitingBudget};
 
 use crate::error::Error;
 

@@ -11,9 +11,6 @@ use crate::{
     raster::{RgbImage, Size},
 };
 
-/// The memory that [`decode`] takes for each pixel that is stored in the file, in bytes, at most.
-pub const DECODE_BYTES_PER_PIXEL: u64 = 11;
-
 /// The limits on an image, which are checked before memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeLimits {
@@ -56,8 +53,8 @@ impl DecodeLimits {
 /// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels on white. Colors of
 /// 16 bits are truncated to their upper 8 bits, as in Pillow.
 ///
-/// This takes milliseconds for each million pixels, and up to [`DECODE_BYTES_PER_PIXEL`] bytes of memory for each pixel, so
-/// call it on a thread that may block, and limit how many do.
+/// This takes milliseconds for each million pixels, and memory of up to 11 bytes for each pixel, so call it on a thread
+/// that may block, and limit how many do.
 ///
 /// # Errors
 ///

@@ -33,7 +33,7 @@ mod prompt;
 mod raster;
 mod resample;
 
-pub use decode::{DECODE_BYTES_PER_PIXEL, DecodeLimits, decode};
+pub use decode::{DecodeLimits, decode};
 pub use error::{ImageError, LoadError};
 pub use family::{Detail, ModelFamily};
 pub use header::{ImageFormat, ImageHeader, Orientation};

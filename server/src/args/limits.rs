@@ -56,8 +56,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
-    /// Memory for images of requests: while they are decoded, and after preprocessing until the answers are complete.
-    /// Decoding takes up to 11 bytes for each pixel of an image.
+    /// Memory for images of requests after preprocessing, from their arrival until the answers are complete.
     ///
     /// Beyond it: 429, `image_memory_full`, with `Retry-After`; a request whose images alone need more gets 400,
     /// `array_above_max_length`.

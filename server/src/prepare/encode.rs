@@ -6,7 +6,7 @@ use server_text::EncodeError;
 
 use super::images::image_share;
 use crate::error::Error;
-use crate::limits::TextTooLong;
+use crate::limits::AboveBudget;
 use crate::model::Model;
 
 /// Whether to add the special tokens that the model expects around a prompt.
@@ -81,9 +81,9 @@ impl Encoder<'_> {
         text: &str,
         encode: impl FnOnce() -> Result<Vec<TokenId>, EncodeError>,
     ) -> Result<Vec<TokenId>, Error> {
-        let claim = self.model.tokenizer_memory.claim(text.len()).map_err(|TextTooLong { bytes_max }| {
+        let claim = self.model.tokenizer_memory.claim(text.len()).map_err(|AboveBudget { max }| {
             let problem = format!(
-                "has {} bytes; this server tokenizes texts of at most {bytes_max} bytes (--max-tokenizer-memory)",
+                "has {} bytes; this server tokenizes texts of at most {max} bytes (--max-tokenizer-memory)",
                 text.len()
             );
             Error::coded("string_above_max_length", self.param, problem)

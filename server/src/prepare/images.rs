@@ -14,8 +14,8 @@ use server_engine::{
     ImageDigest, ImageInput, ImageSpan, PromptImages, PromptPositions, RequestImages, SpanAttention, TokenId,
 };
 use server_images::{
-    DECODE_BYTES_PER_PIXEL, DecodeLimits, Detail, ImageError, ImageLayout, ModelFamily, MropePositions,
-    decode, expand_prompt, image_spans, mrope_positions,
+    DecodeLimits, Detail, ImageError, ImageLayout, ModelFamily, MropePositions, decode, expand_prompt,
+    image_spans, mrope_positions,
 };
 use server_openai::{Content, ContentPart, ImageUrl, Message};
 use tokio_util::sync::CancellationToken;
@@ -269,12 +269,12 @@ pub(super) fn assign(
                     return Err(Error::Internal("the client has disconnected".to_owned()));
                 }
                 let refused = |error: ImageError| Error::invalid(param.clone(), error);
-                let decoding = claim_decoding(reader, num_pixels, bytes_total, &param)?;
+                let decoding = reader.decoding.claim(num_pixels as usize);
+                let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
                 let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;
                 let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
                 if inputs.iter().all(|input| input.digest != digest) {
                     let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
-                    // The inputs remain. Their memory is claimed instead of that of the decoded image.
                     drop((pixels, decoding));
                     bytes_total += encoder_inputs.size_bytes();
                     claim(&mut memory, bytes_total, &param)?;
@@ -295,29 +295,7 @@ pub(super) fn assign(
     Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
 }
 
-/// Claims the memory for decoding an image of `num_pixels` pixels. The other images of the request already take `bytes`
-/// bytes.
-fn claim_decoding(
-    reader: &ImageReader,
-    num_pixels: u64,
-    bytes: usize,
-    param: &str,
-) -> Result<ByteClaim, Error> {
-    let bytes_max = reader.memory.bytes_max();
-    let decoding = usize::try_from(num_pixels.saturating_mul(DECODE_BYTES_PER_PIXEL)).unwrap_or(usize::MAX);
-    if bytes.saturating_add(decoding) > bytes_max {
-        let problem = format!(
-            "the images of the request take more than {bytes_max} bytes (--max-image-memory): {decoding} bytes while this \
-             image is decoded, and {bytes} bytes for the images before it"
-        );
-        return Err(Error::coded("array_above_max_length", param, problem));
-    }
-    let mut memory = reader.memory.claim();
-    memory.grow_to(decoding).map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))?;
-    Ok(memory)
-}
-
-/// Claims the memory of the preprocessed images of a request, `bytes` in total.
+/// Claims the memory of the images of a request, `bytes` in total.
 fn claim(memory: &mut ByteClaim, bytes: usize, param: &str) -> Result<(), Error> {
     let bytes_max = memory.bytes_max();
     if bytes > bytes_max {

@@ -1,6 +1,7 @@
 //! Conversations with images, for a model of the LLaVA family.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -8,6 +9,7 @@ use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
 use server_images::ImageProcessor;
+use server_images::limits::IMAGE_PIXELS_MAX;
 use server_openai::ChatRequest;
 use tokio_util::sync::CancellationToken;
 
@@ -202,44 +204,27 @@ fn the_memory_for_images_is_limited() {
     assigned(prompt_with(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
 }
 
-/// The `data:` URL of a square BMP file, whose side must be a multiple of four pixels.
-fn bitmap(side: u32) -> String {
-    let (head, pixels) = (54, side * side * 3);
-    let mut file = b"BM".to_vec();
-    for number in [head + pixels, 0, head, 40, side, side, 1 | 24 << 16, 0, pixels, 0, 0, 0, 0] {
-        file.extend(number.to_le_bytes());
-    }
-    file.resize((head + pixels) as usize, 127);
-    format!("data:image/bmp;base64,{}", BASE64_STANDARD.encode(file))
-}
-
 #[test]
-fn the_memory_for_decoding_an_image_is_limited() {
-    let model = model(TEMPLATE);
-    // Decoding takes 70,400 bytes of the 75,264 bytes, and the result takes 37,632 bytes.
-    let large = bitmap(80);
-    let decoded = assigned(prompt_with(&[&large]), &model).unwrap().unwrap();
-    assert_eq!(assigned(prompt_with(&[&large]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
-    assigned(prompt_with(&IMAGES[..1]), &model).unwrap();
-    drop(decoded);
-    assigned(prompt_with(&[&large, IMAGES[0]]), &model).unwrap();
-    let refused = |images: &[&str], expected: &Expect| {
-        expected.assert_eq(&assigned(prompt_with(images), &model).err().unwrap().to_string());
-    };
-    refused(
-        &[IMAGES[0], &large],
-        &expect![
-            "messages[0].content[1].image_url: the images of the request take more than 75264 bytes (--max-image-memory): 70400 bytes while this image is decoded, and 37632 bytes for the images before it"
-        ],
-    );
-    refused(
-        &[&bitmap(84)],
-        &expect![
-            "messages[0].content[0].image_url: the images of the request take more than 75264 bytes (--max-image-memory): 77616 bytes while this image is decoded, and 0 bytes for the images before it"
-        ],
-    );
-    // Requests that are refused return their memory.
-    assigned(prompt_with(&IMAGES), &model).unwrap();
+fn an_image_waits_while_others_are_decoded() {
+    let (busy, idle) = (model(TEMPLATE), model(TEMPLATE));
+    let all = busy.images.as_ref().unwrap().decoding.claim(IMAGE_PIXELS_MAX as usize).unwrap();
+    let has_returned = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (started, starts) = mpsc::channel();
+        let (busy, has_returned) = (&busy, &has_returned);
+        scope.spawn(move || {
+            started.send(()).unwrap();
+            assigned(prompt_with(&IMAGES[..1]), busy).unwrap();
+            assert!(has_returned.load(Ordering::SeqCst), "the image did not wait");
+        });
+        starts.recv().unwrap();
+        // Without a wait, the thread would have finished after the time that this takes.
+        for _ in 0..3 {
+            assigned(prompt_with(&IMAGES[..1]), &idle).unwrap();
+        }
+        has_returned.store(true, Ordering::SeqCst);
+        drop(all);
+    });
 }
 
 /// The `data:` URL of the header of a PNG file.
