@@ -162,7 +162,7 @@ async fn forward(
         // Streams of the Responses API always report the usage.
         _ => None,
     };
-    let text_bytes = if prompt.image_tokens == 0 { prompt.text.len() } else { 0 };
+    let text_bytes = measurable_text_bytes(&fields, &prompt);
     // The prompt without its images can be a large copy, and the answer can take minutes.
     drop(prompt);
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
@@ -293,6 +293,13 @@ fn placement_request(
     PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
+/// The length of the prompt, from which the bytes per token are estimated; 0 if the number of tokens does not depend on
+/// it alone, because the prompt has images or continues stored turns.
+fn measurable_text_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
+    let has_history = fields.previous_response_id.is_some() || fields.conversation.is_some();
+    if has_history || prompt.image_tokens > 0 { 0 } else { prompt.text.len() }
+}
+
 /// Charges the request to the rate limits of its client, with the tokens of its demand unless nothing is computed for
 /// it. Returns whether the tokens of the client are limited.
 fn charge(
@@ -313,4 +320,22 @@ fn charge(
     app.access().charge(client, rates, tokens)?;
     record.charged(tokens, demand.map_or(0, |demand| demand.prompt_tokens));
     Ok(rates.tokens_per_minute.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_prompts_that_are_all_in_the_body_are_measured() {
+        let measured = |body: &str| {
+            let fields = fields::read(body.as_bytes()).unwrap();
+            measurable_text_bytes(&fields, &images::without_images(fields.prompt))
+        };
+        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
+        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
+        assert_eq!(measured(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
+        assert_eq!(measured(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
+        assert_eq!(measured(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
+    }
 }

@@ -23,6 +23,7 @@ use crate::model::Model;
 use crate::prepare::Media;
 use crate::responses::Background;
 use crate::store::{Store, StoreConfig};
+use crate::tenant::Tenant;
 
 /// Number of images that are fetched at the same time for one request.
 ///
@@ -204,9 +205,10 @@ impl App {
     pub(crate) async fn fetch_media(
         &self,
         references: Vec<MediaReference>,
+        tenant: Tenant,
         media: &mut Media,
     ) -> Result<(), Error> {
-        let fetches = references.into_iter().map(|reference| self.fetch_medium(reference));
+        let fetches = references.into_iter().map(|reference| self.fetch_medium(reference, tenant));
         let mut fetched = stream::iter(fetches).buffer_unordered(REQUEST_FETCHES_MAX);
         while let Some(medium) = fetched.next().await {
             let (MediaReference { url, param }, bytes) = medium?;
@@ -225,8 +227,12 @@ impl App {
     }
 
     /// Returns a medium with its reference.
-    async fn fetch_medium(&self, reference: MediaReference) -> Result<(MediaReference, Bytes), Error> {
-        match self.0.media.fetch(&reference.url).await {
+    async fn fetch_medium(
+        &self,
+        reference: MediaReference,
+        tenant: Tenant,
+    ) -> Result<(MediaReference, Bytes), Error> {
+        match self.0.media.fetch(&reference.url, tenant).await {
             Ok(bytes) => Ok((reference, bytes)),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "failed to fetch an image");

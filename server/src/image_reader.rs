@@ -6,10 +6,17 @@ use std::sync::Arc;
 
 use serde_json::json;
 use server_engine::TokenId;
+use server_images::limits::IMAGE_PIXELS_MAX;
 use server_images::{EncoderInputs, FeatureRow, ImageProcessor};
 use server_text::{ModelText, RenderInput};
 
-use crate::limits::ByteBudget;
+use crate::limits::{ByteBudget, WaitingBudget};
+
+/// Number of pixels of the images that are decoded and preprocessed at the same time. Decoding takes up to 11 bytes of memory
+/// for each pixel.
+///
+/// Beyond it: further images wait.
+const DECODING_PIXELS_MAX: u64 = IMAGE_PIXELS_MAX;
 
 /// Converts the inputs of an image to the type that the encoder of the backend reads.
 pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> Arc<dyn Any + Send + Sync>;
@@ -24,6 +31,8 @@ pub(crate) struct ImageReader {
     pub(crate) template: TemplateContent,
     /// The memory of images after preprocessing, which all requests share.
     pub(crate) memory: Arc<ByteBudget>,
+    /// The pixels of images that are being decoded.
+    pub(crate) decoding: WaitingBudget,
 }
 
 /// The forms of a message's content that the chat template renders.
@@ -57,7 +66,8 @@ impl ImageReader {
             .ok_or_else(|| anyhow::anyhow!("the tokenizer has no token {name:?}, which images need"))?;
         let template = TemplateContent::of(text);
         let memory = ByteBudget::new(memory_bytes, memory_bytes);
-        Ok(Self { processor, image_token, content, template, memory })
+        let decoding = WaitingBudget::new(DECODING_PIXELS_MAX as usize);
+        Ok(Self { processor, image_token, content, template, memory, decoding })
     }
 }
 

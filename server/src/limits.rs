@@ -4,10 +4,12 @@
 //! immediately.
 
 mod budget;
+mod fair_slots;
 mod json;
 mod preparation;
 mod tokenizer;
 mod trial;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +18,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
+pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
-pub(crate) use preparation::{NoSlot, PreparationSlots};
-pub(crate) use tokenizer::{TextTooLong, TokenizerMemory};
+pub(crate) use preparation::PreparationSlots;
+pub(crate) use tokenizer::TokenizerMemory;
 pub(crate) use trial::{InvalidGrammar, TrialProcesses, run_trial};
+pub(crate) use waiting::{AboveBudget, WaitingBudget};
 
 use crate::error::Error;
 

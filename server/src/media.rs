@@ -1,7 +1,7 @@
 //! Turns the reference of an image in a request into its bytes.
 //!
 //! Nothing is fetched unless flags allow it, because a client that chooses what a server connects to or reads could reach
-//! what only the server may reach. This module knows nothing of requests and images.
+//! what only the server may reach. This module knows nothing of images, and of a request only its tenant.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes
@@ -25,7 +25,6 @@ use clap::Args;
 use ipnet::IpNet;
 use process::units::{ByteSize, duration};
 use reqwest::dns::Resolve;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use addresses::{AddressPolicy, network};
 pub(crate) use error::MediaError;
@@ -35,7 +34,10 @@ pub use urls::MediaDomain;
 use urls::{Reference, UrlPolicy};
 use web::{RedirectPolicy, WebClient};
 
-/// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory.
+use crate::limits::{FairSlot, FairSlots, NoSlot};
+use crate::tenant::Tenant;
+
+/// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory. Tenants take turns.
 ///
 /// Beyond it: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
 pub(crate) const FETCHES_MAX: usize = 16;
@@ -110,7 +112,7 @@ pub(crate) struct MediaFetcher {
     directory: Option<Arc<MediaDirectory>>,
     timeout: Duration,
     bytes_max: usize,
-    slots: Arc<Semaphore>,
+    slots: FairSlots,
 }
 
 impl MediaFetcher {
@@ -150,30 +152,30 @@ impl MediaFetcher {
             Some(client.context("failed to create the HTTP client of --allowed-media-domains")?)
         };
         let bytes_max = max_image_bytes.to_usize();
-        Ok(Self { web, directory, timeout, bytes_max, slots: Arc::new(Semaphore::new(FETCHES_MAX)) })
+        Ok(Self { web, directory, timeout, bytes_max, slots: FairSlots::new(FETCHES_MAX) })
     }
 
     /// Fetches the image that an `http:`, `https:` or `file:` URL or an absolute path refers to. The content may be
-    /// anything: no media type is checked.
+    /// anything: no media type is checked. `tenant` is the tenant of the request.
     ///
     /// Dropping the future closes the connection. A file that is being read remains open until the read returns.
     ///
     /// # Errors
     /// The policy does not allow the reference, the image is too large, fetching it fails or takes too long, or too many
     /// images are being fetched.
-    pub(crate) async fn fetch(&self, reference: &str) -> Result<Bytes, MediaError> {
+    pub(crate) async fn fetch(&self, reference: &str, tenant: Tenant) -> Result<Bytes, MediaError> {
         // Check before waiting, so that a reference that is not allowed is refused immediately.
         match Reference::parse(reference)? {
             Reference::Web(url) => {
                 let web = self.web.as_ref().ok_or(MediaError::UrlsDisabled)?;
                 web.check(&url)?;
-                let _slot = self.slot().await?;
+                let _slot = self.slot(tenant).await?;
                 self.in_time(web.get(url, self.bytes_max)).await
             }
             Reference::File(path) => {
                 let directory = Arc::clone(self.directory.as_ref().ok_or(MediaError::FilesDisabled)?);
                 directory.relative(&path)?;
-                let slot = self.slot().await?;
+                let slot = self.slot(tenant).await?;
                 let bytes_max = self.bytes_max;
                 let name = path.clone();
                 // A read that hangs in the file system cannot be canceled and occupies its slot until it returns.
@@ -199,11 +201,8 @@ impl MediaFetcher {
         tokio::time::timeout(self.timeout, fetch).await.unwrap_or(timed_out)
     }
 
-    async fn slot(&self) -> Result<OwnedSemaphorePermit, MediaError> {
-        let slot = Arc::clone(&self.slots).acquire_owned();
-        let slot = tokio::time::timeout(self.timeout, slot).await;
-        let slot = slot.map_err(|_| MediaError::Busy)?;
-        Ok(slot.expect("invariant: the semaphore is never closed"))
+    async fn slot(&self, tenant: Tenant) -> Result<FairSlot, MediaError> {
+        self.slots.slot(tenant, self.timeout).await.map_err(|NoSlot| MediaError::Busy)
     }
 }
 

@@ -112,8 +112,12 @@ mod tests {
             (r#"{"cached_tokens":9,"image_tokens":0}"#, false),
             (r#"{"cached_tokens":9,"image_tokens":256}"#, true),
         ] {
-            let answer = format!(r#"{{"usage":{{"prompt_tokens":300,"prompt_tokens_details":{details}}}}}"#);
-            assert_eq!(usage(answer.as_bytes()).map(Usage::has_images), Some(has_images), "{answer}");
+            for (tokens, member) in
+                [("prompt_tokens", "prompt_tokens_details"), ("input_tokens", "input_tokens_details")]
+            {
+                let answer = format!(r#"{{"usage":{{"{tokens}":300,"{member}":{details}}}}}"#);
+                assert_eq!(usage(answer.as_bytes()).map(Usage::has_images), Some(has_images), "{answer}");
+            }
         }
         for none in ["", "\"usage\"", "{\"usage\":null}", "{\"usage\":{\"prompt_tokens\":x}}"] {
             assert_eq!(usage(none.as_bytes()), None, "{none}");

@@ -1,12 +1,11 @@
 //! The slots in which requests are prepared. Preparation only computes, so more threads than cores would slow down the
 //! model and use more memory.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::fair_slots::{FairSlot, FairSlots, NoSlot};
 use crate::tenant::Tenant;
 
 /// Time that a request waits until its preparation (parsing, rendering, tokenizing) begins.
@@ -29,26 +28,14 @@ const SLOTS_MIN: usize = 2;
 #[derive(Debug)]
 pub(crate) struct PreparationSlots {
     count: usize,
-    queue: Arc<Mutex<Queue>>,
-}
-
-#[derive(Debug)]
-struct Queue {
-    /// Number of free slots: none while a request waits.
-    free: usize,
-    /// The tenants with waiting requests, in the order of their turns.
-    tenants: VecDeque<(Tenant, VecDeque<oneshot::Sender<PreparationSlot>>)>,
+    slots: FairSlots,
 }
 
 /// The slot of a request that is being prepared. Dropping it lets the next request begin.
 #[derive(Debug)]
 pub(crate) struct PreparationSlot {
-    queue: Arc<Mutex<Queue>>,
+    _slot: FairSlot,
 }
-
-/// The error if no slot became free in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoSlot;
 
 impl PreparationSlots {
     /// Creates as many slots as the process has cores, within limits.
@@ -58,7 +45,7 @@ impl PreparationSlots {
     }
 
     fn new(count: usize) -> Self {
-        Self { count, queue: Arc::new(Mutex::new(Queue { free: count, tenants: VecDeque::new() })) }
+        Self { count, slots: FairSlots::new(count) }
     }
 
     /// Waits for a slot. Canceling it gives up the position in the queue.
@@ -66,16 +53,7 @@ impl PreparationSlots {
     /// # Errors
     /// No slot became free in time.
     pub(crate) async fn slot(&self, tenant: Tenant) -> Result<PreparationSlot, NoSlot> {
-        let waiting = {
-            let mut queue = lock(&self.queue);
-            if queue.free > 0 {
-                queue.free -= 1;
-                return Ok(PreparationSlot { queue: Arc::clone(&self.queue) });
-            }
-            queue.push(tenant)
-        };
-        let slot = tokio::time::timeout(WAIT_MAX, waiting).await.map_err(|_| NoSlot)?;
-        Ok(slot.expect("invariant: a request in the queue gets a slot unless it is canceled"))
+        Ok(PreparationSlot { _slot: self.slots.slot(tenant, WAIT_MAX).await? })
     }
 }
 
@@ -112,49 +90,6 @@ fn lower_priority() {
 #[cfg(not(target_os = "linux"))]
 fn lower_priority() {}
 
-impl Queue {
-    fn push(&mut self, tenant: Tenant) -> oneshot::Receiver<PreparationSlot> {
-        let (sender, receiver) = oneshot::channel();
-        match self.tenants.iter_mut().find(|(other, _)| *other == tenant) {
-            Some((_, requests)) => requests.push_back(sender),
-            None => self.tenants.push_back((tenant, VecDeque::from([sender]))),
-        }
-        receiver
-    }
-
-    /// Removes the request whose turn is next and moves its tenant behind the others. Canceled requests do not use a turn.
-    fn pop(&mut self) -> Option<oneshot::Sender<PreparationSlot>> {
-        loop {
-            let (tenant, mut requests) = self.tenants.pop_front()?;
-            requests.retain(|request| !request.is_closed());
-            let Some(next) = requests.pop_front() else { continue };
-            if !requests.is_empty() {
-                self.tenants.push_back((tenant, requests));
-            }
-            return Some(next);
-        }
-    }
-}
-
-impl Drop for PreparationSlot {
-    fn drop(&mut self) {
-        let next = {
-            let mut queue = lock(&self.queue);
-            let next = queue.pop();
-            queue.free += usize::from(next.is_none());
-            next
-        };
-        if let Some(next) = next {
-            // A request that was canceled in the meantime drops the slot, which passes it on.
-            let _ = next.send(Self { queue: Arc::clone(&self.queue) });
-        }
-    }
-}
-
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl std::fmt::Display for PreparationSlots {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} at the same time; others wait up to {} s", self.count, WAIT_MAX.as_secs())
@@ -163,9 +98,6 @@ impl std::fmt::Display for PreparationSlots {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
-    use futures_util::future::LocalBoxFuture;
-
     use super::*;
 
     #[tokio::test]
@@ -190,34 +122,5 @@ mod tests {
         assert_eq!(preparation_slots.slot(tenant(1)).await.unwrap_err(), NoSlot);
         drop(first);
         preparation_slots.slot(tenant(1)).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn tenants_take_turns() {
-        let preparation_slots = PreparationSlots::new(1);
-        let mut slot = preparation_slots.slot(tenant(1)).await.ok();
-        let mut waiting: Vec<(&str, LocalBoxFuture<'_, _>)> =
-            [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1), ("b1", 2), ("b2", 2), ("c1", 3)]
-                .map(|(name, number)| (name, preparation_slots.slot(tenant(number)).boxed_local()))
-                .into();
-        for (_, request) in &mut waiting {
-            assert!(request.now_or_never().is_none());
-        }
-        // A request that was canceled is skipped.
-        drop(waiting.remove(1));
-        let mut order = Vec::new();
-        while !waiting.is_empty() {
-            drop(slot.take());
-            let next = waiting
-                .iter_mut()
-                .enumerate()
-                .find_map(|(index, (_, request))| Some((index, request.now_or_never()?)));
-            let (index, granted) = next.expect("a waiting request gets the free slot");
-            slot = granted.ok();
-            order.push(waiting.remove(index).0);
-        }
-        assert_eq!(order, ["a1", "b1", "c1", "a3", "b2", "a4"]);
-        drop(slot);
-        preparation_slots.slot(tenant(1)).now_or_never().expect("a slot is free").unwrap();
     }
 }

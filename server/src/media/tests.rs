@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
+use futures_util::FutureExt as _;
 use reqwest::dns::{Addrs, Name, Resolving};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -167,7 +168,7 @@ fn fetcher(policy: MediaPolicy) -> MediaFetcher {
 async fn fetch_from(server: &WebServer) -> Result<Bytes, MediaError> {
     let host = format!("images.test:{}", server.port());
     let url = format!("http://{host}/a.png");
-    fetcher(policy(&[&host])).fetch(&url).await
+    fetcher(policy(&[&host])).fetch(&url, Tenant::default()).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +177,10 @@ async fn an_image_of_an_allowed_host_is_fetched() {
     let host = format!("images.test:{}", server.port());
     let resolver = FakeResolver::new([&["127.0.0.1"]]);
     let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
-    assert_eq!(fetcher.fetch(&format!("http://{host}/a%20b.png?size=1#part")).await.unwrap(), "image");
+    assert_eq!(
+        fetcher.fetch(&format!("http://{host}/a%20b.png?size=1#part"), Tenant::default()).await.unwrap(),
+        "image"
+    );
     assert_eq!(resolver.names(), ["images.test"]);
     let requests = server.requests();
     let [request] = &requests[..] else { panic!("{requests:?}") };
@@ -194,11 +198,11 @@ async fn an_image_of_an_allowed_host_is_fetched() {
 async fn nothing_is_fetched_by_default() {
     let default = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[]) };
     let fetcher = MediaFetcher::new(default).unwrap();
-    let error = fetcher.fetch("http://images.test/a.png").await.unwrap_err();
+    let error = fetcher.fetch("http://images.test/a.png", Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::UrlsDisabled), "{error:?}");
     assert!(error.to_string().contains("--allowed-media-domains"), "{error}");
     for path in ["/etc/passwd", "file:///etc/passwd"] {
-        let error = fetcher.fetch(path).await.unwrap_err();
+        let error = fetcher.fetch(path, Tenant::default()).await.unwrap_err();
         assert!(matches!(error, MediaError::FilesDisabled), "{error:?}");
         assert!(error.to_string().contains("--allowed-local-media-path"), "{error}");
     }
@@ -222,7 +226,7 @@ async fn addresses_are_refused_after_the_name_is_resolved() {
     ];
     for answer in answers {
         let fetcher = MediaFetcher::with_resolver(without_networks(), FakeResolver::new([answer])).unwrap();
-        let error = fetcher.fetch(&url).await.unwrap_err();
+        let error = fetcher.fetch(&url, Tenant::default()).await.unwrap_err();
         assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{answer:?}: {error:?}");
         // The message is the same for every name without an allowed address, and does not contain the address.
         let message = "the host \"images.test\" has no public address and no address in --allowed-media-networks, or its \
@@ -239,26 +243,31 @@ async fn the_name_localhost_is_resolved_and_refused() {
         let host = format!("localhost:{}", server.port());
         let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[&host]) };
         let fetcher = MediaFetcher::new(policy).unwrap();
-        let error = fetcher.fetch(&format!("http://{name}:{}/", server.port())).await.unwrap_err();
+        let error =
+            fetcher.fetch(&format!("http://{name}:{}/", server.port()), Tenant::default()).await.unwrap_err();
         assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{name}: {error:?}");
     }
     assert_eq!(server.requests(), [""; 0]);
     // The system's resolver works if the network is allowed.
     let fetcher = MediaFetcher::new(policy(&[&format!("localhost:{}", server.port())])).unwrap();
     let url = format!("http://localhost:{}/", server.port());
-    assert_eq!(fetcher.fetch(&url).await.unwrap(), "secret");
+    assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "secret");
 }
 
 #[tokio::test(start_paused = true)]
 async fn addresses_in_urls_need_an_allowed_network() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
-    assert_eq!(fetcher(policy(&[&address])).fetch(&format!("http://{address}/")).await.unwrap(), "image");
+    assert_eq!(
+        fetcher(policy(&[&address])).fetch(&format!("http://{address}/"), Tenant::default()).await.unwrap(),
+        "image"
+    );
     assert_eq!(server.requests().len(), 1);
     let policy = MediaPolicy { allowed_media_networks: Vec::new(), ..policy(&[&address]) };
     let fetcher = fetcher(policy);
     for host in ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1"] {
-        let error = fetcher.fetch(&format!("http://{host}:{}/", server.port())).await.unwrap_err();
+        let error =
+            fetcher.fetch(&format!("http://{host}:{}/", server.port()), Tenant::default()).await.unwrap_err();
         assert!(matches!(error, MediaError::AddressNotAllowed { .. }), "{host}: {error:?}");
     }
     assert_eq!(server.requests().len(), 1);
@@ -275,13 +284,13 @@ async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     let url = format!("http://{host}/a.png");
     // The client connects to the address that was checked: it resolves the name once.
-    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!(resolver.names().len(), 1);
     // The next fetch checks the new address, and does not use the former connection.
-    let error = fetcher.fetch(&url).await.unwrap_err();
+    let error = fetcher.fetch(&url, Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{error:?}");
     // Of several addresses, only those that are allowed are used.
-    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!((resolver.names().len(), allowed.requests().len()), (3, 2));
     assert_eq!(internal.requests(), [""; 0]);
 }
@@ -323,7 +332,7 @@ async fn each_target_of_a_redirect_is_checked() {
         let policy = MediaPolicy { media_url_allow_redirects: true, ..policy(&domains) };
         let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"]]);
         let fetcher = MediaFetcher::with_resolver(policy, resolver).unwrap();
-        let error = fetcher.fetch(&format!("http://{images}/")).await.unwrap_err();
+        let error = fetcher.fetch(&format!("http://{images}/"), Tenant::default()).await.unwrap_err();
         assert!(format!("{error:?}").starts_with(reason), "{target}: {error:?}");
         assert_eq!(server.requests().len(), 1, "{target}");
     }
@@ -335,14 +344,17 @@ async fn redirects_to_allowed_urls_are_followed_up_to_a_limit() {
     let server = WebServer::start([Answer::redirect("b.png?x"), Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", server.port());
     let following = |host: &str| fetcher(MediaPolicy { media_url_allow_redirects: true, ..policy(&[host]) });
-    assert_eq!(following(&host).fetch(&format!("http://{host}/dir/a.png")).await.unwrap(), "image");
+    assert_eq!(
+        following(&host).fetch(&format!("http://{host}/dir/a.png"), Tenant::default()).await.unwrap(),
+        "image"
+    );
     let requests = server.requests();
     assert!(requests[1].starts_with("GET /dir/b.png?x HTTP/1.1\r\n"), "{requests:?}");
     assert!(!requests[1].to_ascii_lowercase().contains("referer"), "{requests:?}");
 
     let endless = WebServer::start([Answer::redirect("/again")]).await;
     let host = format!("images.test:{}", endless.port());
-    let error = following(&host).fetch(&format!("http://{host}/")).await.unwrap_err();
+    let error = following(&host).fetch(&format!("http://{host}/"), Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::TooManyRedirects { redirects_max: 5 }), "{error:?}");
     assert_eq!(endless.requests().len(), 6);
 }
@@ -402,8 +414,10 @@ async fn failures_report_the_status_of_the_host_and_nothing_else() {
     }
     // The port is closed again when the listener is dropped.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error =
-        fetcher(policy(&[&closed.to_string()])).fetch(&format!("http://{closed}/")).await.unwrap_err();
+    let error = fetcher(policy(&[&closed.to_string()]))
+        .fetch(&format!("http://{closed}/"), Tenant::default())
+        .await
+        .unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. }), "{error:?}");
 }
 
@@ -414,7 +428,7 @@ async fn a_server_without_tls_is_not_used_for_https() {
     let mut policy = policy(&[&address]);
     // The server waits for the end of a head that never comes.
     policy.image_fetch_timeout = Duration::from_secs(1);
-    let error = fetcher(policy).fetch(&format!("https://{address}/")).await.unwrap_err();
+    let error = fetcher(policy).fetch(&format!("https://{address}/"), Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. } | MediaError::TimedOut { .. }), "{error:?}");
     assert_eq!(server.requests(), [""; 0]);
 }
@@ -429,19 +443,26 @@ async fn fetches_beyond_the_limit_wait_for_a_slot() {
     let url = format!("http://{host}/");
     let mut slots = Vec::new();
     for _ in 0..FETCHES_MAX {
-        slots.push(fetcher.slot().await.unwrap());
+        slots.push(fetcher.slot(Tenant::default()).await.unwrap());
     }
-    let error = fetcher.fetch(&url).await.unwrap_err();
+    let error = fetcher.fetch(&url, Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Busy), "{error:?}");
     // A reference that is not allowed does not wait.
-    assert!(matches!(fetcher.fetch("http://evil.test/").await, Err(MediaError::HostNotAllowed { .. })));
-    assert!(matches!(fetcher.fetch("/etc/passwd").await, Err(MediaError::PathNotAllowed { .. })));
-    let (fetched, ()) = tokio::join!(fetcher.fetch(&url), async {
+    assert!(matches!(
+        fetcher.fetch("http://evil.test/", Tenant::default()).await,
+        Err(MediaError::HostNotAllowed { .. })
+    ));
+    assert!(matches!(
+        fetcher.fetch("/etc/passwd", Tenant::default()).await,
+        Err(MediaError::PathNotAllowed { .. })
+    ));
+    let (fetched, ()) = tokio::join!(fetcher.fetch(&url, Tenant::default()), async {
         tokio::task::yield_now().await;
         slots.pop();
     });
     assert_eq!(fetched.unwrap(), "image");
-    assert_eq!(fetcher.slots.available_permits(), 1);
+    let free = fetcher.slot(Tenant::default()).now_or_never();
+    assert!(matches!(free, Some(Ok(_))), "the slot is free again");
 }
 
 #[tokio::test]
@@ -451,17 +472,17 @@ async fn files_are_read_below_the_allowed_directory() {
     std::fs::write(&file, "image").unwrap();
     let policy = MediaPolicy { allowed_local_media_path: Some(directory.path().to_owned()), ..policy(&[]) };
     let fetcher = fetcher(policy.clone());
-    assert_eq!(fetcher.fetch(file.to_str().unwrap()).await.unwrap(), "image");
+    assert_eq!(fetcher.fetch(file.to_str().unwrap(), Tenant::default()).await.unwrap(), "image");
     let url = format!("file://{}/a%20b.png", directory.path().display());
-    assert_eq!(fetcher.fetch(&url).await.unwrap(), "image");
+    assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     for outside in
         ["/etc/passwd", "file:///etc/passwd", &format!("{url}/../../x"), &format!("{url}/..%2f..%2fx")]
     {
-        let error = fetcher.fetch(outside).await.unwrap_err();
+        let error = fetcher.fetch(outside, Tenant::default()).await.unwrap_err();
         assert!(matches!(error, MediaError::PathNotAllowed { .. }), "{outside}: {error:?}");
     }
     std::fs::write(&file, vec![7; BYTES_MAX + 1]).unwrap();
-    assert!(matches!(fetcher.fetch(&url).await, Err(MediaError::TooLarge { .. })));
+    assert!(matches!(fetcher.fetch(&url, Tenant::default()).await, Err(MediaError::TooLarge { .. })));
 
     let missing = MediaPolicy { allowed_local_media_path: Some(directory.path().join("missing")), ..policy };
     let error = MediaFetcher::new(missing).unwrap_err();

@@ -32,7 +32,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     let calls_functions = std::mem::take(&mut conversation.calls_functions);
     let undecoded = prepare_conversation(&generation, &conversation, answer, target)
         .map_err(|error| if calls_functions { functions::renamed(error) } else { error })?;
-    let mut prepared = undecoded.decode_images(target.model)?;
+    let mut prepared = undecoded.decode_images(target)?;
     prepared.reply.calls_functions = calls_functions;
     Ok(prepared)
 }

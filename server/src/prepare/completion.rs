@@ -42,7 +42,12 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
     let prompt_tokens_max = resolved.prompt_tokens_max(target);
     let source = match suffix.filter(|suffix| !suffix.is_empty()) {
         None => {
-            let encoder = Encoder { model: target.model, param: "prompt", tokens_max: prompt_tokens_max };
+            let encoder = Encoder {
+                model: target.model,
+                param: "prompt",
+                tokens_max: prompt_tokens_max,
+                image_tokens: 0,
+            };
             tokenize(prompt, encoder, special_tokens, echo)?
         }
         Some(_) if echo => return Err(Error::invalid("suffix", "cannot be combined with echo")),
@@ -51,7 +56,7 @@ pub(crate) fn completion(request: CompletionRequest, target: Target<'_>) -> Resu
             PromptSource { prompts, param: "prompt", echoes: Vec::new(), images: Vec::new() }
         }
     };
-    resolved.prepare(model, source, tokens_max, target)?.decode_images(target.model)
+    resolved.prepare(model, source, tokens_max, target)?.decode_images(target)
 }
 
 fn tokenize(

@@ -4,8 +4,9 @@
 use server_engine::TokenId;
 use server_text::EncodeError;
 
+use super::images::image_share;
 use crate::error::Error;
-use crate::limits::TextTooLong;
+use crate::limits::AboveBudget;
 use crate::model::Model;
 
 /// Whether to add the special tokens that the model expects around a prompt.
@@ -31,6 +32,8 @@ pub(super) struct Encoder<'a> {
     pub(super) param: &'a str,
     /// The context length; `None` if the prompt is truncated or only counted.
     pub(super) tokens_max: Option<u32>,
+    /// The number of tokens of the text that images take.
+    pub(super) image_tokens: usize,
 }
 
 impl Encoder<'_> {
@@ -55,9 +58,10 @@ impl Encoder<'_> {
         let tokens_min = tokenizer.min_tokens(text);
         if let Some(length) = self.tokens_max.filter(|length| tokens_min >= *length as usize) {
             let param = self.param.to_owned();
+            let for_images = image_share(self.image_tokens);
             let message = format!(
-                "{param}: the prompt has at least {tokens_min} tokens, which leaves no room in the context length of \
-                 {length} tokens"
+                "{param}: the prompt has at least {tokens_min} tokens{for_images}, which leaves no room in the context \
+                 length of {length} tokens"
             );
             return Err(Error::ContextLength { param, message });
         }
@@ -77,9 +81,9 @@ impl Encoder<'_> {
         text: &str,
         encode: impl FnOnce() -> Result<Vec<TokenId>, EncodeError>,
     ) -> Result<Vec<TokenId>, Error> {
-        let claim = self.model.tokenizer_memory.claim(text.len()).map_err(|TextTooLong { bytes_max }| {
+        let claim = self.model.tokenizer_memory.claim(text.len()).map_err(|AboveBudget { max }| {
             let problem = format!(
-                "has {} bytes; this server tokenizes texts of at most {bytes_max} bytes (--max-tokenizer-memory)",
+                "has {} bytes; this server tokenizes texts of at most {max} bytes (--max-tokenizer-memory)",
                 text.len()
             );
             Error::coded("string_above_max_length", self.param, problem)

@@ -19,7 +19,7 @@ pub(super) fn guess_cut(
     media: &Media,
     tokens_max: u32,
 ) -> usize {
-    let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max) };
+    let encoder = Encoder { model, param: "input", tokens_max: Some(tokens_max), image_tokens: 0 };
     let mut tokens = 0;
     for (at, message) in messages.iter().enumerate().rev() {
         let images = model.images.as_ref().map_or(0, |reader| images::num_tokens_of(message, reader, media));

@@ -18,6 +18,7 @@ use server_images::{
     image_spans, mrope_positions,
 };
 use server_openai::{Content, ContentPart, ImageUrl, Message};
+use tokio_util::sync::CancellationToken;
 
 use super::media::Media;
 use crate::error::Error;
@@ -28,6 +29,10 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 ///
 /// Beyond it: 400, `array_above_max_length`.
 pub(crate) const IMAGES_MAX: usize = 32;
+/// Number of pixels of all images of a request, according to their headers. 32 photos of 12 million pixels fit.
+///
+/// Beyond it: 400, `array_above_max_length`.
+const IMAGE_PIXELS_TOTAL_MAX: u64 = 400_000_000;
 
 /// An image of a conversation, which has not been decoded.
 pub(super) struct ConversationImage {
@@ -35,6 +40,8 @@ pub(super) struct ConversationImage {
     param: String,
     bytes: Bytes,
     detail: Detail,
+    /// The number of pixels, according to the header.
+    num_pixels: u64,
     layout: ImageLayout,
 }
 
@@ -74,7 +81,20 @@ pub(super) fn read(
         return Err(Error::coded("array_above_max_length", param, problem));
     }
     media.require(references.iter().map(|(image, param)| (image.url.as_str(), param.as_str())))?;
-    references.into_iter().map(|(image, param)| read_image(image, param, reader, media)).collect()
+    let mut num_pixels = 0;
+    let read = |(image, param): (&ImageUrl, String)| {
+        let image = read_image(image, param, reader, media)?;
+        num_pixels += image.num_pixels;
+        if num_pixels > IMAGE_PIXELS_TOTAL_MAX {
+            let problem = format!(
+                "the images up to this one have {num_pixels} pixels (limit: {IMAGE_PIXELS_TOTAL_MAX} pixels in all images of \
+                 a request)"
+            );
+            return Err(Error::coded("array_above_max_length", image.param, problem));
+        }
+        Ok(image)
+    };
+    references.into_iter().map(read).collect()
 }
 
 /// Returns no images, for a model that does not read any.
@@ -135,7 +155,7 @@ fn read_image(
     let refused = |error: ImageError| Error::invalid(param.clone(), error);
     let header = DecodeLimits::default().check(&bytes).map_err(refused)?;
     let layout = reader.processor.layout(header.size(), detail).map_err(refused)?;
-    Ok(ConversationImage { bytes, detail, layout, param })
+    Ok(ConversationImage { bytes, detail, num_pixels: header.stored_size.pixels(), layout, param })
 }
 
 /// Reads the level of detail of an image. `at` is the parameter with the object that contains it.
@@ -197,6 +217,11 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
 
+/// The part of an error message about a prompt that says how many of its tokens images take. It is empty without images.
+pub(super) fn image_share(num_tokens: usize) -> String {
+    if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
+}
+
 /// The number of tokens that the images of a message would take. Images that cannot be read take none.
 pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
     let Some(Content::Parts(parts)) = &message.content else { return 0 };
@@ -209,12 +234,14 @@ pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Med
 /// parameter with the prompt.
 ///
 /// # Errors
-/// An image cannot be decoded, the prompt does not have the tokens of the images, or the memory for images is exhausted.
+/// An image cannot be decoded, the prompt does not have the tokens of the images, the memory for images is exhausted, or
+/// the client has disconnected.
 pub(super) fn assign(
     images: Vec<ConversationImage>,
     tokens: &[TokenId],
     param: &str,
     reader: &ImageReader,
+    canceled: &CancellationToken,
 ) -> Result<Option<AssignedImages>, Error> {
     let layouts: Vec<ImageLayout> = images.iter().map(|image| image.layout.clone()).collect();
     let spans = image_spans(tokens, reader.image_token, &layouts);
@@ -231,17 +258,24 @@ pub(super) fn assign(
     // An image that a request contains several times is decoded once.
     let mut decoded: HashMap<(Bytes, Detail), ImageDigest> = HashMap::new();
     for (image, span) in images.into_iter().zip(&spans) {
-        let ConversationImage { param, bytes, detail, layout } = image;
+        let ConversationImage { param, bytes, detail, num_pixels, layout } = image;
         let key = (bytes, detail);
         let known = decoded.get(&key).copied();
         let digest = match known {
             Some(digest) => digest,
             None => {
+                if canceled.is_cancelled() {
+                    // No client receives this error.
+                    return Err(Error::Internal("the client has disconnected".to_owned()));
+                }
                 let refused = |error: ImageError| Error::invalid(param.clone(), error);
+                let decoding = reader.decoding.claim(num_pixels as usize);
+                let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
                 let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;
                 let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
                 if inputs.iter().all(|input| input.digest != digest) {
                     let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
+                    drop((pixels, decoding));
                     bytes_total += encoder_inputs.size_bytes();
                     claim(&mut memory, bytes_total, &param)?;
                     let content = (reader.content)(encoder_inputs, layout.feature_rows);

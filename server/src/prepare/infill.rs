@@ -31,7 +31,7 @@ pub(super) fn prompts(
     tokens_max: Option<u32>,
 ) -> Result<Vec<Vec<TokenId>>, Error> {
     let encode = |text: &str, param: &'static str| {
-        Encoder { model, param, tokens_max }.prompt(text, SpecialTokens::Absent)
+        Encoder { model, param, tokens_max, image_tokens: 0 }.prompt(text, SpecialTokens::Absent)
     };
     let tokenizer = &model.text.tokenizer;
     let form = form(tokenizer).ok_or_else(|| {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use server_engine::{Request, TokenId};
+use tokio_util::sync::CancellationToken;
 
 use super::media::Media;
 use super::parser_settings::ParserSettings;
@@ -16,6 +17,8 @@ pub(crate) struct Target<'a> {
     pub(crate) limits: server_engine::EngineLimits,
     /// The media that were fetched for the request.
     pub(crate) media: &'a Media,
+    /// Whether the client has disconnected, so that the preparation can stop.
+    pub(crate) canceled: &'a CancellationToken,
     /// The seed for a request that does not set one.
     pub(crate) seed: u64,
 }

@@ -78,7 +78,7 @@ pub(super) fn render(
     };
     let start = (text.len().saturating_sub(END_BYTES)..).find(|&at| text.is_char_boundary(at));
     let end = text[start.unwrap_or(text.len())..].to_owned();
-    let encoder = Encoder { model, param, tokens_max };
+    let encoder = Encoder { model, param, tokens_max, image_tokens: images::num_tokens(&images) };
     let Some(reader) = &model.images else {
         return Ok(RenderedPrompt { tokens: encoder.prompt(&text, SpecialTokens::Absent)?, images, end });
     };

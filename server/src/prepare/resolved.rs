@@ -12,7 +12,6 @@ use super::images::{self, AssignedImages, ConversationImage};
 use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
 use crate::error::Error;
 use crate::limits::{CHOICES_MAX, ECHO_BYTES_MAX, LOGPROBS_TOTAL_MAX};
-use crate::model::Model;
 
 /// Tokenized prompts, with the name of their parameter, and with their texts if they are echoed.
 pub(super) struct PromptSource {
@@ -81,16 +80,29 @@ pub(super) struct UndecodedRequest {
 }
 
 impl UndecodedRequest {
+    /// The request without its images.
+    pub(super) fn request(&self) -> &PreparedRequest {
+        &self.request
+    }
+
+    /// The number of tokens of all prompts, including those of the images.
+    pub(super) fn num_prompt_tokens(&self) -> u64 {
+        self.request.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum()
+    }
+
     /// Decodes the images and claims their memory.
     ///
     /// # Errors
-    /// An image cannot be decoded, a prompt does not have the tokens of its images, or the memory for images is exhausted.
-    pub(super) fn decode_images(self, model: &Model) -> Result<PreparedRequest, Error> {
+    /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted, or
+    /// the client has disconnected.
+    pub(super) fn decode_images(self, target: Target<'_>) -> Result<PreparedRequest, Error> {
         let Self { mut request, mut images, param } = self;
+        let Target { model, canceled, .. } = target;
         let Some(reader) = &model.images else { return Ok(request) };
         // If there are several prompts, none has images, and texts must not stand for them.
         for prompt in &mut request.prompts {
-            let assigned = images::assign(std::mem::take(&mut images), &prompt.prompt, param, reader)?;
+            let images = std::mem::take(&mut images);
+            let assigned = images::assign(images, &prompt.prompt, param, reader, canceled)?;
             if let Some(AssignedImages { images, memory }) = assigned {
                 (prompt.images, request.image_memory) = (Some(images), Some(memory));
             }
@@ -364,10 +376,7 @@ impl ResolvedParameters {
             return Err(Error::invalid(param, "is empty"));
         }
         let tokens = prompt.len();
-        let for_images = match images::num_tokens(images) {
-            0 => String::new(),
-            count => format!(" ({count} of them for images)"),
-        };
+        let for_images = images::image_share(images::num_tokens(images));
         let room = u32::try_from(tokens).ok().and_then(|tokens| length.checked_sub(tokens)).unwrap_or(0);
         if room == 0 {
             let message = format!(

@@ -87,6 +87,15 @@ pub(crate) struct PreparedResponse {
     pub(crate) call_names: CallNames,
 }
 
+/// A prepared request whose images have not been decoded, and the beginning of its response.
+struct UndecodedResponse {
+    undecoded: UndecodedRequest,
+    response: Response,
+    ids: ItemIds,
+    input: Vec<Arc<Item>>,
+    call_names: CallNames,
+}
+
 /// Returns the stored objects that a request refers to.
 ///
 /// # Errors
@@ -144,6 +153,36 @@ pub(crate) fn responses(
     id: Id,
     target: Target<'_>,
 ) -> Result<PreparedResponse, Error> {
+    let UndecodedResponse { undecoded, response, ids, input, call_names } =
+        prepare_undecoded(request, context, id, target)?;
+    let prepared = undecoded.decode_images(target)?;
+    Ok(PreparedResponse { prepared, response, ids, input, call_names })
+}
+
+/// Counts the tokens of the prompt. The images are not decoded, because their headers suffice.
+///
+/// # Errors
+/// The request is invalid.
+pub(crate) fn count_input_tokens(
+    request: &Request,
+    context: Context,
+    id: Id,
+    target: Target<'_>,
+) -> Result<u64, Error> {
+    let UndecodedResponse { undecoded, .. } = prepare_undecoded(request, context, id, target)?;
+    Ok(undecoded.num_prompt_tokens())
+}
+
+/// Prepares a request up to the decoding of its images.
+///
+/// # Errors
+/// The request is invalid.
+fn prepare_undecoded(
+    request: &Request,
+    context: Context,
+    id: Id,
+    target: Target<'_>,
+) -> Result<UndecodedResponse, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
     // Check the model first, because the other errors depend on it.
     let model = parameters::model(&request.generation, target.model)?;
@@ -166,18 +205,16 @@ pub(crate) fn responses(
     // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);
     let (choice, parallel) = (choice(request), conversation.parallel);
-    let prepared = prepare_fitting(request, &generation, &model, &conversation, target)
-        .and_then(|undecoded| undecoded.decode_images(target.model))
-        .map_err(renamed)?;
+    let undecoded = prepare_fitting(request, &generation, &model, &conversation, target).map_err(renamed)?;
     let response = Response {
         parallel_tool_calls: parallel.unwrap_or(true),
         text: TextParameter { format: Some(format), verbosity: verbosity(request) },
         tools: tools.shown,
         warnings: tools.warnings,
         tool_choice: choice,
-        ..response(request, id, &prepared)
+        ..response(request, id, undecoded.request())
     };
-    Ok(PreparedResponse { prepared, response, ids, input, call_names })
+    Ok(UndecodedResponse { undecoded, response, ids, input, call_names })
 }
 
 /// Checks the rules between parameters, which are not in the table of parameters.
@@ -308,7 +345,10 @@ fn prepare_fitting(
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
-        Error::Invalid { code, param, .. } => *code == "array_above_max_length" && param == "input",
+        // There are too many messages or images, or the images have too many pixels.
+        Error::Invalid { code, param, .. } => {
+            *code == "array_above_max_length" && (param == "input" || param.starts_with("input["))
+        }
         _ => false,
     }
 }

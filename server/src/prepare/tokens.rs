@@ -53,7 +53,7 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
         }
         _ => return Err(Error::invalid("text", "only one of text, prompt and messages can be given")),
     };
-    let encoder = Encoder { model: target.model, param, tokens_max: None };
+    let encoder = Encoder { model: target.model, param, tokens_max: None, image_tokens: 0 };
     let special_tokens = SpecialTokens::added_if(wire.add_special_tokens.unwrap_or(true));
     let mut encode =
         |text: &String| truncated(encoder.text(text, special_tokens)?, param, &wire, &mut tokens_left);

@@ -201,9 +201,9 @@ async fn prepare<E: TextEndpoint>(
     tenant: Tenant,
 ) -> Result<PreparedRequest, Error> {
     let is_light = preparation::is_light(&body);
-    preparation::with_media(app, tenant, is_light, move |app, media| {
+    preparation::with_media(app, tenant, is_light, move |app, media, canceled| {
         let ServedModel { model, engine, .. } = app.served()?;
-        E::prepare(&body, Target { model, limits: engine.limits(), media, seed: id.seed() })
+        E::prepare(&body, Target { model, limits: engine.limits(), media, canceled, seed: id.seed() })
     })
     .await
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::NoSlot;
@@ -22,19 +24,24 @@ pub(super) fn is_light(body: &[u8]) -> bool {
 
 /// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of
 /// [`is_light`].
+///
+/// # Cancel safety
+/// Dropping the future cancels the token that `work` gets, so that work on a separate thread can stop.
 pub(super) async fn with_media<T: Send + 'static>(
     app: &App,
     tenant: Tenant,
     is_light: bool,
-    work: impl Fn(&App, &Media) -> Result<T, Error> + Send + Sync + 'static,
+    work: impl Fn(&App, &Media, &CancellationToken) -> Result<T, Error> + Send + Sync + 'static,
 ) -> Result<T, Error> {
     let work = Arc::new(work);
+    let canceled = CancellationToken::new();
+    let _guard = canceled.clone().drop_guard();
     let run = async |media: Arc<Media>| {
         if is_light {
-            return work(app, &media);
+            return work(app, &media, &canceled);
         }
-        let work = Arc::clone(&work);
-        on_thread(app, tenant, move |app| work(app, &media)).await
+        let (work, canceled) = (Arc::clone(&work), canceled.clone());
+        on_thread(app, tenant, move |app| work(app, &media, &canceled)).await
     };
     let mut media = Arc::new(Media::default());
     // Each time, at least one image is fetched. If a conversation is truncated, each attempt to shorten it can need further
@@ -42,7 +49,7 @@ pub(super) async fn with_media<T: Send + 'static>(
     for _ in 0..prepare::IMAGES_MAX {
         match run(Arc::clone(&media)).await {
             Err(Error::MediaNeeded(references)) => {
-                app.fetch_media(references, Arc::make_mut(&mut media)).await?;
+                app.fetch_media(references, tenant, Arc::make_mut(&mut media)).await?;
             }
             result => return result,
         }
@@ -61,4 +68,31 @@ pub(super) async fn on_thread<T: Send + 'static>(
     let app = app.clone();
     let result = slot.run(move || work(&app)).await;
     result.unwrap_or_else(|| Err(Error::Internal("failed to prepare the request".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::limits::HttpLimits;
+    use crate::metrics::Metrics;
+
+    #[tokio::test]
+    async fn work_is_canceled_when_the_client_disconnects() {
+        let app = App::new(HttpLimits::default(), Metrics::new("m", "test"));
+        let (sender, receiver) = mpsc::channel();
+        let prepared = with_media(&app, Tenant::default(), false, move |_, _, canceled| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(canceled.cancelled());
+            sender.send(()).unwrap();
+            Ok(())
+        });
+        // The future is dropped after the work has begun.
+        assert!(prepared.now_or_never().is_none());
+        receiver.recv_timeout(Duration::from_secs(60)).expect("the work ends");
+    }
 }

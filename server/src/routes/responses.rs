@@ -14,6 +14,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use server_openai::responses::{self as wire, InputTokens, Object};
+use tokio_util::sync::CancellationToken;
 
 use self::answer::{Delivery, PendingResponse};
 use super::submission::{Submission, submit};
@@ -23,7 +24,9 @@ use crate::dispatches::Dispatch;
 use crate::error::{Error, Resource};
 use crate::limits::BudgetExhausted;
 use crate::model::unix_time;
-use crate::prepare::responses::{PreparedResponse, References, references, responses};
+use crate::prepare::responses::{
+    Context, PreparedResponse, References, count_input_tokens, references, responses,
+};
 use crate::prepare::{self, Endpoint, Media, Target};
 use crate::responses::{Assembly, LogprobFormat, NewResponse, RetainedRequest};
 use crate::store::{Id, Kind};
@@ -57,7 +60,7 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     let admitted = app.admission().admit()?;
     let id = app.store().new_id(Kind::Response);
     let PreparedResponse { mut prepared, mut response, ids, mut input, call_names } =
-        prepare(app, body, id, tenant).await?;
+        prepare(app, body, id, tenant, responses).await?;
     tenant.claim(&mut prepared.prompts);
     response.created_at = unix_time();
     response.store &= app.store().is_enabled();
@@ -89,24 +92,34 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     Ok(PendingResponse { assembly, retained, answer, delivery, tenant })
 }
 
-/// Parses a body, looks up the objects that it refers to, and prepares the request.
-async fn prepare(app: &App, body: Bytes, id: Id, tenant: Tenant) -> Result<PreparedResponse, Error> {
+/// Parses a body, looks up the objects that it refers to, and prepares the request with `prepare_request`.
+async fn prepare<T: Send + 'static>(
+    app: &App,
+    body: Bytes,
+    id: Id,
+    tenant: Tenant,
+    prepare_request: fn(&wire::Request, Context, Id, Target<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
     let seed = app.next_id().seed();
-    let work = move |app: &App, media: &Media, request: &ReferringRequest| {
+    let work = move |app: &App, media: &Media, canceled: &CancellationToken, request: &ReferringRequest| {
         let ServedModel { model, engine, .. } = app.served()?;
         let context = context::find(app, tenant, &request.references)?;
-        responses(&request.request, context, id, Target { model, limits: engine.limits(), media, seed })
+        let target = Target { model, limits: engine.limits(), media, canceled, seed };
+        prepare_request(&request.request, context, id, target)
     };
     if !preparation::is_light(&body) {
-        return preparation::with_media(app, tenant, false, move |app, media| {
-            work(app, media, &ReferringRequest::read(&body)?)
+        return preparation::with_media(app, tenant, false, move |app, media, canceled| {
+            work(app, media, canceled, &ReferringRequest::read(&body)?)
         })
         .await;
     }
     let request = ReferringRequest::read(&body)?;
     // Stored objects may be on disk, so looking them up may block.
     let is_light = request.references.is_empty();
-    preparation::with_media(app, tenant, is_light, move |app, media| work(app, media, &request)).await
+    preparation::with_media(app, tenant, is_light, move |app, media, canceled| {
+        work(app, media, canceled, &request)
+    })
+    .await
 }
 
 /// A request and the stored objects that it refers to.
@@ -130,8 +143,8 @@ pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Re
         let tenant = Tenant::of(request.headers())?;
         let body = body::read(&app, request).await?;
         let _admitted = app.admission().admit()?;
-        let response = prepare(&app, body, app.store().new_id(Kind::Response), tenant).await?;
-        let tokens = response.prepared.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum();
+        let id = app.store().new_id(Kind::Response);
+        let tokens = prepare(&app, body, id, tenant, count_input_tokens).await?;
         Ok(Json(InputTokens { object: Object::InputTokens, input_tokens: tokens }).into_response())
     };
     counted::answered(&app, ENDPOINT, None, counted.await)

@@ -37,11 +37,11 @@ async fn answer<T: Serialize + 'static>(
     let admitted = Arc::new(app.admission().admit()?);
     let admitted_work = Arc::clone(&admitted);
     let (is_light, seed) = (preparation::is_light(&body), app.next_id().seed());
-    let response = preparation::with_media(app, tenant, is_light, move |app, media| {
+    let response = preparation::with_media(app, tenant, is_light, move |app, media, canceled| {
         let _admitted = &admitted_work;
         let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
-        let answer = work(&request, Target { model, limits: engine.limits(), media, seed })?;
+        let answer = work(&request, Target { model, limits: engine.limits(), media, canceled, seed })?;
         // Serialize here too, because that takes long if the answer is large.
         Ok(Json(answer).into_response())
     });

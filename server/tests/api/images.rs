@@ -4,6 +4,8 @@ use std::path::Path;
 
 use axum::body::Body;
 use axum::http::Request;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, Setup, chat, completion};
@@ -67,6 +69,28 @@ async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
 }
 
 #[tokio::test]
+async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
+    let server = Setup::reading_images().start();
+    // The header of a PNG file with 49,000,000 pixels. The images of a request may have 400,000,000 pixels in total.
+    let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    file.extend([7000_u32.to_be_bytes(), 7000_u32.to_be_bytes()].concat());
+    file.extend([8, 2, 0, 0, 0]);
+    let url = format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file));
+    let turn = json!({"role": "user", "content": [{"type": "input_image", "image_url": url}]});
+    let count = async |turns: usize, truncation: &str| {
+        let body = request(json!({"input": vec![turn.clone(); turns], "truncation": truncation}));
+        server.post("/v3/responses/input_tokens", body).await
+    };
+    let refused = count(12, "disabled").await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status.as_u16(), &error["code"]), (400, &json!("array_above_max_length")), "{error}");
+    assert_eq!(error["param"], "input[8].content[0].image_url", "{error}");
+    let truncated = count(12, "auto").await;
+    assert_eq!(truncated.status, 200, "{}", truncated.body);
+    assert_eq!(truncated.json(), count(8, "disabled").await.json());
+}
+
+#[tokio::test]
 async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut setup = reading_files(folder.path());
@@ -118,6 +142,46 @@ async fn conversations_store_only_images_that_a_response_can_have() {
     let stored = server.post("/v3/conversations", item("user", &image)).await.json();
     let response = server.post(PATH, request(json!({"conversation": stored["id"]}))).await;
     assert_eq!(response.status, 200, "{}", response.body);
+}
+
+#[tokio::test]
+async fn both_endpoints_report_the_tokens_of_images() {
+    let server = Setup::reading_images().start();
+    for count in 0..3 {
+        let expected = (count > 0).then_some(count * 16);
+        let messages = json!([{"role": "user", "content": vec![image(IMAGE); count]}]);
+        if count > 0 {
+            let usage = &server.post(CHAT, chat(json!({"messages": messages}))).await.json()["usage"];
+            assert_eq!(usage["prompt_tokens_details"]["image_tokens"], json!(expected), "{usage}");
+        }
+        let mut content = vec![json!({"type": "input_text", "text": "a"})];
+        content.extend(vec![json!({"type": "input_image", "image_url": IMAGE}); count]);
+        let input = json!([{"role": "user", "content": content}]);
+        let response = server.post(PATH, request(json!({"input": input}))).await.json();
+        let details = &response["usage"]["input_tokens_details"];
+        assert_eq!(details.get("image_tokens").cloned(), expected.map(|tokens| json!(tokens)), "{details}");
+        // The stored response has the same usage.
+        let stored = server.get(&format!("{PATH}/{}", response["id"].as_str().unwrap())).await.json();
+        assert_eq!(stored["usage"], response["usage"]);
+    }
+}
+
+#[tokio::test]
+async fn the_tokens_of_images_are_counted_without_decoding_them() {
+    let server = Setup::reading_images().start();
+    // The header of the image is complete, and its pixels are missing.
+    let truncated = &IMAGE[..70];
+    let input = |url: &str| {
+        let image = json!({"type": "input_image", "image_url": url});
+        request(json!({"input": [{"role": "user", "content": [image]}]}))
+    };
+    let response = server.post(PATH, input(IMAGE)).await.json();
+    let counted = server.post("/v3/responses/input_tokens", input(truncated)).await;
+    assert_eq!(counted.status, 200, "{}", counted.body);
+    assert_eq!(counted.json()["input_tokens"], response["usage"]["input_tokens"]);
+    let refused = server.post(PATH, input(truncated)).await;
+    let param = &refused.json()["error"]["param"];
+    assert_eq!((refused.status.as_u16(), param), (400, &json!("input[0].content[0].image_url")));
 }
 
 #[tokio::test]

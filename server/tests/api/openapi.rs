@@ -228,6 +228,7 @@ async fn described_images_are_accepted() {
         fits(&document, &schema("ChatMessage"), &image).unwrap();
         let answer = server.post("/v3/chat/completions", chat(json!({"messages": [image]}))).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
+        fits(&document, &schema("Usage"), &answer.json()["usage"]).unwrap();
         let image = message(json!({"type": "input_image", "image_url": IMAGE, "detail": detail}));
         fits(&document, &schema("InputItem"), &image).unwrap();
         let body = json!({"model": "parrot", "input": [image], "max_output_tokens": 2}).to_string();

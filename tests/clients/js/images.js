@@ -41,6 +41,7 @@ const scenarios = {
     const input = [{ role: "user", content }];
     const response = await client.responses.create({ model, input, max_output_tokens: 8 });
     assert.ok(response.usage.input_tokens > 16);
+    assert.equal(response.usage.input_tokens_details.image_tokens, 16);
     const stream = client.responses.stream({ model, input, max_output_tokens: 8 });
     assert.ok((await stream.finalResponse()).output_text);
   },

@@ -98,6 +98,7 @@ def responses_have_images(client, model):
     parameters = {"model": model, "max_output_tokens": 8, "temperature": 0}
     first = client.responses.create(input=[message], **parameters)
     assert first.usage.input_tokens > IMAGE_TOKENS, first
+    assert first.usage.input_tokens_details.image_tokens == IMAGE_TOKENS, first
     said = answer(client, model, user(part(image["image_url"]), text("What is this?")))
     assert first.output_text == said, (first, said)
     events = list(client.responses.create(input=[message], stream=True, **parameters))
@@ -108,6 +109,7 @@ def responses_have_images(client, model):
     second = client.responses.create(input="Sure?", previous_response_id=first.id, **parameters)
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens, second
     assert second.usage.input_tokens_details.cached_tokens > IMAGE_TOKENS, second
+    assert second.usage.input_tokens_details.image_tokens == IMAGE_TOKENS, second
     counted = client.responses.input_tokens.count(model=model, input=[message])
     assert counted.input_tokens == first.usage.input_tokens, counted
 

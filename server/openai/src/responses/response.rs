@@ -179,6 +179,9 @@ pub struct InputTokensDetails {
     pub cached_tokens: u64,
     /// The number of tokens written to the prefix cache: always 0, because the server does not count them.
     pub cache_write_tokens: u64,
+    /// The number of tokens that images take; absent if there are no images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_tokens: Option<u64>,
 }
 
 /// Details about generated tokens.

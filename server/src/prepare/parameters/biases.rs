@@ -58,7 +58,7 @@ pub(super) fn bad_words(generation: &Generation, target: Target<'_>) -> Result<A
         if word.is_empty() {
             return Err(Error::invalid(param, "is empty"));
         }
-        let encoder = Encoder { model: target.model, param: &param, tokens_max: None };
+        let encoder = Encoder { model: target.model, param: &param, tokens_max: None, image_tokens: 0 };
         for text in [word.to_owned(), format!(" {word}")] {
             runs.push(encoder.literal(&text)?);
         }

@@ -23,7 +23,8 @@ pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Opti
     if !is_enabled {
         return Ok(None);
     }
-    let mut prediction = Encoder { model, param: "prediction", tokens_max: None }.literal(&predicted)?;
+    let mut prediction =
+        Encoder { model, param: "prediction", tokens_max: None, image_tokens: 0 }.literal(&predicted)?;
     // No answer is longer than the context.
     prediction.truncate(target.limits.requests.max_model_len as usize);
     prediction.shrink_to_fit();

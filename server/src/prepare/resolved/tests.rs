@@ -1,8 +1,10 @@
 use serde_json::{Value, json};
 use server_engine::{EngineLimits, RequestLimits};
 use server_openai::{ChatRequest, CompletionRequest};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::model::Model;
 use crate::prepare::responses::{Context, responses};
 use crate::prepare::{Media, chat, completion};
 use crate::store::{Kind, Store, StoreConfig};
@@ -14,12 +16,14 @@ const CONTEXT_LENGTH: u32 = 131_072;
 struct Preparation {
     model: Model,
     media: Media,
+    canceled: CancellationToken,
 }
 
 impl Preparation {
     fn new() -> Self {
         let text = crate::backend::built_in_text().unwrap();
-        Self { model: Model::new(vec!["m".to_owned()], text, "test"), media: Media::default() }
+        let model = Model::new(vec!["m".to_owned()], text, "test");
+        Self { model, media: Media::default(), canceled: CancellationToken::new() }
     }
 
     fn target(&self) -> Target<'_> {
@@ -31,7 +35,7 @@ impl Preparation {
             max_queue: 1024,
         };
         let limits = EngineLimits { requests, vocabulary: 259, adapters: 0, reads_images: false };
-        Target { model: &self.model, limits, media: &self.media, seed: 1 }
+        Target { model: &self.model, limits, media: &self.media, canceled: &self.canceled, seed: 1 }
     }
 
     /// Returns the number of tokens that a chat request with these parameters can generate in each choice.

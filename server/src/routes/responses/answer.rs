@@ -314,6 +314,7 @@ fn response_usage(usage: Usage) -> ResponseUsage {
         input_tokens_details: InputTokensDetails {
             cached_tokens: usage.prompt_tokens_details.cached_tokens,
             cache_write_tokens: 0,
+            image_tokens: usage.prompt_tokens_details.image_tokens,
         },
         output_tokens: usage.completion_tokens,
         output_tokens_details: OutputTokensDetails {

@@ -1,12 +1,17 @@
 //! Conversations with images, for a model of the LLaVA family.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
 use server_images::ImageProcessor;
+use server_images::limits::IMAGE_PIXELS_MAX;
 use server_openai::ChatRequest;
+use tokio_util::sync::CancellationToken;
 
 use crate::backend::built_in_text_with;
 use crate::error::Error;
@@ -59,7 +64,8 @@ fn rendered(template: &str, messages: &Value) -> Result<RenderedPrompt, Error> {
 
 /// Assigns the images of a prompt to its tokens.
 fn assigned(prompt: RenderedPrompt, model: &Model) -> Result<Option<AssignedImages>, Error> {
-    images::assign(prompt.images, &prompt.tokens, "messages", model.images.as_ref().unwrap())
+    let (reader, canceled) = (model.images.as_ref().unwrap(), CancellationToken::new());
+    images::assign(prompt.images, &prompt.tokens, "messages", reader, &canceled)
 }
 
 fn image(url: &str) -> Value {
@@ -183,17 +189,71 @@ fn images_in_other_places_are_fetched_once_each() {
     .assert_eq(&needed.join("\n"));
 }
 
+/// Renders a message with these images.
+fn prompt_with(images: &[&str]) -> RenderedPrompt {
+    let parts: Vec<Value> = images.iter().copied().map(image).collect();
+    rendered(TEMPLATE, &json!([{"role": "user", "content": parts}])).unwrap()
+}
+
 #[test]
 fn the_memory_for_images_is_limited() {
     let model = model(TEMPLATE);
-    let prompt = |images: &[&str]| {
-        let parts: Vec<Value> = images.iter().copied().map(image).collect();
-        rendered(TEMPLATE, &json!([{"role": "user", "content": parts}])).unwrap()
-    };
-    let both = assigned(prompt(&IMAGES), &model).unwrap().unwrap();
-    assert_eq!(assigned(prompt(&IMAGES[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
+    let both = assigned(prompt_with(&IMAGES), &model).unwrap().unwrap();
+    assert_eq!(assigned(prompt_with(&IMAGES[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
     drop(both);
-    assigned(prompt(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
+    assigned(prompt_with(&[IMAGES[0], IMAGES[0], IMAGES[0]]), &model).unwrap();
+}
+
+#[test]
+fn an_image_waits_while_others_are_decoded() {
+    let (busy, idle) = (model(TEMPLATE), model(TEMPLATE));
+    let all = busy.images.as_ref().unwrap().decoding.claim(IMAGE_PIXELS_MAX as usize).unwrap();
+    let has_returned = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (started, starts) = mpsc::channel();
+        let (busy, has_returned) = (&busy, &has_returned);
+        scope.spawn(move || {
+            started.send(()).unwrap();
+            assigned(prompt_with(&IMAGES[..1]), busy).unwrap();
+            assert!(has_returned.load(Ordering::SeqCst), "the image did not wait");
+        });
+        starts.recv().unwrap();
+        // Without a wait, the thread would have finished after the time that this takes.
+        for _ in 0..3 {
+            assigned(prompt_with(&IMAGES[..1]), &idle).unwrap();
+        }
+        has_returned.store(true, Ordering::SeqCst);
+        drop(all);
+    });
+}
+
+/// The `data:` URL of the header of a PNG file.
+fn png_header(width: u32, height: u32) -> String {
+    let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+    file.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));
+    file.extend([8, 2, 0, 0, 0]);
+    format!("data:image/png;base64,{}", BASE64_STANDARD.encode(file))
+}
+
+#[test]
+fn the_pixels_of_all_images_of_a_request_are_limited() {
+    let large = png_header(7000, 7000);
+    assert_eq!(prompt_with(&[large.as_str(); 8]).images.len(), 8);
+    let messages = json!([{"role": "user", "content": vec![image(&large); 9]}]);
+    expect![
+        "messages[0].content[8].image_url: the images up to this one have 441000000 pixels (limit: 400000000 pixels in all images of a request)"
+    ]
+    .assert_eq(&rendered(TEMPLATE, &messages).err().unwrap().to_string());
+}
+
+#[test]
+fn images_are_not_decoded_for_a_client_that_has_disconnected() {
+    let (model, prompt) = (model(TEMPLATE), prompt_with(&IMAGES));
+    let canceled = CancellationToken::new();
+    canceled.cancel();
+    let reader = model.images.as_ref().unwrap();
+    let result = images::assign(prompt.images, &prompt.tokens, "messages", reader, &canceled);
+    assert!(matches!(result, Err(Error::Internal(_))));
 }
 
 #[test]
@@ -205,6 +265,17 @@ fn a_prompt_whose_images_do_not_fit_is_rejected_before_they_are_decoded() {
     let error = render(&conversation, &model(TEMPLATE), &Media::default(), Some(32)).err().unwrap();
     expect!["messages: the images take 32 tokens, which leaves no room in the context length of 32 tokens"]
         .assert_eq(&error.to_string());
+}
+
+#[test]
+fn an_error_about_the_length_of_a_prompt_says_how_many_tokens_are_for_images() {
+    let messages = json!([{"role": "user", "content": [image(IMAGES[0]), text(&"z".repeat(100))]}]);
+    let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
+    let conversation = Conversation::of_chat(request).unwrap();
+    let error = render(&conversation, &model(TEMPLATE), &Media::default(), Some(64)).err().unwrap();
+    let Error::ContextLength { param, message } = error else { panic!("{error}") };
+    assert_eq!(param, "messages");
+    assert!(message.contains(" tokens (16 of them for images), which leaves no room"), "{message}");
 }
 
 #[test]

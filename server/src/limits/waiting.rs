@@ -1,0 +1,99 @@
+//! A budget that all requests share. A request claims a part of it before it uses a resource, and waits while other
+//! requests have claimed too much.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// An amount, such as bytes, that all claims together never exceed.
+#[derive(Debug)]
+pub(crate) struct WaitingBudget {
+    max: usize,
+    claimed: Mutex<usize>,
+    returned: Condvar,
+}
+
+/// The error for a claim of more than the whole budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AboveBudget {
+    /// The whole budget.
+    pub(crate) max: usize,
+}
+
+/// A part of the budget. Dropping it returns the part.
+#[derive(Debug)]
+pub(crate) struct WaitingClaim<'a> {
+    budget: &'a WaitingBudget,
+    amount: usize,
+}
+
+impl WaitingBudget {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { max, claimed: Mutex::default(), returned: Condvar::new() }
+    }
+
+    /// Claims an amount. If other claims leave too little, this blocks the thread until enough has been returned.
+    ///
+    /// # Errors
+    /// The amount exceeds the whole budget.
+    pub(crate) fn claim(&self, amount: usize) -> Result<WaitingClaim<'_>, AboveBudget> {
+        if amount > self.max {
+            return Err(AboveBudget { max: self.max });
+        }
+        if amount > 0 {
+            let claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_full = |claimed: &mut usize| *claimed + amount > self.max;
+            let claimed = self.returned.wait_while(claimed, is_full);
+            *claimed.unwrap_or_else(PoisonError::into_inner) += amount;
+        }
+        Ok(WaitingClaim { budget: self, amount })
+    }
+}
+
+impl Drop for WaitingClaim<'_> {
+    fn drop(&mut self) {
+        if self.amount > 0 {
+            *self.budget.claimed.lock().unwrap_or_else(PoisonError::into_inner) -= self.amount;
+            self.budget.returned.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn concurrent_claims_never_exceed_the_budget() {
+        const MAX: usize = 400;
+        let budget = WaitingBudget::new(MAX);
+        let (present, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for thread in 1..=8 {
+                let (budget, present, peak) = (&budget, &present, &peak);
+                scope.spawn(move || {
+                    let amount = 100 + thread * 30;
+                    for _ in 0..200 {
+                        let _claim = budget.claim(amount).unwrap();
+                        peak.fetch_max(
+                            present.fetch_add(amount, Ordering::SeqCst) + amount,
+                            Ordering::SeqCst,
+                        );
+                        std::thread::yield_now();
+                        present.fetch_sub(amount, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert!(peak.load(Ordering::SeqCst) <= MAX);
+        assert_eq!(*budget.claimed.lock().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_claim_that_can_never_fit_is_rejected_at_once() {
+        let budget = WaitingBudget::new(10);
+        let _all = budget.claim(10).unwrap();
+        assert_eq!(budget.claim(11).unwrap_err(), AboveBudget { max: 10 });
+        budget.claim(0).unwrap();
+    }
+}
