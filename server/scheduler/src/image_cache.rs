@@ -72,6 +72,8 @@ pub(crate) struct ImageCache {
     unheld: BTreeMap<u64, ImageDigest>,
     /// Number of rows of all entries.
     rows: u64,
+    /// Number of rows of the outputs that exist.
+    rows_available: u64,
     /// Number of rows of the outputs that were requested and do not exist yet.
     rows_requested: u64,
     /// Number of reserved images that were not requested yet.
@@ -88,6 +90,7 @@ impl ImageCache {
             entries: BTreeMap::new(),
             unheld: BTreeMap::new(),
             rows: 0,
+            rows_available: 0,
             rows_requested: 0,
             num_reserved: 0,
             releases: 0,
@@ -158,15 +161,14 @@ impl ImageCache {
         }
     }
 
-    /// Number of rows of all outputs that exist, were requested or are reserved.
-    pub(crate) fn rows(&self) -> u64 {
-        self.rows
+    /// Number of rows of the outputs that exist.
+    pub(crate) fn rows_encoded(&self) -> u64 {
+        self.rows_available
     }
 
     /// Number of rows of the outputs that are needed or were requested, and do not exist yet.
     pub(crate) fn rows_unencoded(&self) -> u64 {
-        let unencoded = self.entries.values().filter(|entry| entry.state != EntryState::Available);
-        unencoded.map(|entry| u64::from(entry.rows)).sum()
+        self.rows - self.rows_available
     }
 
     /// Whether all of these reserved outputs exist.
@@ -207,6 +209,7 @@ impl ImageCache {
         let Some(entry) = self.entries.get_mut(&digest).filter(requested) else { return };
         entry.state = EntryState::Available;
         self.rows_requested -= u64::from(entry.rows);
+        self.rows_available += u64::from(entry.rows);
         if entry.holders == 0 {
             self.unheld.insert(entry.released, digest);
         }
@@ -278,6 +281,12 @@ impl ImageCache {
             in_state(EntryState::Reserved).count(),
             "invariant: reserved images are counted"
         );
+        let available = in_state(EntryState::Available).map(|entry| u64::from(entry.rows));
+        assert_eq!(
+            self.rows_available,
+            available.sum::<u64>(),
+            "invariant: the rows of existing outputs are counted"
+        );
         let requested = || in_state(EntryState::Requested).map(|entry| u64::from(entry.rows));
         assert_eq!(
             self.rows_requested,
@@ -299,6 +308,7 @@ impl ImageCache {
         let Some((_, digest)) = self.unheld.pop_first() else { return false };
         let entry = self.entries.remove(&digest).expect("invariant: an unheld output has an entry");
         self.rows -= u64::from(entry.rows);
+        self.rows_available -= u64::from(entry.rows);
         self.evicted.push(digest);
         true
     }
@@ -405,8 +415,9 @@ mod tests {
         let images = [needed(1, 3), needed(2, 3), needed(3, 1), needed(4, 1)];
         assert_eq!(reserve(&mut cache, &images), Reservation::Pending);
         assert_eq!(drained(&mut cache).0, [1, 2], "the second image exceeds the budget");
-        assert_eq!((cache.rows(), cache.rows_unencoded(), cache.can_request()), (8, 8, false));
+        assert_eq!((cache.rows, cache.rows_unencoded(), cache.can_request()), (8, 8, false));
         cache.provide(digest(1));
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (3, 5));
         cache.check_invariants(images.iter().map(|image| image.digest));
         assert!(cache.can_request());
         cache.request(SEQUENCE, [digest(4), digest(3)].iter());
@@ -437,7 +448,7 @@ mod tests {
         reserve(&mut cache, &[needed(1, 5)]);
         assert_eq!(reserve(&mut cache, &[needed(2, 5)]), Reservation::Pending);
         cache.release([digest(2)].into_iter());
-        assert_eq!((cache.rows(), cache.is_held(digest(2))), (5, false));
+        assert_eq!((cache.rows, cache.is_held(digest(2))), (5, false));
         assert_eq!(reserve(&mut cache, &[needed(3, 5)]), Reservation::Pending);
         cache.provide(digest(2));
         assert_eq!(cache.reserve(&[needed(2, 5)]), Reservation::NoRoom);

@@ -275,7 +275,7 @@ impl Scheduler {
             waiting: self.waiting_sequences,
             uncomputed_tokens: self.uncomputed_tokens,
             unencoded_image_tokens: self.images.rows_unencoded(),
-            encoded_image_tokens: self.images.rows() - self.images.rows_unencoded(),
+            encoded_image_tokens: self.images.rows_encoded(),
             preemptions_total: self.preemptions_total,
         }
     }
