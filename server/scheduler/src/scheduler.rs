@@ -155,6 +155,7 @@ impl Scheduler {
             "the logits of a prompt with bidirectional spans are not computed"
         );
         let block_words = images.block_words(self.cache.block_tokens);
+        let distinct_images = images.needed_after(0);
         let priority = Priority {
             start: self.fairness.arrive(request.tenant, prompt_tokens),
             arrival: self.arrivals,
@@ -171,6 +172,7 @@ impl Scheduler {
                 adapter: request.adapter,
                 tenant: request.tenant,
                 images,
+                distinct_images,
                 block_words,
             }),
             siblings: (1..num_sequences).map(|index| SequenceId::new(id, index)).collect(),
@@ -179,6 +181,7 @@ impl Scheduler {
             residency: Residency::default(),
             restore: RestoreState::Eligible,
             held_images: Vec::new(),
+            expects_images: false,
             unscored: if request.scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             cached_tokens: None,
             is_started: false,
@@ -191,6 +194,7 @@ impl Scheduler {
         self.uncomputed_tokens += u64::from(prompt_tokens);
         self.shares.add_sequence(request.tenant);
         let slot = self.sequences.insert(sequence);
+        self.expect_images(slot);
         self.enqueue(QueueEntry { priority, slot });
         Ok(())
     }
@@ -332,6 +336,7 @@ impl Scheduler {
     fn remove(&mut self, slot: u32) -> Sequence {
         self.end_restore_of(slot);
         self.release_blocks(slot);
+        self.stop_expecting_images(slot);
         let sequence = self.sequences.remove(slot);
         self.shares.remove_sequence(sequence.group.tenant);
         if sequence.cached_tokens.is_some() {
