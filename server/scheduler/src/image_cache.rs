@@ -180,6 +180,11 @@ impl ImageCache {
         reservation
     }
 
+    /// Number of these images that no sequence has reserved and whose outputs do not exist.
+    pub(crate) fn num_missing(&self, images: &[NeededImage]) -> usize {
+        images.iter().filter(|image| !self.entries.contains_key(&image.digest)).count()
+    }
+
     /// Whether there are reserved images that were not requested yet, and the encoder may get at least one of them.
     pub(crate) fn can_request(&self) -> bool {
         let has_room = self.rows_requested < u64::from(self.limits.max_num_encoder_input_tokens);
@@ -528,7 +533,9 @@ mod tests {
         cache.add_expected(&images);
         cache.add_expected(&images[..1]);
         assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (0, 7));
+        assert_eq!(cache.num_missing(&images), 2);
         reserve(&mut cache, &images);
+        assert_eq!(cache.num_missing(&images), 0);
         cache.remove_expected(&images);
         assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (0, 7), "the images are requested");
         cache.provide(digest(1));

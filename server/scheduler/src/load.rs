@@ -25,6 +25,11 @@ pub struct Load {
     pub unencoded_image_tokens: u64,
     /// Number of tokens of the images whose encoder outputs are stored.
     pub encoded_image_tokens: u64,
+    /// Number of images since the start that were encoded, or requested by another sequence, when a sequence reserved them for
+    /// the first time. Images whose tokens are in the prefix cache are not reserved.
+    pub image_cache_hits_total: u64,
+    /// Number of the other images that sequences have reserved.
+    pub image_cache_misses_total: u64,
     /// Number of preemptions since the start. A preemption returns a running sequence to the queue because no block is
     /// free.
     pub preemptions_total: u64,

@@ -73,6 +73,8 @@ pub struct Scheduler {
     running_sequences: u32,
     suspended_sequences: u32,
     uncomputed_tokens: u64,
+    image_cache_hits_total: u64,
+    image_cache_misses_total: u64,
     preemptions_total: u64,
     arrivals: u64,
 }
@@ -129,6 +131,8 @@ impl Scheduler {
             running_sequences: 0,
             suspended_sequences: 0,
             uncomputed_tokens: 0,
+            image_cache_hits_total: 0,
+            image_cache_misses_total: 0,
             preemptions_total: 0,
             arrivals: 0,
             config,
@@ -182,6 +186,7 @@ impl Scheduler {
             restore: RestoreState::Eligible,
             held_images: Vec::new(),
             expects_images: false,
+            has_reserved_images: false,
             unscored: if request.scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             cached_tokens: None,
             is_started: false,
@@ -280,6 +285,8 @@ impl Scheduler {
             uncomputed_tokens: self.uncomputed_tokens,
             unencoded_image_tokens: self.images.rows_unencoded(),
             encoded_image_tokens: self.images.rows_encoded(),
+            image_cache_hits_total: self.image_cache_hits_total,
+            image_cache_misses_total: self.image_cache_misses_total,
             preemptions_total: self.preemptions_total,
         }
     }

@@ -163,6 +163,8 @@ pub(crate) struct Sequence {
     pub(crate) held_images: Vec<ImageDigest>,
     /// Whether the image cache counts the images of the prompt as expected: the sequence waits and holds none of them.
     pub(crate) expects_images: bool,
+    /// Whether the sequence has reserved images.
+    pub(crate) has_reserved_images: bool,
     /// The positions of the prompt tokens whose logits are needed and not computed yet.
     pub(crate) unscored: Range<u32>,
     /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted. `None` before its
@@ -306,6 +308,7 @@ impl Sequence {
             restore: RestoreState::Finished,
             held_images: Vec::new(),
             expects_images: false,
+            has_reserved_images: self.has_reserved_images,
             unscored: 0..0,
             cached_tokens: self.cached_tokens,
             is_started: true,

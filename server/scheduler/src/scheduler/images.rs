@@ -143,9 +143,15 @@ impl Scheduler {
         }
         // No sequence overtakes one that waits for room for its images.
         while self.images_have_room {
+            let num_missing = self.images.num_missing(needed);
             if self.images.reserve(needed) != Reservation::NoRoom {
                 let slot = self.waiting[position].slot;
-                self.sequences.get_mut(slot).held_images = needed.iter().map(|image| image.digest).collect();
+                let sequence = self.sequences.get_mut(slot);
+                sequence.held_images = needed.iter().map(|image| image.digest).collect();
+                if !std::mem::replace(&mut sequence.has_reserved_images, true) {
+                    self.image_cache_hits_total += (needed.len() - num_missing) as u64;
+                    self.image_cache_misses_total += num_missing as u64;
+                }
                 self.stop_expecting_images(slot);
                 return true;
             }

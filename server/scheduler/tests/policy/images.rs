@@ -414,29 +414,29 @@ fn images_of_requests_that_cannot_be_admitted_count_once() {
         > submit 3 c....d image=A@1+4
         > submit 4 e......f image=B@1+6
         > images
-        10 image tokens unencoded, 0 encoded
+        10 image tokens unencoded, 0 encoded, 0 hits, 0 misses
         > step
         1: 0+2 [0] -> 1
         1 started, 0 cached
         > abort 4
         > images
-        4 image tokens unencoded, 0 encoded
+        4 image tokens unencoded, 0 encoded, 0 hits, 0 misses
         > abort 2
         > images
-        4 image tokens unencoded, 0 encoded
+        4 image tokens unencoded, 0 encoded, 0 hits, 0 misses
         > abort 1
         > step
         image A is needed by 3
         nothing
         > images
-        4 image tokens unencoded, 0 encoded
+        4 image tokens unencoded, 0 encoded, 0 hits, 1 misses
         > provide A
         > images
-        0 image tokens unencoded, 4 encoded
+        0 image tokens unencoded, 4 encoded, 0 hits, 1 misses
         > abort 3
         > submit 5 g....h image=A@1+4
         > images
-        0 image tokens unencoded, 4 encoded
+        0 image tokens unencoded, 4 encoded, 0 hits, 1 misses
     "#]],
     );
 }
@@ -467,13 +467,40 @@ fn images_of_cached_tokens_count_until_the_request_is_admitted() {
         2 finished, Length
         > submit 3 ab......cdefghij image=A@2+6
         > images
-        6 image tokens unencoded, 11 encoded
+        6 image tokens unencoded, 11 encoded, 0 hits, 2 misses
         > step
         3: 12+4 [0 1 2 6] -> 3
         3 started, 12 cached
         3 finished, Length
         > images
-        0 image tokens unencoded, 11 encoded
+        0 image tokens unencoded, 11 encoded, 0 hits, 2 misses
+    "#]],
+    );
+}
+
+#[test]
+fn lookups_of_images_are_counted_once_for_each_sequence() {
+    check(
+        config(),
+        expect![[r#"
+        > submit 1 a......bcd image=A@1+6
+        > submit 2 x......yzx image=A@1+6
+        > step
+        image A is needed by 1
+        nothing
+        > step
+        nothing
+        > images
+        6 image tokens unencoded, 0 encoded, 1 hits, 1 misses
+        > provide A
+        > abort 1
+        > abort 2
+        > submit 3 y......x image=A@1+6
+        > steps 1
+        3 started, 0 cached
+        3 finished, Length
+        > images
+        0 image tokens unencoded, 6 encoded, 2 hits, 1 misses
     "#]],
     );
 }

@@ -148,8 +148,11 @@ impl Run {
             "images" => {
                 let load = self.scheduler.load();
                 self.write(&format!(
-                    "{} image tokens unencoded, {} encoded",
-                    load.unencoded_image_tokens, load.encoded_image_tokens
+                    "{} image tokens unencoded, {} encoded, {} hits, {} misses",
+                    load.unencoded_image_tokens,
+                    load.encoded_image_tokens,
+                    load.image_cache_hits_total,
+                    load.image_cache_misses_total
                 ));
             }
             "load" => {
