@@ -8,7 +8,9 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
-use operator_api::{CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, Model, Period};
+use operator_api::{
+    CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, MediaSources, Model, Period,
+};
 use serde_json::json;
 
 use crate::manifest::{digest, quantity, to_json};
@@ -22,9 +24,11 @@ use crate::valid_deployment::{
 
 mod defaults;
 mod inputs;
+mod media;
 
 pub use defaults::{Defaults, PodUser};
 use inputs::input_digests;
+use media::{check_domain, check_network};
 
 /// The user that pods run as if neither the resource nor the platform chooses one.
 const POD_USER: i64 = 65532;
@@ -191,10 +195,21 @@ fn engine(engine: &Engine) -> Result<EngineSettings, ValidationError> {
         max_num_seqs: engine.max_num_seqs,
         max_num_batched_tokens: engine.max_num_batched_tokens,
         max_model_len: engine.max_model_len,
-        media: engine.media.clone(),
+        media: media_sources(&engine.media)?,
         plugin_config: engine.plugin_config.clone(),
         extra_args: engine.extra_args.clone(),
     })
+}
+
+fn media_sources(media: &MediaSources) -> Result<MediaSources, ValidationError> {
+    let invalid = |field| move |problem| ValidationError::Field { field, problem };
+    for domain in &media.allowed_domains {
+        check_domain(domain).map_err(invalid("engine.media.allowedDomains"))?;
+    }
+    for network in &media.allowed_networks {
+        check_network(network).map_err(invalid("engine.media.allowedNetworks"))?;
+    }
+    Ok(media.clone())
 }
 
 fn disruption(disruption: &Disruption) -> DisruptionLimit {

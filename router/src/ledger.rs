@@ -29,6 +29,8 @@ pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 pub struct Cost {
     /// The number of prompt tokens that are not expected to be in the replica's cache.
     pub uncached_tokens: u32,
+    /// The number of these tokens that images take, which must be encoded.
+    pub image_tokens: u32,
     /// The number of cache blocks that the request needs, for the prompt tokens that are not cached and for the
     /// expected output.
     pub blocks: u32,
@@ -64,6 +66,8 @@ pub struct BookedLoad {
     /// The number of uncached prompt tokens of the requests that no report includes yet and that have no first token
     /// yet.
     pub uncached_unreported: u64,
+    /// The number of these tokens that images take. An image that several requests have counts for each of them.
+    pub image_tokens_unreported: u64,
     /// The number of blocks that the requests need that no report includes yet.
     pub blocks_unreported: u64,
 }
@@ -108,8 +112,10 @@ pub struct View {
     pub reported: Option<ReportedLoad>,
     /// The age of the last report, even if it is too old.
     pub report_age: Option<Duration>,
-    /// The time since the reported speeds last changed. The replica has computed nothing since then.
+    /// The time since the reported speeds of prefill and decode last changed. The replica has computed nothing since then.
     pub speed_age: Option<Duration>,
+    /// The time since the reported speed of the image encoder last changed.
+    pub image_speed_age: Option<Duration>,
     /// The state in the last report, or `None` if there is no report or it is too old.
     pub state: Option<State>,
     /// The load of the dispatches of this router.
@@ -155,8 +161,10 @@ struct LastReport {
     at: Instant,
     state: State,
     figures: ReportedLoad,
-    /// The time at which the speeds in the figures were first reported.
+    /// The time at which the speeds of prefill and decode in the figures were first reported.
     speeds_at: Instant,
+    /// The time at which the speed of the image encoder in the figures was first reported.
+    image_speed_at: Instant,
     /// The number of reported uncomputed tokens that belong to dispatches of this router.
     router_uncached: u64,
 }
@@ -214,13 +222,17 @@ impl Ledger {
     #[must_use]
     pub fn view(&self, now: Instant, ttl: Duration) -> View {
         let inner = self.lock();
-        let report_age = inner.last.as_ref().map(|last| now.saturating_duration_since(last.at));
+        let since = |at: fn(&LastReport) -> Instant| {
+            inner.last.as_ref().map(|last| now.saturating_duration_since(at(last)))
+        };
+        let report_age = since(|last| last.at);
         let last = inner.last.as_ref().filter(|_| report_age.is_some_and(|age| age <= ttl));
         View {
             reported: last.map(|last| inner.figures_since(last)),
             state: last.map(|last| last.state),
             report_age,
-            speed_age: inner.last.as_ref().map(|last| now.saturating_duration_since(last.speeds_at)),
+            speed_age: since(|last| last.speeds_at),
+            image_speed_age: since(|last| last.image_speed_at),
             booked: inner.booked,
             version: inner.version,
         }
@@ -322,10 +334,12 @@ impl Inner {
         }
         let router_uncached = self.booked.uncached_reported();
         let figures = ReportedLoad::of(load);
-        let speeds_at =
-            self.last.as_ref().filter(|last| !is_new_epoch && last.figures.has_speeds_of(&figures));
+        let same_process = self.last.as_ref().filter(|_| !is_new_epoch);
+        let same_speeds = same_process.filter(|last| last.figures.has_speeds_of(&figures));
+        let same_image_speed = same_process.filter(|last| last.figures.has_image_speed_of(&figures));
         self.last = Some(LastReport {
-            speeds_at: speeds_at.map_or(now, |last| last.speeds_at),
+            speeds_at: same_speeds.map_or(now, |last| last.speeds_at),
+            image_speed_at: same_image_speed.map_or(now, |last| last.image_speed_at),
             router_uncached,
             epoch: load.epoch,
             number: load.report,
@@ -369,13 +383,14 @@ impl BookedLoad {
     }
 
     fn add(&mut self, entry: &Entry) {
-        let Cost { uncached_tokens, blocks, sequences, tenant: _ } = entry.cost;
+        let Cost { uncached_tokens, image_tokens, blocks, sequences, tenant: _ } = entry.cost;
         self.in_flight += 1;
         self.blocks_without_token += u64::from(blocks);
         self.uncached_in_flight += u64::from(uncached_tokens);
         self.unreported += 1;
         self.sequences_unreported += u64::from(sequences);
         self.uncached_unreported += u64::from(uncached_tokens);
+        self.image_tokens_unreported += u64::from(image_tokens);
         self.blocks_unreported += u64::from(blocks);
     }
 
@@ -389,6 +404,7 @@ impl BookedLoad {
         self.blocks_unreported -= u64::from(entry.cost.blocks);
         if entry.is_without_token {
             self.uncached_unreported -= u64::from(entry.cost.uncached_tokens);
+            self.image_tokens_unreported -= u64::from(entry.cost.image_tokens);
         }
     }
 
@@ -401,6 +417,7 @@ impl BookedLoad {
         self.blocks_without_token -= u64::from(entry.cost.blocks);
         if entry.is_unreported {
             self.uncached_unreported -= u64::from(entry.cost.uncached_tokens);
+            self.image_tokens_unreported -= u64::from(entry.cost.image_tokens);
         }
     }
 
@@ -417,6 +434,10 @@ impl ReportedLoad {
             [reported.prefill_tokens_per_second, reported.decode_tokens_per_second].map(f32::to_bits)
         };
         speeds(self) == speeds(other)
+    }
+
+    fn has_image_speed_of(&self, other: &Self) -> bool {
+        self.image_tokens_per_second.to_bits() == other.image_tokens_per_second.to_bits()
     }
 
     fn of(load: &Load) -> Self {

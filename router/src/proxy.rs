@@ -275,6 +275,8 @@ fn placement_request(
     let demand = Demand {
         prompt_tokens: estimates.prompt_tokens(prompt.text.len() + fields.tools.len()),
         image_tokens: prompt.image_tokens,
+        images_start: estimates.prompt_tokens(prompt.images.start),
+        images_end: estimates.prompt_tokens(prompt.images.end),
         output_tokens: estimates.output_tokens(fields.output_tokens_max),
         output_tokens_max: fields.output_tokens_max,
         sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),

@@ -4,6 +4,7 @@
 //! counts the request. Gauges are read from the engine's load on each scrape.
 
 mod exposition;
+mod images;
 mod spill;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use server_engine::{EngineHandle, EngineLoad, Observer, RequestImages, StepReport};
 
+use images::ImageCacheMetrics;
 use spill::SpillMetrics;
 
 pub(crate) use exposition::Exposition;
@@ -60,6 +62,7 @@ struct Inner {
     image_encode_time: Histogram,
     unencoded_image_tokens: Gauge,
     encoded_image_tokens: Gauge,
+    image_cache: ImageCacheMetrics,
     spill: SpillMetrics,
     sequences_running: Gauge,
     sequences_waiting: Gauge,
@@ -135,6 +138,7 @@ impl Metrics {
             ),
             encoded_image_tokens: metrics
                 .zero("encoded_image_tokens", "Tokens of images whose encoder outputs are stored"),
+            image_cache: ImageCacheMetrics::new(&mut metrics),
             time_to_first_token: metrics.request_seconds(
                 "time_to_first_token",
                 "Time from the arrival of a request to its first token",
@@ -265,7 +269,8 @@ impl Metrics {
         inner.ready.set(i64::from(is_ready));
         inner.requests_in_flight.set(i64::try_from(requests).unwrap_or(i64::MAX));
         if let Some(engine) = engine {
-            let EngineLoad { load, sleep_level, .. } = *engine.load().borrow();
+            let engine_load = *engine.load().borrow();
+            let EngineLoad { load, sleep_level, .. } = engine_load;
             inner.sleeping.set(i64::from(sleep_level.is_some()));
             inner.sequences_running.set(i64::from(load.running));
             inner.sequences_waiting.set(i64::from(load.waiting));
@@ -275,6 +280,7 @@ impl Metrics {
             let tokens = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
             inner.unencoded_image_tokens.set(tokens(load.unencoded_image_tokens));
             inner.encoded_image_tokens.set(tokens(load.encoded_image_tokens));
+            inner.image_cache.set(&engine_load);
             if let Some(spill) = engine.spill_stats() {
                 inner.spill.set(spill);
             }

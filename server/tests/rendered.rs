@@ -59,3 +59,20 @@ fn containers_that_fetch_models_accept_their_arguments() {
         assert!(matches!(args.command, Some(Command::Fetch(_))), "{snapshot}");
     }
 }
+
+#[test]
+fn servers_accept_the_sources_of_images_that_the_operator_accepts() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/fixtures/media-sources.yaml");
+    let examples: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for (field, flag) in
+        [("allowedDomains", "--allowed-media-domains"), ("allowedNetworks", "--allowed-media-networks")]
+    {
+        for (list, is_accepted) in [("valid", true), ("invalid", false)] {
+            for entry in examples[field][list].as_sequence().unwrap() {
+                let argument = format!("{flag}={}", entry.as_str().unwrap());
+                let result = Args::try_parse_from(["server", "--backend=sim", argument.as_str()]);
+                assert_eq!(result.is_ok(), is_accepted, "{argument}");
+            }
+        }
+    }
+}

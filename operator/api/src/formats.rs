@@ -51,7 +51,8 @@ pub(crate) fn plain_url() -> Value {
     matches(r"^http://[^\s]+$", "must be a URL that begins with http://, because TLS is not supported")
 }
 
-/// The rule for a list of hosts, each with a port if it is not the usual one.
+/// The rule for a list of hosts, each with a port if it is not the usual one. The operator also checks that addresses and ports
+/// are valid.
 pub(crate) fn hosts() -> Value {
     all_match(
         r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
@@ -59,7 +60,7 @@ pub(crate) fn hosts() -> Value {
     )
 }
 
-/// The rule for a list of networks.
+/// The rule for a list of networks. The operator also checks that addresses and prefixes are valid.
 pub(crate) fn networks() -> Value {
     all_match(r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$", "must contain only networks, such as 10.96.0.0/12")
 }

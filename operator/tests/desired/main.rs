@@ -508,4 +508,40 @@ fn invalid_resources_are_rejected_with_the_field() {
     assert_eq!(reason, "InvalidSource");
     let (_, message) = refusal(|object| object.spec.rollout.min_ready_seconds = 600);
     assert!(message.contains("rollout.minReadySeconds"), "{message}");
+    let (_, message) = refusal(|object| {
+        object.spec.engine.media.allowed_domains = vec!["all".to_owned()];
+        object.spec.engine.media.allowed_networks = vec!["10.0.0.1/8".to_owned()];
+    });
+    assert_eq!(
+        message,
+        "engine.media.allowedNetworks: \"10.0.0.1/8\" has bits after its prefix of 8 bits: use 10.0.0.0/8"
+    );
+}
+
+#[test]
+fn sources_of_images_that_the_server_refuses_are_rejected() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/media-sources.yaml");
+    let examples: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let error_of = |field: &str, entry: &str| {
+        let mut object = fixture("small");
+        let media = &mut object.spec.engine.media;
+        match field {
+            "allowedDomains" => media.allowed_domains = vec![entry.to_owned()],
+            "allowedNetworks" => media.allowed_networks = vec![entry.to_owned()],
+            other => panic!("unknown field {other}"),
+        }
+        let defaults = Defaults::with_images("", "");
+        validate(&object, &ObservedState::default(), &defaults).err().map(|error| error.to_string())
+    };
+    for (field, examples) in examples.as_object().unwrap() {
+        let entries =
+            |list: &str| examples[list].as_array().unwrap().iter().map(|entry| entry.as_str().unwrap());
+        for entry in entries("valid") {
+            assert_eq!(error_of(field, entry), None, "{field}: {entry}");
+        }
+        for entry in entries("invalid") {
+            let error = error_of(field, entry).unwrap_or_default();
+            assert!(error.starts_with(&format!("engine.media.{field}: {entry:?} ")), "{entry}: {error}");
+        }
+    }
 }

@@ -67,6 +67,8 @@ impl Router for Ovfleet {
         let demand = Demand {
             prompt_tokens: request.estimated_prompt_tokens,
             image_tokens: 0,
+            images_start: 0,
+            images_end: 0,
             output_tokens: self.estimates.output_tokens(None),
             output_tokens_max: None,
             sequences: 1,

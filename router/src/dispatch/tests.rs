@@ -582,6 +582,8 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
     Demand {
         prompt_tokens: arbitrary(rng),
         image_tokens: arbitrary(rng),
+        images_start: arbitrary(rng),
+        images_end: arbitrary(rng),
         output_tokens: arbitrary(rng),
         output_tokens_max: rng.random_bool(0.5).then_some(arbitrary(rng)),
         sequences: arbitrary(rng),

@@ -12,6 +12,10 @@ pub struct Demand {
     pub prompt_tokens: u32,
     /// The number of these tokens that images take.
     pub image_tokens: u32,
+    /// The number of tokens of the prompt before the first image.
+    pub images_start: u32,
+    /// The number of tokens of the prompt up to the end of the last image.
+    pub images_end: u32,
     /// The expected number of output tokens of each sequence.
     pub output_tokens: u32,
     /// The largest number of output tokens per sequence that the client accepts, if the client has set one.
@@ -142,7 +146,23 @@ impl Candidate {
     pub fn cost(&self, demand: &Demand) -> Cost {
         let uncached_tokens = demand.prompt_tokens.saturating_sub(self.cached_tokens).max(1);
         let blocks = uncached_tokens.div_ceil(self.block_tokens()).saturating_add(self.output_blocks(demand));
-        Cost { uncached_tokens, blocks, sequences: demand.sequences.max(1), tenant: demand.tenant }
+        Cost {
+            uncached_tokens,
+            image_tokens: self.uncached_image_tokens(demand).min(uncached_tokens),
+            blocks,
+            sequences: demand.sequences.max(1),
+            tenant: demand.tenant,
+        }
+    }
+
+    /// The number of tokens of the request's images that are not expected to be cached, if the images are spread evenly from
+    /// the first to the last.
+    fn uncached_image_tokens(&self, demand: &Demand) -> u32 {
+        let length = demand.images_end.saturating_sub(demand.images_start);
+        let cached = self.cached_tokens.saturating_sub(demand.images_start).min(length);
+        let uncached = u64::from(demand.image_tokens) * u64::from(length - cached);
+        // This is at most the number of image tokens.
+        uncached.div_ceil(u64::from(length.max(1))) as u32
     }
 
     /// Whether a request would have to wake the replica. A request in flight is already waking it.

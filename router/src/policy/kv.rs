@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::candidate::{Candidate, Demand, Terms};
 use super::counts::weighted;
-use crate::ledger::ReportedLoad;
+use crate::ledger::{ReportedLoad, View};
 
 /// The constants of the estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +30,8 @@ pub struct KvConfig {
     pub prefill_tokens_per_second: f32,
     /// The decode speed of a replica that has not generated a token yet, if no other candidate has either.
     pub decode_tokens_per_second: f32,
+    /// The speed of the image encoder of a replica that has not encoded an image yet, if no other candidate has either.
+    pub image_tokens_per_second: f32,
 }
 
 impl Default for KvConfig {
@@ -42,6 +44,7 @@ impl Default for KvConfig {
             step_tokens: 96.0,
             prefill_tokens_per_second: 1000.0,
             decode_tokens_per_second: 100.0,
+            image_tokens_per_second: 300.0,
         }
     }
 }
@@ -79,34 +82,51 @@ const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
 struct TypicalSpeeds {
     prefill: f64,
     decode: f64,
+    images: f64,
 }
 
 impl TypicalSpeeds {
     fn of(config: &KvConfig, candidates: &[Candidate]) -> Self {
-        let typical = |speed: fn(&ReportedLoad) -> f32, default: f32| {
+        type Speed = fn(&ReportedLoad) -> f32;
+        type Age = fn(&View) -> Option<Duration>;
+        let typical = |speed: Speed, age: Age, default: f32| {
             let reported = |candidate: &Candidate| candidate.view.reported.as_ref().map_or(0.0, speed);
-            let recent = candidates.iter().filter(|candidate| has_recent_speed(candidate));
+            let recent = candidates.iter().filter(|candidate| is_recent(age(&candidate.view)));
             mean(recent.map(reported))
                 .or_else(|| mean(candidates.iter().map(reported)))
                 .unwrap_or(f64::from(default))
         };
         Self {
-            prefill: typical(|reported| reported.prefill_tokens_per_second, config.prefill_tokens_per_second),
-            decode: typical(|reported| reported.decode_tokens_per_second, config.decode_tokens_per_second),
+            prefill: typical(
+                |reported| reported.prefill_tokens_per_second,
+                |view| view.speed_age,
+                config.prefill_tokens_per_second,
+            ),
+            decode: typical(
+                |reported| reported.decode_tokens_per_second,
+                |view| view.speed_age,
+                config.decode_tokens_per_second,
+            ),
+            images: typical(
+                |reported| reported.image_tokens_per_second,
+                |view| view.image_speed_age,
+                config.image_tokens_per_second,
+            ),
         }
     }
 }
 
-/// Whether the speeds of a replica were measured recently.
-fn has_recent_speed(candidate: &Candidate) -> bool {
-    candidate.view.speed_age.is_some_and(|age| age <= SPEED_AGE_MAX)
+/// Whether a speed of this age was measured recently.
+fn is_recent(age: Option<Duration>) -> bool {
+    age.is_some_and(|age| age <= SPEED_AGE_MAX)
 }
 
-/// The speed that a replica is assumed to have: the measured speed only if it differs clearly from the typical speed.
-fn assumed(candidate: &Candidate, measured: f32, typical: f64) -> f64 {
+/// The speed that a replica is assumed to have: the measured speed only if it is recent and differs clearly from the typical
+/// speed.
+fn assumed(measured: f32, age: Option<Duration>, typical: f64) -> f64 {
     let measured = f64::from(measured);
     let differs = measured * SPEED_FACTOR < typical || measured > typical * SPEED_FACTOR;
-    if measured > 0.0 && differs && has_recent_speed(candidate) { measured } else { typical }
+    if measured > 0.0 && differs && is_recent(age) { measured } else { typical }
 }
 
 fn mean(values: impl Iterator<Item = f32>) -> Option<f64> {
@@ -120,8 +140,10 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let Some(reported) = &candidate.view.reported else {
         return Terms { in_flight: booked.in_flight, ..Terms::default() };
     };
-    let prefill_speed = assumed(candidate, reported.prefill_tokens_per_second, speeds.prefill);
-    let decode_speed = assumed(candidate, reported.decode_tokens_per_second, speeds.decode);
+    let View { speed_age, image_speed_age, .. } = candidate.view;
+    let prefill_speed = assumed(reported.prefill_tokens_per_second, speed_age, speeds.prefill);
+    let decode_speed = assumed(reported.decode_tokens_per_second, speed_age, speeds.decode);
+    let image_speed = assumed(reported.image_tokens_per_second, image_speed_age, speeds.images);
     let cost = candidate.cost(demand);
 
     // The replica has computed further tokens since its report.
@@ -130,10 +152,9 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let queued_tokens = remaining + booked.uncached_unreported as f64;
     let prompt_tokens = f64::from(cost.uncached_tokens);
     let (queued_prefill, prefill) = (queued_tokens / prefill_speed, prompt_tokens / prefill_speed);
-    let image_speed = f64::from(reported.image_tokens_per_second);
-    let images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
-        + f64::from(demand.image_tokens.min(cost.uncached_tokens));
-    let image_encoding = if image_speed > 0.0 { images / image_speed } else { 0.0 };
+    let queued_images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
+        + booked.image_tokens_unreported as f64;
+    let image_encoding = (queued_images + f64::from(cost.image_tokens)) / image_speed;
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));
     let others = u64::from(reported.running) + booked.sequences_unreported;
     let decode_interference = f64::from(config.decode_interference) * steps * others as f64 / decode_speed;

@@ -15,6 +15,7 @@ const KV: Policy = Policy::Kv(KvConfig {
     step_tokens: 96.0,
     prefill_tokens_per_second: 1000.0,
     decode_tokens_per_second: 100.0,
+    image_tokens_per_second: 300.0,
 });
 
 const REPORTED: ReportedLoad = ReportedLoad {
@@ -37,6 +38,8 @@ const REPORTED: ReportedLoad = ReportedLoad {
 const DEMAND: Demand = Demand {
     prompt_tokens: 1000,
     image_tokens: 0,
+    images_start: 0,
+    images_end: 0,
     output_tokens: 100,
     output_tokens_max: None,
     sequences: 1,
@@ -50,6 +53,7 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
         reported: Some(reported),
         report_age: Some(Duration::ZERO),
         speed_age: Some(Duration::ZERO),
+        image_speed_age: Some(Duration::ZERO),
         state: Some(State::Serving),
         booked: BookedLoad::default(),
         version: 0,
@@ -60,7 +64,15 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
 /// A replica that does not report its load and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
-    let view = View { reported: None, report_age: None, speed_age: None, state: None, booked, version: 0 };
+    let view = View {
+        reported: None,
+        report_age: None,
+        speed_age: None,
+        image_speed_age: None,
+        state: None,
+        booked,
+        version: 0,
+    };
     candidate(identity, view)
 }
 
@@ -92,6 +104,9 @@ fn pick_seeded(
     picked
 }
 
+/// A request with images between two texts.
+const WITH_IMAGES: Demand = Demand { image_tokens: 600, images_start: 100, images_end: 700, ..DEMAND };
+
 const ALL: [&str; 5] = ["kv", "least-requests", "power-of-two", "round-robin", "session"];
 
 #[test]
@@ -99,17 +114,66 @@ fn a_request_with_images_avoids_a_replica_that_is_encoding() {
     let idle = ReportedLoad { image_tokens_per_second: 500.0, ..REPORTED };
     let encoding = ReportedLoad { unencoded_image_tokens: 2000, ..idle };
     let candidates = [reporting(1, encoding), reporting(2, idle)];
-    let demand = Demand { image_tokens: 600, ..DEMAND };
     let mut terms = Vec::new();
-    kv::score(&KvConfig::default(), &demand, &candidates, &mut terms);
+    kv::score(&KvConfig::default(), &WITH_IMAGES, &candidates, &mut terms);
     let encoding_times = [terms[0].image_encoding, terms[1].image_encoding];
     assert_eq!(encoding_times, [(2000.0 + 600.0) / 500.0, 600.0 / 500.0]);
     assert!((terms[0].score - terms[1].score - 4.0).abs() < 1e-9);
-    // Images that are cached are not encoded again.
-    let cached = Candidate { cached_tokens: 1000, ..reporting(3, idle) };
-    terms.clear();
-    kv::score(&KvConfig::default(), &demand, &[cached], &mut terms);
-    assert_eq!(terms[0].image_encoding, 1.0 / 500.0);
+}
+
+/// The time to encode images that `candidate` is expected to need for a request.
+fn image_encoding(demand: &Demand, candidate: Candidate) -> f64 {
+    let mut terms = Vec::new();
+    kv::score(&KvConfig::default(), demand, &[candidate], &mut terms);
+    terms[0].image_encoding
+}
+
+#[test]
+fn images_in_the_cached_prefix_are_not_encoded() {
+    let idle = ReportedLoad { image_tokens_per_second: 500.0, ..REPORTED };
+    let encoded = |demand: &Demand, cached_tokens| {
+        image_encoding(demand, Candidate { cached_tokens, ..reporting(1, idle) }) * 500.0
+    };
+    assert_eq!(encoded(&WITH_IMAGES, 0), 600.0);
+    assert_eq!(encoded(&WITH_IMAGES, 100), 600.0, "only the text before the images is cached");
+    assert_eq!(encoded(&WITH_IMAGES, 400), 300.0);
+    assert_eq!(encoded(&WITH_IMAGES, 700), 0.0, "the text after the images is not cached");
+    assert_eq!(encoded(&WITH_IMAGES, 1000), 0.0);
+    // The text between the images takes as many tokens as the images.
+    let spread = Demand { image_tokens: 300, ..WITH_IMAGES };
+    assert_eq!(encoded(&spread, 400), 150.0);
+    // A client may declare images that are larger than the prompt.
+    let declared = Demand { image_tokens: 9000, ..WITH_IMAGES };
+    assert_eq!(encoded(&declared, 0), 1000.0);
+}
+
+#[test]
+fn images_of_requests_since_the_report_count() {
+    let idle = ReportedLoad { image_tokens_per_second: 500.0, ..REPORTED };
+    let mut sent_to = reporting(1, idle);
+    let cost = sent_to.cost(&WITH_IMAGES);
+    assert_eq!((cost.uncached_tokens, cost.image_tokens), (1000, 600));
+    sent_to.view.booked.image_tokens_unreported = u64::from(cost.image_tokens);
+    assert_eq!(image_encoding(&WITH_IMAGES, sent_to), 1200.0 / 500.0);
+    assert_eq!(pick(KV, &WITH_IMAGES, &[sent_to, reporting(2, idle)]), Ok(1));
+}
+
+#[test]
+fn a_replica_that_has_encoded_no_image_is_assumed_to_have_a_typical_encoder() {
+    let default = f64::from(KvConfig::default().image_tokens_per_second);
+    assert_eq!(image_encoding(&WITH_IMAGES, reporting(1, REPORTED)), 600.0 / default);
+    let at = |speed: f32| ReportedLoad { image_tokens_per_second: speed, ..REPORTED };
+    let times = |candidates: &[Candidate]| -> Vec<f64> {
+        let mut terms = Vec::new();
+        kv::score(&KvConfig::default(), &WITH_IMAGES, candidates, &mut terms);
+        terms.iter().map(|terms| terms.image_encoding).collect()
+    };
+    assert_eq!(times(&[reporting(1, at(0.0)), reporting(2, at(200.0))]), [3.0, 3.0]);
+    // The measured speed counts if it is recent and clearly differs from the mean.
+    let (mut slow, fast) = (reporting(1, at(20.0)), reporting(2, at(180.0)));
+    assert_eq!(times(&[slow, fast]), [30.0, 6.0]);
+    slow.view.image_speed_age = Some(Duration::from_secs(60));
+    assert_eq!(times(&[slow, fast]), [600.0 / 180.0, 600.0 / 180.0]);
 }
 
 #[test]
@@ -434,6 +498,7 @@ fn random_picks_are_valid_and_repeatable() {
                     blocks_unreported: u64::from(any()) * 4,
                     sequences_unreported: u64::from(any()) * 4,
                     uncached_unreported: u64::from(any()) * 4,
+                    image_tokens_unreported: u64::from(any()) * 4,
                     ..BookedLoad::default()
                 };
                 candidate
@@ -442,6 +507,8 @@ fn random_picks_are_valid_and_repeatable() {
         let demand = Demand {
             prompt_tokens: any(),
             image_tokens: any(),
+            images_start: any(),
+            images_end: any(),
             output_tokens: any(),
             output_tokens_max: Some(any()),
             sequences: any(),

@@ -6,6 +6,7 @@
 //! replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -35,6 +36,8 @@ pub(super) struct RoutingPrompt<'a> {
     pub(super) text: Cow<'a, [u8]>,
     /// The estimated number of tokens of the images.
     pub(super) image_tokens: u32,
+    /// The bytes of the text from the first image to the last. Empty without images.
+    pub(super) images: Range<usize>,
 }
 
 /// Replaces the `data:` URLs in base64 in the raw JSON of a prompt, which are images of any media type.
@@ -42,7 +45,7 @@ pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
     const START: &[u8] = b"\"data:";
     const CONTENT: &[u8] = b";base64,";
     let mut text = Vec::new();
-    let (mut copied, mut image_tokens) = (0, 0_u32);
+    let (mut copied, mut image_tokens, mut images) = (0, 0_u32, 0..0);
     for start in memmem::find_iter(prompt, START) {
         let url = start + 1;
         let length = memchr::memchr(b'"', &prompt[url..]).unwrap_or(prompt.len() - url);
@@ -51,15 +54,19 @@ pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
         let tokens = tokens(&content);
         image_tokens = image_tokens.saturating_add(tokens);
         text.extend_from_slice(&prompt[copied..url]);
+        if copied == 0 {
+            images.start = text.len();
+        }
         let digest = xxh3_64(&content).to_le_bytes();
         text.extend(digest.iter().cycle().take((tokens as usize * TOKEN_BYTES).min(length)));
+        images.end = text.len();
         copied = url + length;
     }
     if copied == 0 {
-        return RoutingPrompt { text: Cow::Borrowed(prompt), image_tokens: 0 };
+        return RoutingPrompt { text: Cow::Borrowed(prompt), image_tokens, images };
     }
     text.extend_from_slice(&prompt[copied..]);
-    RoutingPrompt { text: Cow::Owned(text), image_tokens }
+    RoutingPrompt { text: Cow::Owned(text), image_tokens, images }
 }
 
 /// Removes the backslashes from a JSON string, in which each slash may be escaped.
@@ -140,8 +147,8 @@ mod tests {
 
     fn without_images_of(url: &str) -> RoutingPrompt<'static> {
         let prompt = prompt(url);
-        let routing = without_images(prompt.as_bytes());
-        RoutingPrompt { text: routing.text.into_owned().into(), image_tokens: routing.image_tokens }
+        let RoutingPrompt { text, image_tokens, images } = without_images(prompt.as_bytes());
+        RoutingPrompt { text: text.into_owned().into(), image_tokens, images }
     }
 
     #[test]
@@ -163,10 +170,23 @@ mod tests {
     }
 
     #[test]
+    fn the_range_of_the_images_begins_with_the_first_and_ends_with_the_last() {
+        let empty = prompt("");
+        let before = empty.find("\"\"").unwrap() + 1;
+        let after = empty.len() - before;
+        let one = prompt(&png(28 * 10, 28 * 20));
+        assert_eq!(without_images(one.as_bytes()).images, before..before + 200 * TOKEN_BYTES);
+        let two = format!("{one}{}", prompt(&png(28 * 10, 28 * 10)));
+        let routing = without_images(two.as_bytes());
+        assert_eq!(routing.images, before..routing.text.len() - after);
+    }
+
+    #[test]
     fn prompts_without_images_and_truncated_urls_remain() {
         for text in ["", "data:image/png;base64,AAAA", "\"data:image/png", "\"data:text/plain,AAAA\""] {
             let routing = without_images(text.as_bytes());
-            assert_eq!(routing, RoutingPrompt { text: Cow::Borrowed(text.as_bytes()), image_tokens: 0 });
+            let text = Cow::Borrowed(text.as_bytes());
+            assert_eq!(routing, RoutingPrompt { text, image_tokens: 0, images: 0..0 });
         }
         let open = without_images(b"\"data:image/png;base64,AAAA");
         assert_eq!((open.text.len(), open.image_tokens), (27, TOKENS_UNKNOWN));

@@ -14,7 +14,7 @@ mod ledger;
 
 const ROUTER: u64 = 3;
 const TTL: Duration = Duration::from_secs(3);
-const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1, tenant: 0 };
+const COST: Cost = Cost { uncached_tokens: 100, image_tokens: 60, blocks: 10, sequences: 1, tenant: 0 };
 
 fn report(number: u64, last: u64) -> Load {
     let ranges = vec![DispatchRange { first: 1, last }];
@@ -70,6 +70,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         // The report lists only the first dispatch, whenever it arrives.
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
+        assert_eq!(booked.image_tokens_unreported, 0);
         drop(second);
         assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
     });

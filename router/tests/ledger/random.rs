@@ -87,6 +87,7 @@ impl World {
     fn book(&mut self) {
         let cost = Cost {
             uncached_tokens: self.below(5000) as u32,
+            image_tokens: self.below(5000) as u32,
             blocks: self.below(300) as u32,
             sequences: 1 + self.below(4) as u32,
             tenant: self.below(3) as u64,
@@ -137,6 +138,7 @@ impl World {
         let mut booked = BookedLoad::default();
         for (_, cost, progress) in self.bookings.values() {
             let uncached = if progress.first_token { 0 } else { u64::from(cost.uncached_tokens) };
+            let image_tokens = if progress.first_token { 0 } else { u64::from(cost.image_tokens) };
             booked.in_flight += 1;
             booked.blocks_without_token += if progress.first_token { 0 } else { u64::from(cost.blocks) };
             booked.uncached_in_flight += uncached;
@@ -145,6 +147,7 @@ impl World {
                 booked.sequences_unreported += u64::from(cost.sequences);
                 booked.blocks_unreported += u64::from(cost.blocks);
                 booked.uncached_unreported += uncached;
+                booked.image_tokens_unreported += image_tokens;
             }
         }
         booked

@@ -7,7 +7,7 @@ use router::ledger::{BookedLoad, Cost, Ledger, ReportOutcome, UNREPORTED_MAX};
 
 const ROUTER: u64 = 0xab;
 const TTL: Duration = Duration::from_secs(3);
-const COST: Cost = Cost { uncached_tokens: 100, blocks: 10, sequences: 1, tenant: 0 };
+const COST: Cost = Cost { uncached_tokens: 100, image_tokens: 60, blocks: 10, sequences: 1, tenant: 0 };
 
 fn load(epoch: u64, report: u64, ranges: &[(u64, u64)]) -> Load {
     let ranges = ranges.iter().map(|&(first, last)| DispatchRange { first, last }).collect();
@@ -23,6 +23,7 @@ fn a_report_that_has_a_later_dispatch_leaves_the_earlier_one() {
     ledger.observe(&load(1, 1, &[(2, 2)]), now);
     let booked = ledger.view(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported, booked.uncached_unreported), (2, 1, 100));
+    assert_eq!(booked.image_tokens_unreported, 60);
 }
 
 #[test]
@@ -83,6 +84,27 @@ fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     ledger.observe(&others, now);
     drop((first, later));
     assert_eq!(ahead(), (40, 0), "only reports include the prompts of other routers");
+}
+
+#[test]
+fn the_speed_of_the_image_encoder_has_an_age_of_its_own() {
+    let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
+    let second = Duration::from_secs(1);
+    let speeds = |report, prefill_tokens_per_second, image_tokens_per_second| Load {
+        prefill_tokens_per_second,
+        image_tokens_per_second,
+        ..load(1, report, &[])
+    };
+    let ages = |at: Instant| {
+        let view = ledger.view(at, TTL);
+        (view.speed_age, view.image_speed_age)
+    };
+    assert_eq!(ages(now), (None, None));
+    ledger.observe(&speeds(1, 500.0, 0.0), now);
+    ledger.observe(&speeds(2, 600.0, 0.0), now + second);
+    assert_eq!(ages(now + second), (Some(Duration::ZERO), Some(second)), "no image was encoded");
+    ledger.observe(&speeds(3, 600.0, 40.0), now + 2 * second);
+    assert_eq!(ages(now + 2 * second), (Some(second), Some(Duration::ZERO)), "an image was encoded");
 }
 
 #[test]

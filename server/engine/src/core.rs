@@ -487,10 +487,13 @@ impl Core {
     }
 
     fn publish(&self, shared: &SharedState) {
+        let load = self.scheduler.load();
+        let output_bytes = |encoder: &Encoder| encoder.output_bytes(load.encoded_image_tokens);
         let new = EngineLoad {
             state: self.state,
             sleep_level: self.sleep_level,
-            load: self.scheduler.load(),
+            load,
+            image_cache_bytes: self.encoder.as_ref().map_or(0, output_bytes),
             prefill_tokens_per_second: self.prefill_rate.per_second(),
             decode_tokens_per_second: self.decode_rate.per_second(),
             image_tokens_per_second: self.image_rate.per_second(),

@@ -76,6 +76,8 @@ pub(crate) struct Encoder {
     thread: Option<JoinHandle<()>>,
     /// Number of images that were sent to the thread, and whose results were not collected yet.
     num_images: usize,
+    /// Bytes of a row of an output.
+    row_bytes: u64,
     rows_max: u32,
 }
 
@@ -143,6 +145,7 @@ impl Encoder {
             outputs: BTreeMap::new(),
             thread: Some(thread),
             num_images: 0,
+            row_bytes,
             rows_max: u32::try_from(cache_bytes / row_bytes).unwrap_or(u32::MAX),
         })
     }
@@ -150,6 +153,11 @@ impl Encoder {
     /// The limits of the outputs that are stored and of the images that the thread has.
     pub(crate) fn limits(&self) -> ImageLimits {
         ImageLimits { rows_max: self.rows_max, max_num_encoder_input_tokens: MAX_NUM_ENCODER_INPUT_TOKENS }
+    }
+
+    /// Bytes of outputs with this number of rows.
+    pub(crate) fn output_bytes(&self, rows: u64) -> u64 {
+        rows.saturating_mul(self.row_bytes)
     }
 
     /// Passes the images that the scheduler has requested to the thread, and drops evicted outputs.

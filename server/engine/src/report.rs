@@ -92,6 +92,8 @@ pub struct EngineLoad {
     pub sleep_level: Option<SleepLevel>,
     /// The load of the scheduler and of the cache.
     pub load: Load,
+    /// Bytes of the outputs of the image encoder that are stored.
+    pub image_cache_bytes: u64,
     /// Number of prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
     /// Number of tokens generated per second in steps that generate tokens: a moving average over [`RATE_WINDOW`].

@@ -5,6 +5,9 @@
 //! until these tokens are computed. An output that no sequence holds remains cached until its space is needed; the
 //! least recently held output is evicted first.
 //!
+//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load includes
+//! the work of the encoder for all waiting sequences.
+//!
 //! A reserved image is requested from the encoder only while the encoder has less than its budget of tokens, so that the
 //! images of the foremost sequences are encoded next even if they arrive last.
 
@@ -63,15 +66,29 @@ enum EntryState {
     Available,
 }
 
-/// The encoder outputs that exist, were requested or are reserved.
+/// An image that sequences may need and have not reserved yet.
+#[derive(Clone, Copy, Debug)]
+struct ExpectedImage {
+    rows: u32,
+    /// Number of sequences that expect the image.
+    sequences: u32,
+}
+
+/// The encoder outputs that exist, were requested or are reserved, and the images that are expected.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageCache {
     limits: ImageLimits,
     entries: BTreeMap<ImageDigest, Entry>,
     /// The outputs that exist and that no sequence holds, in the order of their release.
     unheld: BTreeMap<u64, ImageDigest>,
+    /// The expected images, some of which may have an entry.
+    expected: BTreeMap<ImageDigest, ExpectedImage>,
+    /// Number of rows of the expected images without an entry.
+    rows_expected: u64,
     /// Number of rows of all entries.
     rows: u64,
+    /// Number of rows of the outputs that exist.
+    rows_available: u64,
     /// Number of rows of the outputs that were requested and do not exist yet.
     rows_requested: u64,
     /// Number of reserved images that were not requested yet.
@@ -87,7 +104,10 @@ impl ImageCache {
             limits,
             entries: BTreeMap::new(),
             unheld: BTreeMap::new(),
+            expected: BTreeMap::new(),
+            rows_expected: 0,
             rows: 0,
+            rows_available: 0,
             rows_requested: 0,
             num_reserved: 0,
             releases: 0,
@@ -99,6 +119,35 @@ impl ImageCache {
     pub(crate) fn set_limits(&mut self, limits: ImageLimits) {
         self.limits = limits;
         self.evict();
+    }
+
+    /// Counts the images of a sequence that has not reserved any yet, each of which is listed once.
+    pub(crate) fn add_expected(&mut self, images: &[NeededImage]) {
+        for image in images {
+            let expected = self.expected.entry(image.digest).or_insert_with(|| {
+                if !self.entries.contains_key(&image.digest) {
+                    self.rows_expected += u64::from(image.rows);
+                }
+                ExpectedImage { rows: image.rows, sequences: 0 }
+            });
+            expected.sequences += 1;
+        }
+    }
+
+    /// Reverses [`Self::add_expected`].
+    pub(crate) fn remove_expected(&mut self, images: &[NeededImage]) {
+        for image in images {
+            let expected =
+                self.expected.get_mut(&image.digest).expect("invariant: an expected image is counted");
+            expected.sequences -= 1;
+            if expected.sequences == 0 {
+                let rows = u64::from(expected.rows);
+                self.expected.remove(&image.digest);
+                if !self.entries.contains_key(&image.digest) {
+                    self.rows_expected -= rows;
+                }
+            }
+        }
     }
 
     /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache, but
@@ -116,11 +165,10 @@ impl ImageCache {
         }
         let mut reservation = Reservation::Ready;
         for image in images {
-            let entry = self.entries.entry(image.digest).or_insert_with(|| {
-                self.num_reserved += 1;
-                self.rows += u64::from(image.rows);
-                Entry { rows: image.rows, holders: 0, state: EntryState::Reserved, released: 0 }
-            });
+            if !self.entries.contains_key(&image.digest) {
+                self.insert(image);
+            }
+            let entry = self.entries.get_mut(&image.digest).expect("invariant: the image has an entry");
             entry.holders += 1;
             if entry.state == EntryState::Available {
                 self.unheld.remove(&entry.released);
@@ -130,6 +178,11 @@ impl ImageCache {
         }
         self.evict();
         reservation
+    }
+
+    /// Number of these images that no sequence has reserved and whose outputs do not exist.
+    pub(crate) fn num_missing(&self, images: &[NeededImage]) -> usize {
+        images.iter().filter(|image| !self.entries.contains_key(&image.digest)).count()
     }
 
     /// Whether there are reserved images that were not requested yet, and the encoder may get at least one of them.
@@ -158,15 +211,14 @@ impl ImageCache {
         }
     }
 
-    /// Number of rows of all outputs that exist, were requested or are reserved.
-    pub(crate) fn rows(&self) -> u64 {
-        self.rows
+    /// Number of rows of the outputs that exist.
+    pub(crate) fn rows_encoded(&self) -> u64 {
+        self.rows_available
     }
 
-    /// Number of rows of the outputs that are needed or were requested, and do not exist yet.
+    /// Number of rows of the outputs that are expected, reserved or requested, and do not exist yet.
     pub(crate) fn rows_unencoded(&self) -> u64 {
-        let unencoded = self.entries.values().filter(|entry| entry.state != EntryState::Available);
-        unencoded.map(|entry| u64::from(entry.rows)).sum()
+        self.rows - self.rows_available + self.rows_expected
     }
 
     /// Whether all of these reserved outputs exist.
@@ -187,11 +239,7 @@ impl ImageCache {
             self.releases += 1;
             entry.released = self.releases;
             match entry.state {
-                EntryState::Reserved => {
-                    self.num_reserved -= 1;
-                    self.rows -= u64::from(entry.rows);
-                    self.entries.remove(&digest);
-                }
+                EntryState::Reserved => self.remove(digest),
                 EntryState::Requested => {}
                 EntryState::Available => {
                     self.unheld.insert(entry.released, digest);
@@ -207,6 +255,7 @@ impl ImageCache {
         let Some(entry) = self.entries.get_mut(&digest).filter(requested) else { return };
         entry.state = EntryState::Available;
         self.rows_requested -= u64::from(entry.rows);
+        self.rows_available += u64::from(entry.rows);
         if entry.holders == 0 {
             self.unheld.insert(entry.released, digest);
         }
@@ -215,12 +264,12 @@ impl ImageCache {
 
     /// Removes a requested output that will not be provided. Returns whether it was requested.
     pub(crate) fn cancel(&mut self, digest: ImageDigest) -> bool {
-        let entry = self.entries.get(&digest).filter(|entry| entry.state == EntryState::Requested);
-        let Some(entry) = entry else { return false };
-        self.rows -= u64::from(entry.rows);
-        self.rows_requested -= u64::from(entry.rows);
-        self.entries.remove(&digest);
-        true
+        let is_requested =
+            self.entries.get(&digest).is_some_and(|entry| entry.state == EntryState::Requested);
+        if is_requested {
+            self.remove(digest);
+        }
+        is_requested
     }
 
     /// Whether a sequence holds the image.
@@ -278,6 +327,12 @@ impl ImageCache {
             in_state(EntryState::Reserved).count(),
             "invariant: reserved images are counted"
         );
+        let available = in_state(EntryState::Available).map(|entry| u64::from(entry.rows));
+        assert_eq!(
+            self.rows_available,
+            available.sum::<u64>(),
+            "invariant: the rows of existing outputs are counted"
+        );
         let requested = || in_state(EntryState::Requested).map(|entry| u64::from(entry.rows));
         assert_eq!(
             self.rows_requested,
@@ -290,6 +345,46 @@ impl ImageCache {
         assert!(before_last == 0 || before_last < budget, "invariant: the encoder has a budget");
     }
 
+    /// Panics unless `expected` are the images that sequences expect, and the cache counts each of them once.
+    pub(crate) fn check_expected(&self, expected: impl Iterator<Item = NeededImage>) {
+        let mut sequences: BTreeMap<ImageDigest, u32> = BTreeMap::new();
+        for image in expected {
+            *sequences.entry(image.digest).or_default() += 1;
+        }
+        let counted = self.expected.iter().map(|(&digest, expected)| (digest, expected.sequences));
+        assert!(counted.eq(sequences), "invariant: the sequences that expect an image are counted");
+        let without_entry = self.expected.iter().filter(|(digest, _)| !self.entries.contains_key(*digest));
+        let rows: u64 = without_entry.map(|(_, expected)| u64::from(expected.rows)).sum();
+        assert_eq!(self.rows_expected, rows, "invariant: the rows of expected images are counted");
+    }
+
+    /// Adds the entry of an image that a sequence reserves.
+    fn insert(&mut self, image: &NeededImage) {
+        let entry = Entry { rows: image.rows, holders: 0, state: EntryState::Reserved, released: 0 };
+        self.entries.insert(image.digest, entry);
+        self.num_reserved += 1;
+        self.rows += u64::from(image.rows);
+        self.rows_expected -= self.expected_rows(image.digest);
+    }
+
+    /// Removes the entry of an image. If the image is expected, it counts as such again.
+    fn remove(&mut self, digest: ImageDigest) {
+        let entry = self.entries.remove(&digest).expect("invariant: the image has an entry");
+        let rows = u64::from(entry.rows);
+        match entry.state {
+            EntryState::Reserved => self.num_reserved -= 1,
+            EntryState::Requested => self.rows_requested -= rows,
+            EntryState::Available => self.rows_available -= rows,
+        }
+        self.rows -= rows;
+        self.rows_expected += self.expected_rows(digest);
+    }
+
+    /// Number of rows of an expected image; 0 if the image is not expected.
+    fn expected_rows(&self, digest: ImageDigest) -> u64 {
+        self.expected.get(&digest).map_or(0, |expected| u64::from(expected.rows))
+    }
+
     /// Evicts outputs until the cache is small enough, as far as no sequence holds them.
     fn evict(&mut self) {
         while self.rows > u64::from(self.limits.rows_max) && self.evict_one() {}
@@ -297,8 +392,7 @@ impl ImageCache {
 
     fn evict_one(&mut self) -> bool {
         let Some((_, digest)) = self.unheld.pop_first() else { return false };
-        let entry = self.entries.remove(&digest).expect("invariant: an unheld output has an entry");
-        self.rows -= u64::from(entry.rows);
+        self.remove(digest);
         self.evicted.push(digest);
         true
     }
@@ -405,8 +499,9 @@ mod tests {
         let images = [needed(1, 3), needed(2, 3), needed(3, 1), needed(4, 1)];
         assert_eq!(reserve(&mut cache, &images), Reservation::Pending);
         assert_eq!(drained(&mut cache).0, [1, 2], "the second image exceeds the budget");
-        assert_eq!((cache.rows(), cache.rows_unencoded(), cache.can_request()), (8, 8, false));
+        assert_eq!((cache.rows, cache.rows_unencoded(), cache.can_request()), (8, 8, false));
         cache.provide(digest(1));
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (3, 5));
         cache.check_invariants(images.iter().map(|image| image.digest));
         assert!(cache.can_request());
         cache.request(SEQUENCE, [digest(4), digest(3)].iter());
@@ -432,12 +527,37 @@ mod tests {
     }
 
     #[test]
+    fn an_expected_image_counts_once_until_it_is_encoded() {
+        let mut cache = cache(100);
+        let images = [needed(1, 4), needed(2, 3)];
+        cache.add_expected(&images);
+        cache.add_expected(&images[..1]);
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (0, 7));
+        assert_eq!(cache.num_missing(&images), 2);
+        reserve(&mut cache, &images);
+        assert_eq!(cache.num_missing(&images), 0);
+        cache.remove_expected(&images);
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (0, 7), "the images are requested");
+        cache.provide(digest(1));
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (4, 3));
+        cache.check_expected([needed(1, 4)].into_iter());
+        cache.release(images.iter().map(|image| image.digest));
+        cache.cancel(digest(2));
+        cache.evict_all();
+        assert_eq!((cache.rows_encoded(), cache.rows_unencoded()), (0, 4), "the output was evicted");
+        cache.remove_expected(&images[..1]);
+        assert_eq!(cache.rows_unencoded(), 0);
+        cache.check_expected([].into_iter());
+        cache.check_invariants([].into_iter());
+    }
+
+    #[test]
     fn a_reserved_image_that_is_released_needs_no_room() {
         let mut cache = cache(4);
         reserve(&mut cache, &[needed(1, 5)]);
         assert_eq!(reserve(&mut cache, &[needed(2, 5)]), Reservation::Pending);
         cache.release([digest(2)].into_iter());
-        assert_eq!((cache.rows(), cache.is_held(digest(2))), (5, false));
+        assert_eq!((cache.rows, cache.is_held(digest(2))), (5, false));
         assert_eq!(reserve(&mut cache, &[needed(3, 5)]), Reservation::Pending);
         cache.provide(digest(2));
         assert_eq!(cache.reserve(&[needed(2, 5)]), Reservation::NoRoom);

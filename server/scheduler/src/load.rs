@@ -19,10 +19,17 @@ pub struct Load {
     /// All tokens of a waiting sequence count, because the number of cached ones is known only when the sequence is
     /// admitted.
     pub uncomputed_tokens: u64,
-    /// Number of tokens of the images that are being encoded or wait for the encoder.
+    /// Number of tokens of the images that are being encoded, or that waiting sequences need and that are not encoded. An
+    /// image that several sequences need counts once. All images of a waiting sequence count until it reserves those whose
+    /// tokens are not cached, because these are known only when the scheduler tries to admit the sequence.
     pub unencoded_image_tokens: u64,
     /// Number of tokens of the images whose encoder outputs are stored.
     pub encoded_image_tokens: u64,
+    /// Number of images since the start that were encoded, or requested by another sequence, when a sequence reserved them for
+    /// the first time. Images whose tokens are in the prefix cache are not reserved.
+    pub image_cache_hits_total: u64,
+    /// Number of the other images that sequences have reserved.
+    pub image_cache_misses_total: u64,
     /// Number of preemptions since the start. A preemption returns a running sequence to the queue because no block is
     /// free.
     pub preemptions_total: u64,

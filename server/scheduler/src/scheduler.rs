@@ -73,6 +73,8 @@ pub struct Scheduler {
     running_sequences: u32,
     suspended_sequences: u32,
     uncomputed_tokens: u64,
+    image_cache_hits_total: u64,
+    image_cache_misses_total: u64,
     preemptions_total: u64,
     arrivals: u64,
 }
@@ -129,6 +131,8 @@ impl Scheduler {
             running_sequences: 0,
             suspended_sequences: 0,
             uncomputed_tokens: 0,
+            image_cache_hits_total: 0,
+            image_cache_misses_total: 0,
             preemptions_total: 0,
             arrivals: 0,
             config,
@@ -155,6 +159,7 @@ impl Scheduler {
             "the logits of a prompt with bidirectional spans are not computed"
         );
         let block_words = images.block_words(self.cache.block_tokens);
+        let distinct_images = images.needed_after(0);
         let priority = Priority {
             start: self.fairness.arrive(request.tenant, prompt_tokens),
             arrival: self.arrivals,
@@ -171,6 +176,7 @@ impl Scheduler {
                 adapter: request.adapter,
                 tenant: request.tenant,
                 images,
+                distinct_images,
                 block_words,
             }),
             siblings: (1..num_sequences).map(|index| SequenceId::new(id, index)).collect(),
@@ -179,6 +185,8 @@ impl Scheduler {
             residency: Residency::default(),
             restore: RestoreState::Eligible,
             held_images: Vec::new(),
+            expects_images: false,
+            has_reserved_images: false,
             unscored: if request.scores_prompt { 0..prompt_tokens - 1 } else { 0..0 },
             cached_tokens: None,
             is_started: false,
@@ -191,6 +199,7 @@ impl Scheduler {
         self.uncomputed_tokens += u64::from(prompt_tokens);
         self.shares.add_sequence(request.tenant);
         let slot = self.sequences.insert(sequence);
+        self.expect_images(slot);
         self.enqueue(QueueEntry { priority, slot });
         Ok(())
     }
@@ -275,7 +284,9 @@ impl Scheduler {
             waiting: self.waiting_sequences,
             uncomputed_tokens: self.uncomputed_tokens,
             unencoded_image_tokens: self.images.rows_unencoded(),
-            encoded_image_tokens: self.images.rows() - self.images.rows_unencoded(),
+            encoded_image_tokens: self.images.rows_encoded(),
+            image_cache_hits_total: self.image_cache_hits_total,
+            image_cache_misses_total: self.image_cache_misses_total,
             preemptions_total: self.preemptions_total,
         }
     }
@@ -332,6 +343,7 @@ impl Scheduler {
     fn remove(&mut self, slot: u32) -> Sequence {
         self.end_restore_of(slot);
         self.release_blocks(slot);
+        self.stop_expecting_images(slot);
         let sequence = self.sequences.remove(slot);
         self.shares.remove_sequence(sequence.group.tenant);
         if sequence.cached_tokens.is_some() {

@@ -9,7 +9,7 @@ use crate::batch::{Batch, ScheduledSequence};
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::block_pool::{BlockContent, BlockPool, Serial};
 use crate::block_scores::BlockScores;
-use crate::images::{ImageDigest, PromptImages, with_block_words};
+use crate::images::{ImageDigest, NeededImage, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
 
 /// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then in
@@ -32,6 +32,8 @@ pub(crate) struct SequenceGroup {
     pub(crate) adapter: u32,
     pub(crate) tenant: u128,
     pub(crate) images: PromptImages,
+    /// The images of the prompt, each once.
+    pub(crate) distinct_images: Vec<NeededImage>,
     /// The words that identify the images of the full blocks that have any, by the index of the block.
     pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
 }
@@ -159,6 +161,10 @@ pub(crate) struct Sequence {
     pub(crate) restore: RestoreState,
     /// The images whose encoder output the sequence holds or waits for.
     pub(crate) held_images: Vec<ImageDigest>,
+    /// Whether the image cache counts the images of the prompt as expected: the sequence waits and holds none of them.
+    pub(crate) expects_images: bool,
+    /// Whether the sequence has reserved images.
+    pub(crate) has_reserved_images: bool,
     /// The positions of the prompt tokens whose logits are needed and not computed yet.
     pub(crate) unscored: Range<u32>,
     /// Number of prompt tokens that were in the prefix cache when the sequence was first admitted. `None` before its
@@ -301,6 +307,8 @@ impl Sequence {
             residency: self.residency.fork(),
             restore: RestoreState::Finished,
             held_images: Vec::new(),
+            expects_images: false,
+            has_reserved_images: self.has_reserved_images,
             unscored: 0..0,
             cached_tokens: self.cached_tokens,
             is_started: true,

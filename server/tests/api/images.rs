@@ -217,4 +217,10 @@ async fn tenants_and_salts_do_not_share_encoded_images() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert_eq!(encoded().await, expected, "request {number}");
     }
+    let metrics = server.get("/metrics").await.body;
+    for lookups in [r#"{result="hit"} 3"#, r#"{result="miss"} 5"#] {
+        let line = format!("ovfleet_server_image_cache_lookups_total{lookups}");
+        assert!(metrics.lines().any(|other| other == line), "{line}");
+    }
+    assert!(!metrics.lines().any(|line| line == "ovfleet_server_image_cache_bytes 0"), "outputs are stored");
 }

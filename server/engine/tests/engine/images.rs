@@ -84,6 +84,7 @@ async fn an_answer_depends_on_the_images_and_their_order() {
     }
     assert_eq!(encoder.encoded(), [digest(1), digest(2)], "outputs are cached");
     settled(&handle).await;
+    assert_eq!(handle.load().borrow().image_cache_bytes, 2 * IMAGE_BYTES);
 }
 
 #[tokio::test]

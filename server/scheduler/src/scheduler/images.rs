@@ -40,7 +40,11 @@ impl Scheduler {
         }
         // No other entry may count holders of an entry that no longer exists.
         for slot in self.slots_with_image(digest) {
-            self.sequences.get_mut(slot).held_images.retain(|held| *held != digest);
+            let sequence = self.sequences.get_mut(slot);
+            sequence.held_images.retain(|held| *held != digest);
+            if sequence.held_images.is_empty() {
+                self.expect_images(slot);
+            }
         }
     }
 
@@ -52,6 +56,22 @@ impl Scheduler {
     /// Whether waiting sequences need encoder outputs that do not exist yet. In this case, batches may be empty.
     pub fn is_waiting_for_images(&self) -> bool {
         self.images.is_awaited()
+    }
+
+    /// Counts the images of a waiting sequence that holds none as expected. Repeated calls have no effect.
+    pub(super) fn expect_images(&mut self, slot: u32) {
+        let sequence = self.sequences.get_mut(slot);
+        if !std::mem::replace(&mut sequence.expects_images, true) {
+            self.images.add_expected(&sequence.group.distinct_images);
+        }
+    }
+
+    /// Ends the effect of [`Self::expect_images`], because the sequence holds images, runs or is removed.
+    pub(super) fn stop_expecting_images(&mut self, slot: u32) {
+        let sequence = self.sequences.get_mut(slot);
+        if std::mem::take(&mut sequence.expects_images) {
+            self.images.remove_expected(&sequence.group.distinct_images);
+        }
     }
 
     fn slots_with_image(&self, digest: ImageDigest) -> Vec<u32> {
@@ -104,7 +124,7 @@ impl Scheduler {
             let needed = sequence.group.images.needed_after(computed_tokens);
             let holds = |image: &NeededImage| sequence.held_images.contains(&image.digest);
             if needed.len() != sequence.held_images.len() || !needed.iter().all(holds) {
-                self.release_images(slot);
+                self.unreserve_images(slot);
                 if !self.hold_images(position, &needed) {
                     are_ready = false;
                     continue;
@@ -123,20 +143,33 @@ impl Scheduler {
         }
         // No sequence overtakes one that waits for room for its images.
         while self.images_have_room {
-            let sequence = self.sequences.get_mut(self.waiting[position].slot);
+            let num_missing = self.images.num_missing(needed);
             if self.images.reserve(needed) != Reservation::NoRoom {
+                let slot = self.waiting[position].slot;
+                let sequence = self.sequences.get_mut(slot);
                 sequence.held_images = needed.iter().map(|image| image.digest).collect();
+                if !std::mem::replace(&mut sequence.has_reserved_images, true) {
+                    self.image_cache_hits_total += (needed.len() - num_missing) as u64;
+                    self.image_cache_misses_total += num_missing as u64;
+                }
+                self.stop_expecting_images(slot);
                 return true;
             }
             let behind = self.waiting.range(position + 1..).rev();
             let holder =
                 behind.map(|entry| entry.slot).find(|slot| !self.sequences.get(*slot).held_images.is_empty());
             match holder {
-                Some(slot) => self.release_images(slot),
+                Some(slot) => self.unreserve_images(slot),
                 None => self.images_have_room = false,
             }
         }
         false
+    }
+
+    /// Releases the encoder outputs that a waiting sequence holds or waits for.
+    fn unreserve_images(&mut self, slot: u32) {
+        self.release_images(slot);
+        self.expect_images(slot);
     }
 
     /// Releases the encoder outputs that a sequence holds or waits for.

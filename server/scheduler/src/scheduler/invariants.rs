@@ -61,6 +61,7 @@ impl Scheduler {
             let residency = &sequence.residency;
             running += sequence.num_sequences();
             assert_eq!(entry.priority, sequence.priority);
+            assert!(!sequence.expects_images, "invariant: a running sequence holds the images that it needs");
             assert!(
                 (sequence.uncomputed_tokens() == 0) == sequence.is_suspended,
                 "invariant: a running sequence has a token to compute, or is suspended"
@@ -98,6 +99,11 @@ impl Scheduler {
             waiting += sequence.num_sequences();
             assert_eq!(entry.priority, sequence.priority);
             assert!(residency.block_table.is_empty(), "invariant: a waiting sequence holds no blocks");
+            assert_eq!(
+                sequence.expects_images,
+                sequence.held_images.is_empty(),
+                "invariant: a waiting sequence expects its images unless it holds some"
+            );
             assert_eq!(residency.computed_tokens, 0, "invariant: a waiting sequence has no computed tokens");
             assert_eq!(sequence.prefix.registered, 0, "invariant: a waiting sequence has no cached blocks");
             assert!(sequence.batch_index.is_none(), "invariant: a waiting sequence is not in a batch");
@@ -132,6 +138,8 @@ impl Scheduler {
     fn check_images(&self) {
         let sequences = || self.sequences.iter().map(|(_, sequence)| sequence);
         self.images.check_invariants(sequences().flat_map(|sequence| sequence.held_images.iter().copied()));
+        let expecting = sequences().filter(|sequence| sequence.expects_images);
+        self.images.check_expected(expecting.flat_map(|sequence| sequence.group.images.needed_after(0)));
         for sequence in sequences().filter(|sequence| !sequence.residency.block_table.is_empty()) {
             for image in sequence.group.images.needed_after(sequence.residency.computed_tokens) {
                 assert!(

@@ -371,6 +371,7 @@ impl Scheduler {
 
     fn preempt(&mut self, entry: QueueEntry) {
         self.release_blocks(entry.slot);
+        self.expect_images(entry.slot);
         let sequence = self.sequences.get(entry.slot);
         assert!(sequence.batch_index.is_none(), "invariant: older sequences are scheduled first");
         self.running_sequences -= sequence.num_sequences();
@@ -481,6 +482,7 @@ impl Scheduler {
         let at = self.running.partition_point(|other| other.priority < priority);
         for position in at..at + group.len() {
             let entry = self.waiting.remove(group.start).expect("invariant: a group is part of its queue");
+            self.stop_expecting_images(entry.slot);
             self.running.insert(position, entry);
         }
         Admission::Admitted(at..at + group.len())
@@ -557,6 +559,7 @@ impl Scheduler {
                 self.allocate_uncached(slot, copied.take(), batch);
             } else {
                 self.release_blocks(slot);
+                self.expect_images(slot);
             }
         }
         has_room

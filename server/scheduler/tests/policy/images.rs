@@ -403,3 +403,104 @@ fn a_prompt_whose_images_are_cached_does_not_wait_for_room() {
     "#]],
     );
 }
+
+#[test]
+fn images_of_requests_that_cannot_be_admitted_count_once() {
+    check(
+        SchedulerConfig { max_num_seqs: 1, ..config() },
+        expect![[r#"
+        > submit 1 ab max=9
+        > submit 2 a....b image=A@1+4
+        > submit 3 c....d image=A@1+4
+        > submit 4 e......f image=B@1+6
+        > images
+        10 image tokens unencoded, 0 encoded, 0 hits, 0 misses
+        > step
+        1: 0+2 [0] -> 1
+        1 started, 0 cached
+        > abort 4
+        > images
+        4 image tokens unencoded, 0 encoded, 0 hits, 0 misses
+        > abort 2
+        > images
+        4 image tokens unencoded, 0 encoded, 0 hits, 0 misses
+        > abort 1
+        > step
+        image A is needed by 3
+        nothing
+        > images
+        4 image tokens unencoded, 0 encoded, 0 hits, 1 misses
+        > provide A
+        > images
+        0 image tokens unencoded, 4 encoded, 0 hits, 1 misses
+        > abort 3
+        > submit 5 g....h image=A@1+4
+        > images
+        0 image tokens unencoded, 4 encoded, 0 hits, 1 misses
+    "#]],
+    );
+}
+
+#[test]
+fn images_of_cached_tokens_count_until_the_request_is_admitted() {
+    check(
+        config(),
+        expect![[r#"
+        > submit 1 ab......cdefgh image=A@2+6
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+14 [0 1 2 3] -> 1
+        1 started, 0 cached
+        1 finished, Length
+        > submit 2 b...........cd image=B@1+11
+        > step
+        image B is needed by 2
+        image A is evicted
+        nothing
+        > provide B
+        > step
+        2: 0+14 [3 4 5 6] -> 2
+        2 started, 0 cached
+        2 finished, Length
+        > submit 3 ab......cdefghij image=A@2+6
+        > images
+        6 image tokens unencoded, 11 encoded, 0 hits, 2 misses
+        > step
+        3: 12+4 [0 1 2 6] -> 3
+        3 started, 12 cached
+        3 finished, Length
+        > images
+        0 image tokens unencoded, 11 encoded, 0 hits, 2 misses
+    "#]],
+    );
+}
+
+#[test]
+fn lookups_of_images_are_counted_once_for_each_sequence() {
+    check(
+        config(),
+        expect![[r#"
+        > submit 1 a......bcd image=A@1+6
+        > submit 2 x......yzx image=A@1+6
+        > step
+        image A is needed by 1
+        nothing
+        > step
+        nothing
+        > images
+        6 image tokens unencoded, 0 encoded, 1 hits, 1 misses
+        > provide A
+        > abort 1
+        > abort 2
+        > submit 3 y......x image=A@1+6
+        > steps 1
+        3 started, 0 cached
+        3 finished, Length
+        > images
+        0 image tokens unencoded, 6 encoded, 2 hits, 1 misses
+    "#]],
+    );
+}

@@ -26,6 +26,7 @@
 //! fail                      a step that fails, or the second half of one
 //! abort 1
 //! load
+//! images                    the load of the encoder and of its cache
 //! ```
 //! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, in the blocks
 //! 0, 3 and 2, and that the sequences 1 and 2 sample after them. With ` scores 8+3`, the logits of the three tokens from
@@ -143,6 +144,16 @@ impl Run {
                 let names = self.names(&self.scheduler.sequences_with_image(image(rest)));
                 self.scheduler.cancel_image(image(rest));
                 self.write(&format!("needed by {names}"));
+            }
+            "images" => {
+                let load = self.scheduler.load();
+                self.write(&format!(
+                    "{} image tokens unencoded, {} encoded, {} hits, {} misses",
+                    load.unencoded_image_tokens,
+                    load.encoded_image_tokens,
+                    load.image_cache_hits_total,
+                    load.image_cache_misses_total
+                ));
             }
             "load" => {
                 let load = self.scheduler.load();

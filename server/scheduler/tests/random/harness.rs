@@ -170,6 +170,7 @@ impl Harness {
         }
         let load = self.scheduler.load();
         assert_eq!((load.blocks_active, load.running, load.waiting, load.uncomputed_tokens), (0, 0, 0, 0));
+        assert_eq!(load.unencoded_image_tokens > 0, self.encoder.is_busy(), "no request expects an image");
         assert!(self.requests.is_empty(), "every request has ended");
     }
 
@@ -180,6 +181,7 @@ impl Harness {
         let alive: u32 = self.requests.values().map(|request| request.alive).sum();
         assert_eq!(load.running + load.waiting, alive, "every sequence that has not ended is counted");
         assert_eq!(self.scheduler.is_idle(), alive == 0);
+        self.check_image_load(&load);
     }
 
     fn submit(&mut self) {

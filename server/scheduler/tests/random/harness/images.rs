@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Harness, SequenceRecord};
 use crate::random::Random;
 use server_scheduler::{
-    Batch, ImageDigest, ImageLimits, ImageSpan, PromptImages, ScheduledSequence, SpanAttention, TokenId,
+    Batch, ImageDigest, ImageLimits, ImageSpan, Load, PromptImages, ScheduledSequence, SpanAttention, TokenId,
 };
 
 /// The number of different images.
@@ -22,6 +22,13 @@ pub(super) const LIMITS: ImageLimits = ImageLimits { rows_max: ROWS + 4, max_num
 pub(super) struct Encoder {
     requested: Vec<ImageDigest>,
     outputs: BTreeSet<ImageDigest>,
+}
+
+impl Encoder {
+    /// Whether there are images that were requested and are not encoded yet.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.requested.is_empty()
+    }
 }
 
 /// Draws the images of a prompt.
@@ -95,6 +102,13 @@ impl Harness {
             assert!(self.sequences[&request.sequence].alive, "an image is requested for a sequence");
             self.encoder.requested.push(request.digest);
         }
+    }
+
+    /// Checks that the load includes the requested images, and each image at most once.
+    pub(super) fn check_image_load(&self, load: &Load) {
+        let unencoded = load.unencoded_image_tokens;
+        assert!(unencoded >= self.encoder.requested.len() as u64, "requested images count");
+        assert!(unencoded + load.encoded_image_tokens <= u64::from(IMAGES * ROWS), "an image counts once");
     }
 
     /// Checks that the outputs that a scheduled sequence reads exist, and that no bidirectional span is divided.
