@@ -154,7 +154,11 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let (queued_prefill, prefill) = (queued_tokens / prefill_speed, prompt_tokens / prefill_speed);
     let queued_images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
         + booked.image_tokens_unreported as f64;
-    let image_encoding = (queued_images + f64::from(cost.image_tokens)) / image_speed;
+    let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
+    // A request that needs no encoder overtakes those that wait for it. Encoding only takes processor time from the computation
+    // of its prompt.
+    let image_encoding =
+        if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));
     let others = u64::from(reported.running) + booked.sequences_unreported;
     let decode_interference = f64::from(config.decode_interference) * steps * others as f64 / decode_speed;

@@ -121,6 +121,15 @@ fn a_request_with_images_avoids_a_replica_that_is_encoding() {
     assert!((terms[0].score - terms[1].score - 4.0).abs() < 1e-9);
 }
 
+#[test]
+fn a_request_without_images_does_not_wait_for_the_encoder() {
+    let encoding = ReportedLoad { unencoded_image_tokens: 2000, image_tokens_per_second: 500.0, ..REPORTED };
+    // The prompt takes a second.
+    assert_eq!(image_encoding(&DEMAND, reporting(1, encoding)), 1.0);
+    let almost_done = ReportedLoad { unencoded_image_tokens: 100, ..encoding };
+    assert_eq!(image_encoding(&DEMAND, reporting(1, almost_done)), 0.2);
+}
+
 /// The time to encode images that `candidate` is expected to need for a request.
 fn image_encoding(demand: &Demand, candidate: Candidate) -> f64 {
     let mut terms = Vec::new();
