@@ -98,7 +98,7 @@ pub struct RunArgs {
 
     /// Time within which the leader must renew the Lease.
     ///
-    /// Beyond it: another operator becomes the leader, and the former leader exits with an error.
+    /// If exceeded: another operator becomes the leader, and the former leader exits with an error.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = duration, help_heading = "Leader")]
     pub lease_duration: Duration,
 
@@ -119,7 +119,7 @@ pub struct RunArgs {
     /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator, because
     /// the new version has different default images or renders pods differently.
     ///
-    /// Beyond it: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
+    /// If exceeded: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
     /// the others.
     #[arg(
         long,
@@ -136,7 +136,7 @@ pub struct RunArgs {
 
     /// Maximum number of resources that are reconciled at the same time.
     ///
-    /// Beyond it: the other resources wait.
+    /// If exceeded: the other resources wait.
     #[arg(
         long,
         value_name = "COUNT",

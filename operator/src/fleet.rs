@@ -31,11 +31,11 @@ pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedRe
 
 /// The timeout for the response of a pod to the operator.
 ///
-/// Beyond it: the operator tries again later; a router counts as unreachable until it responds.
+/// If exceeded: the operator tries again later; a router counts as unreachable until it responds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time without a report from a router, which reports once a second.
 ///
-/// Beyond it: the router counts as unreachable, and the operator connects again.
+/// If exceeded: the router counts as unreachable, and the operator connects again.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest pause before the next attempt to reach a pod.
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
@@ -45,7 +45,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of open connections from the operator to pods.
 ///
-/// Beyond it: further connections wait.
+/// If exceeded: further connections wait.
 const CONNECTIONS_MAX: usize = 1024;
 
 /// The reports of the pods of a resource.

@@ -37,7 +37,7 @@ pub(crate) use tether::run as tether;
 
 /// Time that a server or router of `ovfleet-operator local` has to exit after its drain timeout.
 ///
-/// Beyond it: the process is killed.
+/// If exceeded: the process is killed.
 const EXIT_TIME: Duration = Duration::from_secs(5);
 /// The size of each replica's KV cache in bytes if the resource does not set it. By default, a server uses half of the
 /// free memory, which several replicas on one machine cannot all have.

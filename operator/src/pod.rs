@@ -334,7 +334,7 @@ pub(crate) fn creation_error(message: &str) -> String {
 fn exit_message(output: &str, code: i32) -> String {
     /// Length of the last output of a container in a condition, in characters.
     ///
-    /// Beyond it: the text is truncated.
+    /// If exceeded: the text is truncated.
     const LENGTH_MAX: usize = 400;
     let reason: String = exit_reason(output).chars().take(LENGTH_MAX).collect();
     if reason.is_empty() {

@@ -33,7 +33,7 @@ const DEFINITION_INTERVAL: Duration = Duration::from_secs(2);
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(300);
 /// Time within which the operator must finish its work after SIGTERM or SIGINT.
 ///
-/// Beyond it: the work is canceled, and the process exits with an error.
+/// If exceeded: the work is canceled, and the process exits with an error.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Args {

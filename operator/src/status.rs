@@ -129,7 +129,7 @@ fn with_transition_times(
 ) -> Vec<Condition> {
     /// Length of the message of a condition, in characters, so that the API server accepts it.
     ///
-    /// Beyond it: the message is truncated.
+    /// If exceeded: the message is truncated.
     const MESSAGE_MAX: usize = 2000;
     let before = previous.map(|previous| previous.conditions.as_slice()).unwrap_or_default();
     // The API server stores times in seconds.

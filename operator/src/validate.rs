@@ -357,7 +357,7 @@ fn duration(field: &'static str, period: &Period) -> Result<Duration, Validation
     /// Length of any duration in a resource. Longer ones are useless in all of these fields, and Kubernetes counts
     /// seconds in 32 bits.
     ///
-    /// Beyond it: the operator rejects the resource and reports the field in its status.
+    /// If exceeded: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
     let duration =
         period.duration().map_err(|error| ValidationError::Field { field, problem: error.to_string() })?;

@@ -31,7 +31,7 @@ use stores::owner;
 
 /// Number of changes that wait to be reconciled.
 ///
-/// Beyond it: the watches wait.
+/// If exceeded: the watches wait.
 const CHANGES_MAX: usize = 1024;
 
 /// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the resource

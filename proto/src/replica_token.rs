@@ -24,19 +24,19 @@ pub const SCHEME: &str = "ovfleet-replica-token";
 
 /// Number of tokens in the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// If exceeded: the process does not start; if the file changes while the process runs, the previous tokens stay in
 /// effect.
 const TOKENS_MAX: usize = 8;
 /// Minimum number of characters of a token. A shorter token could be guessed.
 const TOKEN_CHARACTERS_MIN: usize = 16;
 /// Characters of a token in the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// If exceeded: the process does not start; if the file changes while the process runs, the previous tokens stay in
 /// effect.
 const TOKEN_CHARACTERS_MAX: usize = 256;
 /// Size of the file given by `--replica-token-file`.
 ///
-/// Beyond it: the process does not start; if the file changes while the process runs, the previous tokens stay in
+/// If exceeded: the process does not start; if the file changes while the process runs, the previous tokens stay in
 /// effect.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 

@@ -15,7 +15,7 @@ use crate::limits::{RateLimits, Rates};
 
 /// Number of keys in the file given by `--api-keys`.
 ///
-/// Beyond it: the router does not start; if the file changes while the router runs, the previous version remains in
+/// If exceeded: the router does not start; if the file changes while the router runs, the previous version remains in
 /// effect.
 const KEYS_MAX: usize = 65_536;
 

@@ -115,7 +115,7 @@ pub struct Args {
     /// Maximum number of replicas to which a request is sent before the client receives the first byte. Replicas that
     /// accept no connection do not count.
     ///
-    /// Beyond it: the client gets the last failure, which is the answer of the replica; 502,
+    /// If exceeded: the client gets the last failure, which is the answer of the replica; 502,
     /// `replicas_failed`; or 504, `replicas_timed_out`.
     #[arg(
         long,
@@ -130,7 +130,7 @@ pub struct Args {
     /// Unused retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not
     /// count. 0 permits no other retries.
     ///
-    /// Beyond it: the client gets the last failure, as with `--attempts`.
+    /// If exceeded: the client gets the last failure, as with `--attempts`.
     #[arg(
         long,
         value_name = "PERCENT",
@@ -142,7 +142,7 @@ pub struct Args {
 
     /// Time within which a replica must accept a connection.
     ///
-    /// Beyond it: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
+    /// If exceeded: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
     /// gets 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout` it gets 504,
     /// `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
@@ -150,7 +150,7 @@ pub struct Args {
 
     /// Time within which a replica must begin a streamed answer.
     ///
-    /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -162,7 +162,7 @@ pub struct Args {
 
     /// Time within which a replica must complete an answer that is not streamed.
     ///
-    /// Beyond it: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -174,7 +174,7 @@ pub struct Args {
 
     /// Maximum time for which a replica may be silent during an answer.
     ///
-    /// Beyond it: a streamed answer ends with an error event; any other answer is cut off.
+    /// If exceeded: a streamed answer ends with an error event; any other answer is cut off.
     #[arg(
         long,
         value_name = "TIME",
@@ -187,7 +187,7 @@ pub struct Args {
     /// Time without a load report after which a replica that used to report is considered hung. It does not apply to
     /// a replica that drains or that discovery no longer lists, because such a replica finishes its requests.
     ///
-    /// Beyond it: requests without a first byte are retried on another replica, if one still reports; answers that
+    /// If exceeded: requests without a first byte are retried on another replica, if one still reports; answers that
     /// have begun end with an error.
     #[arg(
         long,
@@ -200,7 +200,7 @@ pub struct Args {
 
     /// Maximum number of requests for one model that wait in the router because no replica has room.
     ///
-    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -213,20 +213,20 @@ pub struct Args {
     /// Maximum number of prompt tokens of the requests for one model that wait in the router because no replica has
     /// room. A request that waits alone may exceed this limit.
     ///
-    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
     pub queue_tokens: u64,
 
     /// Maximum time that a request waits for room at a replica.
     ///
-    /// Beyond it: the request gets 429, `queue_timeout`, with `Retry-After`.
+    /// If exceeded: the request gets 429, `queue_timeout`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
     /// Maximum number of requests that wait while no replica is available. The limits of the queue do not apply to
     /// them.
     ///
-    /// Beyond it: further requests get 503, `no_replica`, with `Retry-After`.
+    /// If exceeded: further requests get 503, `no_replica`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -238,7 +238,7 @@ pub struct Args {
 
     /// Maximum time that a request waits for a replica to become available.
     ///
-    /// Beyond it: the request gets 503, `no_replica`, with `Retry-After`.
+    /// If exceeded: the request gets 503, `no_replica`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub waiting_room_timeout: Duration,
 
@@ -250,13 +250,13 @@ pub struct Args {
 
     /// Maximum number of requests per minute with one API key. Default: unlimited.
     ///
-    /// Beyond it: further requests get 429, `rate_limit_exceeded`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `rate_limit_exceeded`, with `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
     /// Maximum number of prompt and completion tokens per minute with one API key. Default: unlimited.
     ///
-    /// Beyond it: further requests get 429, `rate_limit_exceeded`, with `Retry-After` unless the request
+    /// If exceeded: further requests get 429, `rate_limit_exceeded`, with `Retry-After` unless the request
     /// alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
@@ -268,26 +268,26 @@ pub struct Args {
 
     /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
     ///
-    /// Beyond it: the request gets 413, `request_too_large`.
+    /// If exceeded: the request gets 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
     /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// Beyond it: further requests get 429, `too_many_body_bytes`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `too_many_body_bytes`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
     /// Maximum size of the head of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
     ///
-    /// Beyond it: the request gets 431 without a body.
+    /// If exceeded: the request gets 431 without a body.
     #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
     /// Maximum number of open client connections to the API.
     ///
-    /// Beyond it: further connections wait, and connections without a request are closed after one second to make
+    /// If exceeded: further connections wait, and connections without a request are closed after one second to make
     /// room for them.
     #[arg(
         long,
@@ -300,7 +300,7 @@ pub struct Args {
 
     /// Maximum number of requests that the router handles at the same time, including waiting ones.
     ///
-    /// Beyond it: further requests get 429, `too_many_requests`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -313,20 +313,20 @@ pub struct Args {
     /// Time within which a client must send the head of a request, and the same time again for its body. A
     /// connection without a request is closed after the same time.
     ///
-    /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
+    /// If exceeded: the connection is closed; if only the body is late, the client first gets 408,
     /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
     /// Maximum time for which a client may leave an answer unread.
     ///
-    /// Beyond it: the answer is cut off, and the request is canceled at its replica.
+    /// If exceeded: the answer is cut off, and the request is canceled at its replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
     pub write_timeout: Duration,
 
     /// Time within which requests must finish after SIGTERM or SIGINT.
     ///
-    /// Beyond it: the remaining requests are cut off.
+    /// If exceeded: the remaining requests are cut off.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub drain_timeout: Duration,
 

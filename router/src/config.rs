@@ -12,7 +12,7 @@ use crate::args::Args;
 
 /// Size of a configuration file or a file of API keys.
 ///
-/// Beyond it: the router does not start; if the file changes while the router runs, the previous version remains in
+/// If exceeded: the router does not start; if the file changes while the router runs, the previous version remains in
 /// effect.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 

@@ -46,7 +46,7 @@ use picker::{Picker, Search, SearchResult};
 
 /// Number of unused retries that the router saves under `--retry-budget-percent`. The router starts with this number.
 ///
-/// Beyond it: further unused retries are lost.
+/// If exceeded: further unused retries are lost.
 const SAVED_RETRIES_MAX: u32 = 256;
 /// The pause before the router sends a request again to a replica that failed to answer it, if the model has no other
 /// replica.

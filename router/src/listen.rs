@@ -37,7 +37,7 @@ use connection::{Activity, ConnectionLimits, ShutdownSignals};
 const HANDOVER_MAX: usize = 256;
 /// Number of concurrent streams of an HTTP/2 connection.
 ///
-/// Beyond it: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
+/// If exceeded: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
 const H2_STREAMS_MAX: u32 = 256;
 /// The flow-control window of an HTTP/2 stream in bytes, and the size of its send buffer.
 const H2_STREAM_BYTES: u32 = 256 * 1024;
@@ -53,7 +53,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time within which an HTTP/2 client must answer a ping.
 ///
-/// Beyond it: the connection is closed.
+/// If exceeded: the connection is closed.
 const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Size of the kernel's buffer of a connection in each direction. By default, the buffer can grow to megabytes for each

@@ -15,12 +15,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Number of blocks of a prompt that the router compares with the prefix caches of replicas.
 ///
-/// Beyond it: the rest of the prompt counts as not cached.
+/// If exceeded: the rest of the prompt counts as not cached.
 pub const CHAIN_BLOCKS_MAX: usize = 4096;
 
 /// Number of cached blocks that the router tracks for each replica, regardless of the size of its cache.
 ///
-/// Beyond it: the least recently used blocks are removed from the index.
+/// If exceeded: the least recently used blocks are removed from the index.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 15;
 
 /// The hashes of the leading full blocks of a prompt. Each hash includes all blocks before it.

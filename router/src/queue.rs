@@ -17,7 +17,7 @@ mod ticket;
 
 /// The reciprocal of the fraction of `--queue-requests` and `--queue-tokens` that one tenant must leave to the others.
 ///
-/// Beyond it: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may fill
+/// If exceeded: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may fill
 /// the queue.
 const TENANT_QUEUE_RESERVE: u64 = 8;
 
@@ -228,7 +228,7 @@ impl Queue {
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 /// Largest `Retry-After` of a request that is rejected because the queue is full or times out in it.
 ///
-/// Beyond it: the header has this value even if the expected wait is longer.
+/// If exceeded: the header has this value even if the expected wait is longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// The rate at which requests are served, over the time in which the queue was not empty.

@@ -17,7 +17,7 @@ use crate::prefix::PrefixIndex;
 
 /// Number of models of one replica.
 ///
-/// Beyond it: further models of the replica are ignored.
+/// If exceeded: further models of the replica are ignored.
 const REPLICA_MODELS_MAX: usize = 64;
 
 /// A replica that discovery lists.

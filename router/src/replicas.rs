@@ -18,7 +18,7 @@ use crate::replica::{Replica, ReportChanges};
 
 /// Number of models that the router knows, including those that no replica serves any more.
 ///
-/// Beyond it: models without a replica and without waiting requests are forgotten; if this is not enough, the new model
+/// If exceeded: models without a replica and without waiting requests are forgotten; if this is not enough, the new model
 /// is not served: 404, `model_not_found`.
 pub const MODELS_MAX: usize = 4096;
 

@@ -124,7 +124,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
 
 /// Number of open connections to the port given by `--admin-port`, and to the one given by `--grpc-port`.
 ///
-/// Beyond it: further connections wait, and connections without a request are closed after one second to make room
+/// If exceeded: further connections wait, and connections without a request are closed after one second to make room
 /// for them.
 const SIDE_CONNECTIONS_MAX: usize = 64;
 

@@ -19,11 +19,11 @@ use crate::replica::Replica;
 
 /// Number of open gRPC streams that report to operators.
 ///
-/// Beyond it: the gRPC call fails with `RESOURCE_EXHAUSTED`.
+/// If exceeded: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 16;
 /// Size of a gRPC request to the router, which has no fields yet.
 ///
-/// Beyond it: the gRPC call fails.
+/// If exceeded: the gRPC call fails.
 const REQUEST_BYTES_MAX: usize = 4096;
 /// The interval at which a stream checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

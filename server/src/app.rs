@@ -27,7 +27,7 @@ use crate::tenant::Tenant;
 
 /// Number of images that are fetched at the same time for one request.
 ///
-/// Beyond it: further images of the request are fetched afterward.
+/// If exceeded: further images of the request are fetched afterward.
 const REQUEST_FETCHES_MAX: usize = 4;
 
 /// The state of the server. Clones share the same state.

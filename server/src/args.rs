@@ -149,14 +149,14 @@ pub struct Args {
     /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of
     /// the maximum length need.
     ///
-    /// Beyond it: cached prefixes are evicted first; then waiting sequences are not started, and the youngest running
+    /// If exceeded: cached prefixes are evicted first; then waiting sequences are not started, and the youngest running
     /// sequences are preempted and computed again later.
     #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
     /// Size of the cache for the outputs of the image encoder of a vision-language model.
     ///
-    /// Beyond it: outputs that no request needs are evicted, and further images wait to be encoded.
+    /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
     pub image_cache_size: ByteSize,
 
@@ -190,7 +190,7 @@ pub struct Args {
 
     /// Maximum number of sequences that run at the same time.
     ///
-    /// Beyond it: further sequences wait; a request that alone has more sequences gets 400,
+    /// If exceeded: further sequences wait; a request that alone has more sequences gets 400,
     /// `integer_above_max_value`.
     #[arg(
         long,
@@ -203,7 +203,7 @@ pub struct Args {
 
     /// Maximum number of tokens computed in one step.
     ///
-    /// Beyond it: the rest of a prompt is computed in the following steps.
+    /// If exceeded: the rest of a prompt is computed in the following steps.
     #[arg(
         long,
         alias = "max-batched-tokens",
@@ -218,7 +218,7 @@ pub struct Args {
     /// shortens the pauses between streamed tokens; a higher value computes long prompts faster. If there
     /// are N waiting prompts per generating sequence, the step may be N times as large.
     ///
-    /// Beyond it: the rest of the prompts is computed in the following steps.
+    /// If exceeded: the rest of the prompts is computed in the following steps.
     #[arg(
         long,
         value_name = "COUNT",
@@ -246,14 +246,14 @@ pub struct Args {
     /// minimum is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is
     /// no longer exact, and later prompts cannot reuse their blocks. Default: no tokens are evicted.
     ///
-    /// Beyond it: the blocks to which the latest tokens paid the least attention are evicted.
+    /// If exceeded: the blocks to which the latest tokens paid the least attention are evicted.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
     /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model,
     /// or the capacity of the KV cache if that is less.
     ///
-    /// Beyond it: the request gets 400, `context_length_exceeded`.
+    /// If exceeded: the request gets 400, `context_length_exceeded`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
 

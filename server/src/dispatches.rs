@@ -15,11 +15,11 @@ const HEADER: &str = "x-ovfleet-dispatch";
 /// Number of disconnected routers whose dispatches the server remembers. The number of connected routers is limited
 /// by the number of open streams.
 ///
-/// Beyond it: the router that disconnected first is forgotten.
+/// If exceeded: the router that disconnected first is forgotten.
 const DEPARTED_MAX: usize = 64;
 /// Number of ranges that the server remembers for a router. It forgets the lowest ranges first.
 const RANGES_MAX: usize = 256;
-/// Number of requests of one router that are submitted to the engine and not accepted yet. Beyond it, a new request
+/// Number of requests of one router that are submitted to the engine and not accepted yet. If exceeded, a new request
 /// counts as accepted immediately.
 const PENDING_MAX: usize = 4096;
 

@@ -24,7 +24,7 @@ pub struct DrainArgs {
 
     /// Time that `ovfleet-server drain` waits for requests to finish.
     ///
-    /// Beyond it: the command exits with code 0 although requests are still running.
+    /// If exceeded: the command exits with code 0 although requests are still running.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 

@@ -14,7 +14,7 @@ const INLINE_TOKENS_MAX: usize = 64;
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
 /// Number of parts of answers that are encoded on separate threads at the same time.
 ///
-/// Beyond it: further parts wait.
+/// If exceeded: further parts wait.
 const ENCODINGS_MAX: usize = 8;
 
 /// The slots of the parts that are encoded on separate threads.

@@ -115,11 +115,11 @@ impl Resource {
 const MISSING: &str = "missing_required_parameter";
 /// Length of an error message in characters. Messages can repeat names from the request, which can be long.
 ///
-/// Beyond it: the message is truncated and ends with `…`.
+/// If exceeded: the message is truncated and ends with `…`.
 const MESSAGE_MAX: usize = 1_000;
 /// Length of the parameter path in an error, in characters.
 ///
-/// Beyond it: the path is truncated and ends with `…`.
+/// If exceeded: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
 
 /// The shortest `Retry-After`, which the server also uses if it cannot estimate the time.

@@ -15,7 +15,7 @@ use crate::limits::{ByteBudget, WaitingBudget};
 /// Number of pixels of the images that are decoded and preprocessed at the same time. Decoding takes up to 11 bytes of memory
 /// for each pixel.
 ///
-/// Beyond it: further images wait.
+/// If exceeded: further images wait.
 const DECODING_PIXELS_MAX: u64 = IMAGE_PIXELS_MAX;
 
 /// Converts the inputs of an image to the type that the encoder of the backend reads.

@@ -78,13 +78,13 @@ impl HttpLimits {
     pub(crate) fn of_admin_port(self) -> Self {
         /// Number of open connections to the port given by `--admin-port`.
         ///
-        /// Beyond it: further connections wait, and connections without a request are closed after one second to make
+        /// If exceeded: further connections wait, and connections without a request are closed after one second to make
         /// room for them.
         const CONNECTIONS_MAX: usize = 256;
         /// Time within which a client of the port given by `--admin-port` must send a request, and again read the
         /// answer.
         ///
-        /// Beyond it: the connection is closed.
+        /// If exceeded: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);
         Self { max_connections: CONNECTIONS_MAX, read_timeout: TIMEOUT, write_timeout: TIMEOUT, ..self }
     }
@@ -95,74 +95,74 @@ pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 
 /// Number of choices of one request, over all its prompts.
 ///
-/// Beyond it: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
+/// If exceeded: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
 /// Number of log probabilities in an answer, separately for the prompts and for the generated text: the tokens of all
 /// choices, times the alternatives and the token itself.
 ///
-/// Beyond it: 400, `integer_above_max_value`; if the request does not limit the length of the answer, the choices end with
+/// If exceeded: 400, `integer_above_max_value`; if the request does not limit the length of the answer, the choices end with
 /// `length` before they have more.
 pub(crate) const LOGPROBS_TOTAL_MAX: u64 = 1 << 21;
 /// Size of the prompts that the choices of a request repeat with `echo`, in bytes.
 ///
-/// Beyond it: 400, `integer_above_max_value`.
+/// If exceeded: 400, `integer_above_max_value`.
 pub(crate) const ECHO_BYTES_MAX: u64 = 64 << 20;
 /// Number of stop strings of a request (`stop`).
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const STOPS_MAX: usize = 16;
 /// Size of a stop string or of a bad word.
 ///
-/// Beyond it: 400, `string_above_max_length`.
+/// If exceeded: 400, `string_above_max_length`.
 pub(crate) const STOP_BYTES_MAX: usize = 1024;
 /// Number of stop tokens of a request (`stop_token_ids`).
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const STOP_TOKENS_MAX: usize = 256;
 /// Number of tokens in `logit_bias`.
 ///
-/// Beyond it: 400, `object_above_max_properties`.
+/// If exceeded: 400, `object_above_max_properties`.
 pub(crate) const BIASES_MAX: usize = 1024;
 /// Number of texts in `bad_words`. Each has at most [`STOP_BYTES_MAX`] bytes.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const BAD_WORDS_MAX: usize = 256;
 /// Number of tokens in `allowed_token_ids`.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const ALLOWED_TOKENS_MAX: usize = 1 << 18;
 /// Size of an identifier in a request, such as `user`, `cache_salt` or `request_id`.
 ///
-/// Beyond it: 400, `string_above_max_length`.
+/// If exceeded: 400, `string_above_max_length`.
 pub(crate) const NAME_BYTES_MAX: usize = 512;
 /// Number of texts in one tokenize request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const TEXTS_MAX: usize = 1024;
 /// Smallest `repetition_penalty`, so that logits that are divided or multiplied by it stay finite.
 pub(crate) const REPETITION_PENALTY_MIN: f64 = 0.001;
 /// Maximum `repetition_penalty`.
 ///
-/// Beyond it: 400, `decimal_above_max_value`.
+/// If exceeded: 400, `decimal_above_max_value`.
 pub(crate) const REPETITION_PENALTY_MAX: f64 = 1000.0;
 /// Number of most probable tokens reported at a position (`top_logprobs`, `logprobs`, `prompt_logprobs`).
 ///
-/// Beyond it: 400, `integer_above_max_value`.
+/// If exceeded: 400, `integer_above_max_value`.
 pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 
 /// Number of concurrent requests about stored responses and conversations.
 ///
-/// Beyond it: 429, `too_many_requests`, with `Retry-After`.
+/// If exceeded: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
 /// Total size in bytes of the answers about tokens, stored responses and conversations that clients have not read yet.
 /// Answers of up to 64 KiB do not count.
 ///
-/// Beyond it: 429, `answer_buffer_full`, with `Retry-After`.
+/// If exceeded: 429, `answer_buffer_full`, with `Retry-After`.
 pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum `Retry-After` of the server, in seconds.
 ///
-/// Beyond it: the header has this value even if the wait may be longer.
+/// If exceeded: the header has this value even if the wait may be longer.
 pub const RETRY_AFTER_MAX: u64 = 60;
 
 /// Admits requests up to a limit.

@@ -42,7 +42,7 @@ pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     /// Length of the operating system's queue of connections that the server has not accepted yet, for each port.
     ///
-    /// Beyond it: the operating system of the client tries again after a second.
+    /// If exceeded: the operating system of the client tries again after a second.
     const BACKLOG: u32 = 1024;
     let address = SocketAddr::new(host, port);
     let listen = || {
@@ -103,7 +103,7 @@ pub(crate) async fn serve(
 
 /// Size in bytes of the head of a request, and of the buffers of a connection.
 ///
-/// Beyond it: 431; an answer is passed to its connection only as the client reads it.
+/// If exceeded: 431; an answer is passed to its connection only as the client reads it.
 const CONNECTION_BUFFER_BYTES_MAX: usize = 128 << 10;
 
 /// Returns the settings of HTTP connections.

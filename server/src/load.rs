@@ -24,7 +24,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const BLOCKS_PART: u32 = 50;
 /// Number of open gRPC streams, such as load reports to routers.
 ///
-/// Beyond it: the gRPC call fails with `RESOURCE_EXHAUSTED`.
+/// If exceeded: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;
 
 /// Sends load reports. Never returns.

@@ -39,7 +39,7 @@ use crate::tenant::Tenant;
 
 /// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory. Tenants take turns.
 ///
-/// Beyond it: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
+/// If exceeded: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
 pub(crate) const FETCHES_MAX: usize = 16;
 
 /// The flags that decide what the server may fetch, and the limits of a fetch.
@@ -77,14 +77,14 @@ pub struct MediaPolicy {
 
     /// Time within which an image must be fetched, including redirects.
     ///
-    /// Beyond it: 400, `invalid_image_url`.
+    /// If exceeded: 400, `invalid_image_url`.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
     /// Maximum file size of an image that is fetched or read. Accepts a unit, such as 4MiB. No image may be larger than
     /// 20 MiB.
     ///
-    /// Beyond it: 400, `invalid_image_url`.
+    /// If exceeded: 400, `invalid_image_url`.
     #[arg(long, value_name = "SIZE", default_value = "20MB")]
     pub max_image_bytes: ByteSize,
 }

@@ -37,12 +37,12 @@ pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem
 
 /// Stored size of a response, or of the items that one request adds to a conversation.
 ///
-/// Beyond it: the response says `"store": false`, or fails if it is in the background; other requests get 400,
+/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests get 400,
 /// `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
 /// Number of threads that read or write stored objects at the same time.
 ///
-/// Beyond it: requests wait.
+/// If exceeded: requests wait.
 const WORKERS_MAX: usize = 8;
 /// Number of locks that the conversations share. Only one of the conversations that share a lock is changed at a time.
 const LOCKS: usize = 64;

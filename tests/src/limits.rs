@@ -1,5 +1,5 @@
 //! Generates the reference of limits from the code. A limit is a constant or a flag whose documentation has a paragraph
-//! `Beyond it: …` with the status code or another effect.
+//! `If exceeded: …` with the status code or another effect.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use crate::tidy::Tree;
 
 /// The start of the paragraph about the effect of exceeding a limit.
-const MARK: &str = "Beyond it: ";
+const MARK: &str = "If exceeded: ";
 
 /// The sections of the page, with the paths of the sources whose limits they list. The longest matching path counts.
 const SECTIONS: &[(&str, &[&str])] = &[
@@ -264,9 +264,9 @@ pub fn reference(limits: &[Limit]) -> String {
         }
         let has_flags = rows.iter().any(|limit| limit.flag.is_some());
         let header = if has_flags {
-            "| limit | flag | default | beyond it |\n|---|---|---|---|"
+            "| limit | flag | default | if exceeded |\n|---|---|---|---|"
         } else {
-            "| limit | value | beyond it |\n|---|---|---|"
+            "| limit | value | if exceeded |\n|---|---|---|"
         };
         let _ = write!(text, "\n## {section}\n\n{header}\n");
         for Limit { what, flag, default, beyond, .. } in rows {
@@ -300,9 +300,9 @@ mod tests {
 
     #[test]
     fn reads_constants_with_their_units() {
-        let text = "/// Bytes of a body. It is read whole.\n///\n/// Beyond it: 413.\npub const BODY_BYTES_MAX: usize = 8 << 20;\n\
-                    /// Most tools\n/// of a request. Beyond it: 400.\nconst TOOLS_MAX: usize = 512;\n\
-                    /// Time to write. Beyond it: the rest is lost.\nconst FLUSH_MAX: Duration = Duration::from_secs(5);\n\
+        let text = "/// Bytes of a body. It is read whole.\n///\n/// If exceeded: 413.\npub const BODY_BYTES_MAX: usize = 8 << 20;\n\
+                    /// Most tools\n/// of a request. If exceeded: 400.\nconst TOOLS_MAX: usize = 512;\n\
+                    /// Time to write. If exceeded: the rest is lost.\nconst FLUSH_MAX: Duration = Duration::from_secs(5);\n\
                     /// No limit.\nconst OTHER: u32 = 1;\n";
         assert_eq!(
             found(text),
@@ -316,9 +316,9 @@ mod tests {
 
     #[test]
     fn reads_flags_with_their_defaults() {
-        let text = "    /// Requests in flight.\n    ///\n    /// Beyond it: 429 with `Retry-After`.\n    \
+        let text = "    /// Requests in flight.\n    ///\n    /// If exceeded: 429 with `Retry-After`.\n    \
                     #[arg(long, env = \"X\", default_value_t = 1024, help_heading = \"Limits\")]\n    \
-                    pub max_concurrent_requests: usize,\n\n    /// Bytes of a body. Beyond it: 413.\n    #[arg(\n        \
+                    pub max_concurrent_requests: usize,\n\n    /// Bytes of a body. If exceeded: 413.\n    #[arg(\n        \
                     long = \"max-body-bytes\",\n        default_value = \"8MiB\"\n    )]\n    pub body: ByteSize,\n";
         assert_eq!(
             found(text),
@@ -337,11 +337,11 @@ mod tests {
     #[test]
     fn resolves_named_constants_and_reads_sums_of_time() {
         let text = "/// Most elements.\npub const ELEMENTS_MAX: usize = 8192;\n\
-                    /// Items. Beyond it: 400.\npub const ITEMS_MAX: usize = 4 * ELEMENTS_MAX;\n\
-                    /// Tokens. Beyond it: 500.\nconst TOKENS_MAX: usize = (1 << 22) - 1;\n\
-                    /// Greatest penalty. Beyond it: 400.\nconst PENALTY_MAX: f64 = 1000.0;\n\
-                    /// Length of a period. Beyond it: 400.\nconst LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);\n\
-                    /// Elements. Beyond it: 400.\n#[arg(long, default_value_t = ELEMENTS_MAX)]\npub elements: usize,\n";
+                    /// Items. If exceeded: 400.\npub const ITEMS_MAX: usize = 4 * ELEMENTS_MAX;\n\
+                    /// Tokens. If exceeded: 500.\nconst TOKENS_MAX: usize = (1 << 22) - 1;\n\
+                    /// Greatest penalty. If exceeded: 400.\nconst PENALTY_MAX: f64 = 1000.0;\n\
+                    /// Length of a period. If exceeded: 400.\nconst LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);\n\
+                    /// Elements. If exceeded: 400.\n#[arg(long, default_value_t = ELEMENTS_MAX)]\npub elements: usize,\n";
         assert_eq!(
             found(text),
             [
@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn a_default_that_depends_is_read_from_the_documentation() {
         let text = "    /// Tokens of a sequence. Default: the model's\n    /// context length.\n    ///\n    \
-                    /// Beyond it: 400.\n    #[arg(long)]\n    pub max_model_len: Option<u32>,\n\n    \
-                    /// Time to wait. Beyond it: 429.\n    #[arg(long, default_value = \"10m\")]\n    pub wait: Duration,\n";
+                    /// If exceeded: 400.\n    #[arg(long)]\n    pub max_model_len: Option<u32>,\n\n    \
+                    /// Time to wait. If exceeded: 429.\n    #[arg(long, default_value = \"10m\")]\n    pub wait: Duration,\n";
         assert_eq!(
             found(text),
             [

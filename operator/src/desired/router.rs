@@ -23,7 +23,7 @@ const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
 /// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its removal
 /// from the endpoints propagates.
 ///
-/// Beyond it: Kubernetes kills the pod.
+/// If exceeded: Kubernetes kills the pod.
 const EXIT_SECONDS: u64 = 10;
 
 /// Renders the ConfigMap with the options, which routers read again when it changes.

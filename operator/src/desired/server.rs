@@ -18,7 +18,7 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 
 /// Time that the pod of a server has to exit, in addition to `drain.timeout`.
 ///
-/// Beyond it: Kubernetes kills the pod.
+/// If exceeded: Kubernetes kills the pod.
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time within which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);

@@ -17,7 +17,7 @@ use crate::ports::{GRPC_PORT, PROGRESS_PORT};
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Size of the progress report of a fetch.
 ///
-/// Beyond it: the report is ignored.
+/// If exceeded: the report is ignored.
 const PROGRESS_BYTES_MAX: usize = 4 << 10;
 
 /// The report of a router about its replicas.

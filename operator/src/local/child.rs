@@ -25,7 +25,7 @@ const STABLE_TIME: Duration = Duration::from_secs(30);
 /// Number of consecutive times that `ovfleet-operator local` restarts a process that was killed, or exited with code 0,
 /// before it ever worked. A process that exits with another code before it ever worked is not restarted.
 ///
-/// Beyond it: `ovfleet-operator local` exits with an error.
+/// If exceeded: `ovfleet-operator local` exits with an error.
 const FAILURES_MAX: u32 = 5;
 
 /// A program and its arguments.

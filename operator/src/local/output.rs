@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// Size of a line of output that `ovfleet-operator local` forwards from a process.
 ///
-/// Beyond it: the line is split.
+/// If exceeded: the line is split.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of bytes that are stored of an error.
 const ERROR_BYTES_MAX: usize = 4 << 10;

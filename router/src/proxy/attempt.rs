@@ -18,7 +18,7 @@ use crate::dispatch::Placement;
 /// Size of an answer that the router receives completely before it forwards any of it, so that another replica can
 /// still answer if this one dies. Streams are forwarded as they arrive.
 ///
-/// Beyond it: the answer is forwarded as it arrives, and is cut off if the replica dies.
+/// If exceeded: the answer is forwarded as it arrives, and is cut off if the replica dies.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.

@@ -40,7 +40,7 @@ pub struct Fields<'a> {
 
 /// Length of a model name that an error message repeats, in characters.
 ///
-/// Beyond it: the name is truncated.
+/// If exceeded: the name is truncated.
 pub const MODEL_SHOWN_MAX: usize = 256;
 
 /// The error for a body that is not a JSON object, or is truncated.

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Number of bytes of an image in which the router looks for its size.
 ///
-/// Beyond it: the image counts as one of average size.
+/// If exceeded: the image counts as one of average size.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
 /// The number of pixels for each token of an image, as in Qwen's models. Other families take fixed numbers of tokens

@@ -11,7 +11,7 @@ use super::usage::may_have_usage;
 /// Length of the `stream_options` of a request in which the router requests the usage, in bytes. The parsed options
 /// take many times as much memory.
 ///
-/// Beyond it: the usage of the stream is estimated.
+/// If exceeded: the usage of the stream is estimated.
 const STREAM_OPTIONS_MAX: usize = 4096;
 
 /// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its

@@ -9,7 +9,7 @@ use super::headers::REQUEST_ID;
 
 /// Size of an `x-request-id` that a client chooses.
 ///
-/// Beyond it: the router replaces the ID with a new one.
+/// If exceeded: the router replaces the ID with a new one.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Generates IDs that consist of a random number, which differs between threads and processes, and a counter.

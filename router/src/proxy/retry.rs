@@ -21,7 +21,7 @@ use crate::waiting::PlacementRequest;
 /// Number of broken connections to replicas after which the router gives up on a request. The request itself may crash
 /// the replicas, and must not crash one after another.
 ///
-/// Beyond it: 502, `replicas_failed`, with `x-should-retry: false`.
+/// If exceeded: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
 
 /// The model that a request is for, its demand on a replica, and its waiting parameters.

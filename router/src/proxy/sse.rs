@@ -17,7 +17,7 @@ use crate::error::ErrorObject;
 
 /// Size of a server-sent event that is held back until it is complete.
 ///
-/// Beyond it: the event is forwarded in parts.
+/// If exceeded: the event is forwarded in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
 /// The prefix of the data in an event.

@@ -22,7 +22,7 @@ const DIGITS: usize = 48;
 const STORE_DIGITS: usize = 16;
 /// Length of the ID of a stored object that an error message repeats, in characters.
 ///
-/// Beyond it: the ID is truncated.
+/// If exceeded: the ID is truncated.
 const SHOWN_MAX: usize = 128;
 
 /// The object that a request refers to.

@@ -28,12 +28,12 @@ use super::request_body::RequestBody;
 
 /// Number of idle connections that each thread keeps to one replica.
 ///
-/// Beyond it: further idle connections are closed.
+/// If exceeded: further idle connections are closed.
 const IDLE_MAX: usize = 256;
 /// Age of an idle connection to a replica. A replica closes its side after 30 s, and a request must not be sent at that
 /// moment.
 ///
-/// Beyond it: the connection is closed.
+/// If exceeded: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
 /// Size of the buffer for the head and the body of an answer, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;

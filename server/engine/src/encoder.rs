@@ -62,7 +62,7 @@ pub struct EncoderConfig {
     pub encoder: Box<dyn ImageEncoder>,
     /// Bytes of encoder outputs that are stored, those of images that are being encoded included.
     ///
-    /// Beyond it: outputs that no request needs are evicted, and further images wait to be encoded. The images of a
+    /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded. The images of a
     /// single request may have more bytes; then no other images are stored.
     pub cache_bytes: u64,
 }

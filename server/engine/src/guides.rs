@@ -27,11 +27,11 @@ const WAIT_MAX: Duration = Duration::from_millis(5);
 /// Time that a request may spend on determining the allowed next tokens of a structured output before its first
 /// token.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time that each generated token adds to what a request may spend on determining the allowed next tokens.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// Sends guides to the threads, and receives the results.

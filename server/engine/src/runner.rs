@@ -7,7 +7,7 @@ use crate::sleep::SleepLevel;
 
 /// Number of LoRA adapters (`--lora`).
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 pub const ADAPTERS_MAX: usize = 32;
 
 /// Runs a model with a paged KV cache. The methods block, and only the engine's thread calls them.

@@ -33,11 +33,11 @@ mod stats;
 
 /// Number of evicted blocks that wait to be written to `--kv-spill-dir`.
 ///
-/// Beyond it: further evicted blocks are dropped.
+/// If exceeded: further evicted blocks are dropped.
 const WRITES_MAX: usize = 64;
 /// Number of requests that wait for blocks to be read from `--kv-spill-dir`.
 ///
-/// Beyond it: further requests compute their blocks instead.
+/// If exceeded: further requests compute their blocks instead.
 const READS_MAX: usize = 256;
 /// Number of blocks that are read before the engine needs them.
 const READ_AHEAD_MAX: usize = 16;
@@ -50,14 +50,14 @@ const WAIT_MIN: Duration = Duration::from_millis(200);
 const INITIAL_RATE: f32 = 500.0;
 /// Time that a request waits for the next block from `--kv-spill-dir`, if computing its blocks would take that long.
 ///
-/// Beyond it: the request computes the remaining blocks; if no block was read in the meantime, none is read for 10 s.
+/// If exceeded: the request computes the remaining blocks; if no block was read in the meantime, none is read for 10 s.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The time for which restores are paused after a block was overdue.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and those that are queued when it
 /// ends.
 ///
-/// Beyond it: the remaining blocks are lost.
+/// If exceeded: the remaining blocks are lost.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// A restore in progress.

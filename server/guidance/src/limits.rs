@@ -2,110 +2,110 @@
 
 /// Size of a JSON schema, written without whitespace.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
 /// Nesting depth of a JSON schema.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
 /// Number of properties of a JSON schema and its subschemas: names in `properties` and `required`, and keys of the objects
 /// in `enum` and `const`.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const PROPERTIES_MAX: usize = 5000;
 /// Number of `patternProperties` of a JSON schema and its subschemas. The time to compare them grows with the third power
 /// of their number, and 64 of them take about a second.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const PATTERN_PROPERTIES_MAX: usize = 64;
 /// Number of different values of `pattern` in a JSON schema that combines schemas: with `allOf`, or with `$ref`, `anyOf` or
 /// `oneOf` together with other constraints. The memory to follow a text grows exponentially with the patterns that it
 /// must match at the same time.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const COMBINED_PATTERNS_MAX: usize = 2;
 /// Number of `&` operators in a grammar. They need memory like the patterns of [`COMBINED_PATTERNS_MAX`].
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const CONJUNCTIONS_MAX: usize = 1;
 /// Number of different targets of `$ref` in a JSON schema.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const REFERENCES_MAX: usize = 256;
 /// Size of a grammar.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Number of rules and groups of a grammar, counted as the characters `:`, `(`, `[` and `~` in its Lark text.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const GRAMMAR_GROUPS_MAX: usize = 16_384;
 /// Size of a regular expression.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const REGEX_BYTES_MAX: usize = 32 << 10;
 /// Number of elements at one place of a form: alternatives of a choice, parts of a sequence, tags and triggers.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const ELEMENTS_MAX: usize = 8192;
 /// Nesting depth of a form.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const FORM_DEPTH_MAX: usize = 64;
 /// Size of a form with all its schemas, grammars and texts.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
 /// Greatest count of a repetition in a grammar.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const REPEAT_MAX: u32 = 1 << 16;
 
 /// Work units to read the regular expressions of a form. About 50,000 units take a millisecond.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const COMPILE_FUEL: u64 = 1_000_000;
 /// Work units on regular expressions to determine the allowed next tokens. About 14,000 units take a millisecond.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_FUEL: u64 = 400_000;
 /// Number of parser items to determine the allowed next tokens. About 20,000 items take a millisecond.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
 /// Number of parser items to consume a token on the engine's thread. The time grows with the square of their number in a row,
 /// and these take about 0.2 ms.
 ///
-/// Beyond it: the tokens of the form are consumed by the threads that determine the allowed next tokens.
+/// If exceeded: the tokens of the form are consumed by the threads that determine the allowed next tokens.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
 /// Number of symbols of a compiled grammar, for which llguidance has 16 bits.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
 /// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
 /// [`ELEMENTS_MAX`] has slightly more items than elements.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 /// Number of states of the lexer of a form. A state takes one or two kilobytes.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
 /// Size of a lexer in which new sequences start, in bytes. A larger one is left to the sequences that use it.
 pub const LANE_BYTES_MAX: usize = 32 << 20;
 /// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
 /// position.
 ///
-/// Beyond it: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const SEQUENCE_BYTES_MAX: usize = 64 << 20;
 /// Total memory of the compiled grammars and lexers of all forms and of the parsers of all sequences.
 ///
-/// Beyond it: compiled forms that no request uses are dropped; then requests that need more than an equal part of it fail with
-/// 400, `invalid_value` for the grammar, and `form_too_complex` for a lexer or a parser that grows.
+/// If exceeded: compiled forms that no request uses are dropped; then requests that need more than an equal part of it fail
+/// with 400, `invalid_value` for the grammar, and `form_too_complex` for a lexer or a parser that grows.
 pub const MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Total memory of compiled forms above which idle ones are not cached, in bytes.
 pub const CACHED_MEMORY_BYTES_MAX: usize = 256 << 20;

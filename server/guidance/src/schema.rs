@@ -21,7 +21,7 @@ pub(crate) enum Layout {
 /// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that
 /// gets stuck writes whitespace until it reaches the token limit.
 ///
-/// Beyond it: the model must continue with another character.
+/// If exceeded: the model must continue with another character.
 const SPACE_MAX: usize = 64;
 
 /// The keyword that configures the layout in llguidance.

@@ -9,12 +9,12 @@ use crate::VocabularyError;
 
 /// Size of a token that can be part of a structured output. The trie does not support longer ones.
 ///
-/// Beyond it: the model cannot choose the token in a structured output.
+/// If exceeded: the model cannot choose the token in a structured output.
 const TOKEN_BYTES_MAX: usize = 1000;
 /// Number of tokens of a vocabulary that structured outputs support. The trie has 24 bits for a token, whose
 /// last value means none.
 ///
-/// Beyond it: 500, `internal`, for requests for structured outputs.
+/// If exceeded: 500, `internal`, for requests for structured outputs.
 const TOKENS_MAX: usize = (1 << 22) - 1;
 
 /// The tokens of a model as bytes.

@@ -2,21 +2,21 @@
 
 /// Size of the file of an image.
 ///
-/// Beyond it: 400
+/// If exceeded: 400
 pub const FILE_BYTES_MAX: usize = 20 << 20;
 /// Number of pixels of an image. It is checked before any pixel is decoded.
 ///
-/// Beyond it: 400
+/// If exceeded: 400
 pub const IMAGE_PIXELS_MAX: u64 = 50_000_000;
 /// Number of pixels of a row or column of an image. The weights of resampling need memory for each of them.
 ///
-/// Beyond it: 400
+/// If exceeded: 400
 pub const IMAGE_SIDE_MAX: u32 = 1 << 15;
 /// Number of pixels that an image with `detail: low` keeps, for families with a pixel budget.
 ///
-/// Beyond it: the image is resized to this number of pixels.
+/// If exceeded: the image is resized to this number of pixels.
 pub const LOW_DETAIL_PIXELS_MAX: u64 = 512 * 512;
 /// Size of a JSON file that configures an image processor.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 pub const CONFIG_BYTES_MAX: u64 = 64 << 20;

@@ -24,7 +24,7 @@ use crate::shim::{self, AdapterMethod, LoraWeights, Projection};
 /// Sum of the ranks of all LoRA adapters at one projection. Where the native kernels do not compute the projection,
 /// every token is multiplied by the matrices of all adapters.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 pub const ADAPTER_RANKS_MAX: usize = 1024;
 
 /// The origin of the graph, which determines the names in it.

@@ -10,7 +10,7 @@ pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 /// Number of prompt tokens in a step whose log probabilities are reported. Each of these tokens needs a row of logits,
 /// which is as long as the vocabulary and takes about as much time as one or two layers.
 ///
-/// Beyond it: the rest of the prompts is computed in the following steps.
+/// If exceeded: the rest of the prompts is computed in the following steps.
 pub const SCORED_TOKENS_MAX: u32 = 128;
 
 /// The largest number of draft tokens in one step. Every draft token needs a row of logits, which is as long as the
@@ -21,7 +21,7 @@ pub const DRAFT_TOKENS_MAX: u32 = 256;
 /// it does not wait for the engine between two images. With a longer queue, the images of a request with a higher
 /// priority would have to wait for all of it.
 ///
-/// Beyond it: further images wait in the order of their requests. A single image may have more tokens.
+/// If exceeded: further images wait in the order of their requests. A single image may have more tokens.
 pub const MAX_NUM_ENCODER_INPUT_TOKENS: u32 = 1024;
 
 /// The smallest number of prompt tokens that a step computes in addition to decodes, regardless of how long the step

@@ -13,7 +13,7 @@ use process::units::{ByteSize, duration};
 pub struct LimitArgs {
     /// Maximum number of requests that the server handles at the same time.
     ///
-    /// Beyond it: further requests get 429, `too_many_requests`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `too_many_requests`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -24,7 +24,7 @@ pub struct LimitArgs {
 
     /// Maximum number of sequences that wait to be started.
     ///
-    /// Beyond it: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -35,7 +35,7 @@ pub struct LimitArgs {
 
     /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
     ///
-    /// Beyond it: the request gets 413, `request_too_large`.
+    /// If exceeded: the request gets 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB")]
     pub max_body_bytes: ByteSize,
 
@@ -44,28 +44,28 @@ pub struct LimitArgs {
     /// response, count until the response is complete. An eighth of the total is reserved for bodies of up to 64
     /// KiB.
     ///
-    /// Beyond it: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose fetched images alone
+    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose fetched images alone
     /// need more gets 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 
     /// Memory for texts that are being tokenized. Tokenizing takes up to 400 bytes of memory for each byte of a text.
     ///
-    /// Beyond it: further texts wait; a text that could need more than all of the memory gets 400,
+    /// If exceeded: further texts wait; a text that could need more than all of the memory gets 400,
     /// `string_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
     /// Memory for images of requests after preprocessing, from their arrival until the answers are complete.
     ///
-    /// Beyond it: 429, `image_memory_full`, with `Retry-After`; a request whose images alone need more gets 400,
+    /// If exceeded: 429, `image_memory_full`, with `Retry-After`; a request whose images alone need more gets 400,
     /// `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub max_image_memory: ByteSize,
 
     /// Maximum number of open HTTP connections.
     ///
-    /// Beyond it: further connections wait, and connections without a request are closed after one second to make room
+    /// If exceeded: further connections wait, and connections without a request are closed after one second to make room
     /// for them.
     #[arg(
         long,
@@ -78,7 +78,7 @@ pub struct LimitArgs {
     /// Time within which a client must send the head of a request, and the same time again for its body. A
     /// connection without a request is closed after this time as well.
     ///
-    /// Beyond it: the connection is closed; if only the body is late, the client first gets 408,
+    /// If exceeded: the connection is closed; if only the body is late, the client first gets 408,
     /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub read_timeout: Duration,
@@ -86,14 +86,14 @@ pub struct LimitArgs {
     /// Time within which a client must read at least 16 KiB of its answer, or all that is left, once the buffers of
     /// its connection are full.
     ///
-    /// Beyond it: the connection is closed and the request is canceled.
+    /// If exceeded: the connection is closed and the request is canceled.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub write_timeout: Duration,
 
     /// Time within which requests, including those in the background, must finish after SIGTERM or
     /// SIGINT. If `ovfleet-server drain` was called before, the time starts with that call.
     ///
-    /// Beyond it: the remaining requests are cut off.
+    /// If exceeded: the remaining requests are cut off.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 }

@@ -22,7 +22,7 @@ pub struct SpillArgs {
 
     /// Maximum total size of the blocks in --kv-spill-dir. Accepts a unit, such as 20GiB.
     ///
-    /// Beyond it: the least recently used blocks are deleted.
+    /// If exceeded: the least recently used blocks are deleted.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub kv_spill_bytes: ByteSize,
 }

@@ -14,7 +14,7 @@ pub struct StoreArgs {
     /// Maximum number of stored responses and conversations, to which later requests can refer. 0 stores
     /// none.
     ///
-    /// Beyond it: the least recently used objects are evicted.
+    /// If exceeded: the least recently used objects are evicted.
     #[arg(
         long,
         value_name = "COUNT",
@@ -25,7 +25,7 @@ pub struct StoreArgs {
 
     /// Maximum total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
     ///
-    /// Beyond it: the least recently used objects are evicted.
+    /// If exceeded: the least recently used objects are evicted.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_stored_bytes: ByteSize,
 

@@ -75,14 +75,14 @@ pub struct FetchArgs {
 
     /// Maximum time in seconds without data from the source of `ovfleet-server fetch`.
     ///
-    /// Beyond it: the attempt fails; see `--attempts`.
+    /// If exceeded: the attempt fails; see `--attempts`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
     /// Maximum number of consecutive attempts of `ovfleet-server fetch` that transfer no data. Attempts that discard the
     /// downloaded part of a file are counted separately, with the same limit.
     ///
-    /// Beyond it: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
+    /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub attempts: u32,
 }

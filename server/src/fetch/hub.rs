@@ -9,11 +9,11 @@ use super::source::{File, HttpCredentials, Location, Source, SourceCredentials, 
 
 /// Size of the file list of a Hugging Face repository.
 ///
-/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
+/// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const LIST_BYTES_MAX: usize = 32 << 20;
 /// Number of files that are fetched from a Hugging Face repository.
 ///
-/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
+/// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const FILES_MAX: usize = 10_000;
 
 /// A repository of the Hub.

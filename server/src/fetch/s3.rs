@@ -10,11 +10,11 @@ use super::source::{File, Location, S3Object, SIGNED_FOR, SourceCredentials, che
 
 /// Number of S3 objects that begin with a prefix.
 ///
-/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
+/// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const OBJECTS_MAX: usize = 10_000;
 /// Size of a page of an S3 object list.
 ///
-/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
+/// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The address of an S3 service.

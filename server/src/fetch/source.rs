@@ -12,7 +12,7 @@ use super::parts::all_parts;
 
 /// Size of a file with a credential.
 ///
-/// Beyond it: `ovfleet-server fetch` fails with exit code 13.
+/// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
 /// The validity of a signed URL. The request must begin within this time.
 pub(super) const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
@@ -216,7 +216,7 @@ pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
     /// Time within which `ovfleet-server fetch` must connect to a source; `--idle-timeout` applies if it is
     /// shorter.
     ///
-    /// Beyond it: the attempt fails; see `--attempts`.
+    /// If exceeded: the attempt fails; see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);
     // Installing fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();

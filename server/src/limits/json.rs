@@ -5,7 +5,7 @@ use std::io::Write;
 /// Memory that the JSON values of a request body take once they are parsed. The server estimates it from the numbers of
 /// objects, arrays and elements.
 ///
-/// Beyond it: 400, `too_many_values`.
+/// If exceeded: 400, `too_many_values`.
 pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
 
 /// Memory in bytes of an object, with room for four members and their index, and with the struct that an item becomes.

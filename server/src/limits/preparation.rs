@@ -10,11 +10,11 @@ use crate::tenant::Tenant;
 
 /// Time that a request waits until its preparation (parsing, rendering, tokenizing) begins.
 ///
-/// Beyond it: 429, `preparation_busy`, with `Retry-After`.
+/// If exceeded: 429, `preparation_busy`, with `Retry-After`.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Number of requests that are prepared at the same time: as many as there are cores, but no more than this.
 ///
-/// Beyond it: further requests wait.
+/// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;
 /// The nice value of threads that prepare requests. While the threads of the model are busy, each of these threads gets
 /// a tenth of a processor.

@@ -11,15 +11,15 @@ use server_guidance::{Trial, TrialError, try_grammar};
 /// Processor time to compile a form that could be costly. A separate process compiles it first, and then the server
 /// does. One such form is compiled at a time.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
 /// Memory to compile a form that could be costly, in bytes.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
 /// Time within which a trial must end, however little processor time it gets.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);
 /// The time between two comparisons of a trial with its limits.
 const WATCH_PERIOD: Duration = Duration::from_millis(2);

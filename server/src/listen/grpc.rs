@@ -24,26 +24,26 @@ use tonic::service::Routes;
 /// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
 /// checks.
 ///
-/// Beyond it: further connections wait, and connections without a gRPC call other than health checks are closed after one
+/// If exceeded: further connections wait, and connections without a gRPC call other than health checks are closed after one
 /// second to make room for them.
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///
-/// Beyond it: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
+/// If exceeded: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
 const STREAMS_MAX: u32 = 16;
 /// Size of a gRPC request to the server.
 ///
-/// Beyond it: the gRPC call fails.
+/// If exceeded: the gRPC call fails.
 pub(crate) const GRPC_REQUEST_BYTES_MAX: usize = 4096;
 /// Time for which a connection to the port given by `--grpc-port` may have no gRPC call other than health checks.
 ///
-/// Beyond it: the connection is closed.
+/// If exceeded: the connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 /// The time without traffic after which a connection is probed with a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time within which a client of the port given by `--grpc-port` must answer a ping.
 ///
-/// Beyond it: the connection is closed.
+/// If exceeded: the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The path of health checks. Health checks need no token, so they do not count as activity that keeps a connection
 /// open.

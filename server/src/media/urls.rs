@@ -11,7 +11,7 @@ use super::error::MediaError;
 
 /// Length of a URL or path of an image.
 ///
-/// Beyond it: 400, `invalid_image_url`.
+/// If exceeded: 400, `invalid_image_url`.
 pub(super) const REFERENCE_BYTES_MAX: usize = 8192;
 /// The ports of hosts that are allowed without a port.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];

@@ -18,7 +18,7 @@ use super::urls::UrlPolicy;
 
 /// Number of redirects that a fetch of an image follows with `--media-url-allow-redirects`.
 ///
-/// Beyond it: 400, `invalid_image_url`.
+/// If exceeded: 400, `invalid_image_url`.
 const REDIRECTS_MAX: usize = 5;
 
 /// Whether the client follows redirects.

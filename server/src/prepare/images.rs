@@ -27,11 +27,11 @@ use crate::limits::{BudgetExhausted, ByteClaim};
 
 /// Number of images of a request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const IMAGES_MAX: usize = 32;
 /// Number of pixels of all images of a request, according to their headers. 32 photos of 12 million pixels fit.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 const IMAGE_PIXELS_TOTAL_MAX: u64 = 400_000_000;
 
 /// An image of a conversation, which has not been decoded.

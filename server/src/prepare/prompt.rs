@@ -23,7 +23,7 @@ const RESERVED: [&str; 6] =
 
 /// Number of messages of a conversation. Some templates iterate over all messages for each message.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 const MESSAGES_MAX: usize = 4096;
 
 /// Number of bytes at the end of a prompt in which a tag may open reasoning.

@@ -31,7 +31,7 @@ use tools::RequestTools;
 
 /// Number of references to stored items in a request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 const REFERENCES_MAX: usize = 1024;
 
 /// The stored objects that a request refers to.

@@ -16,11 +16,11 @@ use crate::error::Error;
 
 /// Number of tokens in the answer to a tokenize request, over all texts and with padding.
 ///
-/// Beyond it: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
+/// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
 const TOKENS_MAX: usize = 1 << 20;
 /// Size in bytes of the text in the answer to a detokenize request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// Whether the answer to a request with this body may have padding, so that it may be much larger than the request.

@@ -8,11 +8,11 @@ use crate::error::Error;
 
 /// Number of tools of a request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const TOOLS_MAX: usize = 512;
 /// Size of the name of a tool.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
 /// A tool that is offered to the model.

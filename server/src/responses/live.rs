@@ -19,11 +19,11 @@ use crate::tenant::Tenant;
 
 /// Total size of the events of one background response.
 ///
-/// Beyond it: the events of the response cannot be read again.
+/// If exceeded: the events of the response cannot be read again.
 const EVENTS_BYTES_MAX: usize = 8 << 20;
 /// Total size of the events of all background responses in progress.
 ///
-/// Beyond it: the events of the response that exceeds it cannot be read again.
+/// If exceeded: the events of the response that exceeds it cannot be read again.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
 /// Maximum size in bytes of the events that a follower gets at a time, unless a single event is larger.
 const FOLLOWED_BYTES_MAX: usize = 64 << 10;

@@ -27,7 +27,7 @@ use crate::tenant::Tenant;
 const ENDPOINT: &str = "conversations";
 /// Number of items that one request adds to a conversation, as in OpenAI's API.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 const ADDED_MAX: usize = 20;
 
 /// `POST /conversations`.

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 /// Number of items at which a conversation accepts no more.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
 /// Stored size at which a conversation accepts no more items.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
 ///
-/// Beyond it: the response says `"store": false`, or fails if it is in the background; other requests get 400,
+/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests get 400,
 /// `invalid_value`.
 pub(super) const DEPTH_MAX: usize = 127;
 

@@ -13,7 +13,7 @@ use crate::tenant::Tenant;
 
 /// Number of responses in a chain of `previous_response_id`.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub(crate) const CHAIN_MAX: usize = 1024;
 /// The content of a record in memory, as one chunk for each write.
 pub(super) type Chunks = Arc<Vec<Arc<[u8]>>>;

@@ -11,7 +11,7 @@ use crate::LoadError;
 
 /// Size of a JSON file of a model. The largest known `tokenizer.json` has 40 MB.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
 /// The content of a JSON file, with its path for errors. A missing file is equivalent to an empty object.

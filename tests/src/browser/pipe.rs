@@ -20,7 +20,7 @@ const RECORDED_EVENTS: [&str; 5] = [
     "Runtime.consoleAPICalled",
     "Runtime.exceptionThrown",
 ];
-/// The maximum number of recorded events. Beyond it the connection is closed, and calls fail.
+/// The maximum number of recorded events. If exceeded, the connection is closed, and calls fail.
 const EVENTS_MAX: usize = 100_000;
 
 /// A connection to a browser, for calls from any thread.

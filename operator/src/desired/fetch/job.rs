@@ -19,7 +19,7 @@ use crate::valid_deployment::{FetchedModel, ValidDeployment};
 const PERMANENT_EXIT_CODES: [i32; 4] = [10, 11, 12, 13];
 /// Number of times that the Job of a fetch is repeated after a failure that may be transient.
 ///
-/// Beyond it: the Job fails.
+/// If exceeded: the Job fails.
 const RETRIES_MAX: i32 = 8;
 
 /// Returns the claim and the Job of a shared volume. Empty if the model is not fetched into a shared volume.

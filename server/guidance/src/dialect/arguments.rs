@@ -10,7 +10,7 @@ use crate::lark::{Writer, choice, join};
 
 /// Number of consecutive `$ref` references in the schema of a tool.
 ///
-/// Beyond it: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
+/// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const REFERENCES_MAX: usize = 16;
 
 /// A regular expression for names that are not in the schema.

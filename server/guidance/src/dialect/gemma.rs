@@ -16,7 +16,7 @@ use crate::schema;
 const QUOTE: &str = "<|\"|>";
 /// Nesting depth of the schema of a tool in Gemma's call format.
 ///
-/// Beyond it: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
+/// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const DEPTH_MAX: usize = 32;
 
 /// Writes the members of an object, without its braces.

@@ -8,7 +8,7 @@ use crate::limits::REPEAT_MAX;
 
 /// Nesting depth of the groups in an EBNF grammar.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const DEPTH_MAX: usize = 100;
 
 /// The rules of a grammar.

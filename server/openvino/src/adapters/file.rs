@@ -17,12 +17,12 @@ use crate::Error;
 
 /// Size of the `adapter_config.json` of a LoRA adapter.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Size of the `adapter_model.safetensors` of a LoRA adapter.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 const TENSORS_BYTES_MAX: u64 = 4 << 30;
 
 /// The content of an adapter.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Rank of a LoRA adapter.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 pub const ADAPTER_RANK_MAX: usize = 256;
 
 /// A LoRA adapter to load.

@@ -24,7 +24,7 @@ pub(super) const FUSED: &str = ".attn_qkv.";
 
 /// Size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
 
 /// A temporary file that is deleted when this value is dropped. If the process is killed, only a folder with a dangling

@@ -16,22 +16,22 @@ use std::time::{Duration, SystemTime};
 
 /// Number of rewritten graphs in `--cache-dir`.
 ///
-/// Beyond it: the least recently used is deleted.
+/// If exceeded: the least recently used is deleted.
 const GRAPHS_MAX: usize = 8;
 
 /// Number of compiled models in `--cache-dir`.
 ///
-/// Beyond it: the least recently used is deleted.
+/// If exceeded: the least recently used is deleted.
 const COMPILED_MAX: usize = 8;
 
 /// Number of fingerprints of model files in `--cache-dir`. A split GGUF model has one for each part.
 ///
-/// Beyond it: the least recently used is deleted.
+/// If exceeded: the least recently used is deleted.
 const FINGERPRINTS_MAX: usize = 512;
 
 /// Number of unfinished graphs and compiled models in `--cache-dir`.
 ///
-/// Beyond it: the one that was written to least recently is deleted.
+/// If exceeded: the one that was written to least recently is deleted.
 const UNFINISHED_MAX: usize = 8;
 
 /// The age at which an unfinished file is removed, because the process that was writing it must have ended.

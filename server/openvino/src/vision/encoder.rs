@@ -20,7 +20,7 @@ use crate::{Error, memory};
 /// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With fewer
 /// patches, a thread reads the weights for too little work. With more, a run only takes longer.
 ///
-/// Beyond it: further tiles are computed in the next runs. A tile with more pixels is computed alone.
+/// If exceeded: further tiles are computed in the next runs. A tile with more pixels is computed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 
 /// The content of an [`ImageInput`] for this encoder.

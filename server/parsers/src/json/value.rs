@@ -5,7 +5,7 @@ use crate::literal::{Literal, LiteralStep, is_space};
 
 /// Nesting depth of the arguments in a tool call that the model generates.
 ///
-/// Beyond it: the rest is not parsed as arguments and is returned as text.
+/// If exceeded: the rest is not parsed as arguments and is returned as text.
 pub const NESTING_MAX: usize = 128;
 
 /// The effect of a character on a value.

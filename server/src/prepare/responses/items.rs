@@ -12,11 +12,11 @@ use crate::store::ItemIds;
 
 /// Size of an item ID that a client chooses.
 ///
-/// Beyond it: the server replaces the ID with a new one.
+/// If exceeded: the server replaces the ID with a new one.
 const ID_BYTES_MAX: usize = 128;
 /// Number of input items of a response request.
 ///
-/// Beyond it: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`.
 pub(crate) const ITEMS_MAX: usize = 8192;
 /// The roles of messages.
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];

@@ -19,7 +19,7 @@ pub(crate) const INPUT: &str = "input";
 
 /// Length of the type of an ignored tool in a warning, in characters.
 ///
-/// Beyond it: the type is truncated and ends with `…`.
+/// If exceeded: the type is truncated and ends with `…`.
 const TYPE_SHOWN_MAX: usize = 64;
 
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ use crate::tenant::Tenant;
 /// Total size, as JSON, of the stored items that a request includes: its history, and each referenced item as often as
 /// it is used.
 ///
-/// Beyond it: 400, `context_length_exceeded`.
+/// If exceeded: 400, `context_length_exceeded`.
 const CONTEXT_BYTES_MAX: u64 = 16 << 20;
 
 /// Looks up objects for a tenant.

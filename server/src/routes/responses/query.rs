@@ -20,7 +20,7 @@ pub(crate) struct Page {
 
 /// Number of items in a page (`limit`).
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const LIMIT_MAX: usize = 100;
 const LIMIT_DEFAULT: usize = 20;
 
@@ -63,7 +63,7 @@ impl Page {
 
 /// Size of a page of items as JSON, unless it has a single item.
 ///
-/// Beyond it: the page is shorter, with `has_more`.
+/// If exceeded: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
 /// Selects the items of a page. All items of the list are offered to it in the order of the page.

@@ -106,7 +106,7 @@ fn indent(value: &Value) -> Result<String, Error> {
 
 /// Width in characters to which a chat template indents or pads. The engine would allocate any width.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;
 
 /// The filter `text | format(…)`.

@@ -2,20 +2,20 @@
 
 /// Number of template engine instructions to render a conversation. A message takes some hundreds.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const STEPS_MAX: u64 = 20_000_000;
 /// Number of template engine instructions to render a trial conversation, which shows what a template supports. Trial
 /// conversations have three messages.
 pub const TRIAL_STEPS_MAX: u64 = 1_000_000;
 /// Depth of nested calls and blocks in a chat template.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const RECURSION_MAX: usize = 200;
 /// Size of a rendered conversation.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const OUTPUT_BYTES_MAX: usize = 64 << 20;
 /// Size of the source of a chat template.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 pub const SOURCE_BYTES_MAX: usize = 4 << 20;

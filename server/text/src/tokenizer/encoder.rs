@@ -8,7 +8,7 @@ use crate::{error::EncodeError, vocabulary::Vocabulary};
 /// Size of a text to tokenize; the limit that follows from `--max-tokenizer-memory` is usually lower. The
 /// regular expressions of pre-tokenizers count their steps and fail above ten million steps within one word.
 ///
-/// Beyond it: 400, `invalid_value`.
+/// If exceeded: 400, `invalid_value`.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
 
 /// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a token, each

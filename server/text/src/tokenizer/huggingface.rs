@@ -21,7 +21,7 @@ use crate::{
 /// Highest token ID of a vocabulary. IDs may have gaps, but the table of tokens has an entry for every number up to the
 /// highest ID.
 ///
-/// Beyond it: the server does not start.
+/// If exceeded: the server does not start.
 const TOKEN_ID_MAX: u32 = 1 << 24;
 
 const FILE: &str = "tokenizer.json";
