@@ -275,7 +275,7 @@ pub struct Args {
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
     /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// If exceeded: further requests get 429, `too_many_body_bytes`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
