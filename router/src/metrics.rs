@@ -46,7 +46,7 @@ struct Inner {
     terms: TermHistograms,
     pick_latency: Histogram,
     report_age: Histogram,
-    queue_wait: Histogram,
+    queue_time: Histogram,
     first_byte: Histogram,
     duration: Histogram,
     prompt_tokens: Counter,
@@ -174,8 +174,8 @@ impl Default for Metrics {
             ),
             report_age: metrics
                 .request_seconds("report_age", "Age of the last load report of the picked replica"),
-            queue_wait: metrics
-                .request_seconds("queue_wait", "Time that queued requests waited for a replica"),
+            queue_time: metrics
+                .request_seconds("queue_time", "Time that queued requests waited for a replica"),
             first_byte: metrics.request_seconds(
                 "time_to_first_byte",
                 "Time from the arrival of a request to the first byte of its answer",
@@ -232,8 +232,8 @@ impl Metrics {
         self.0.prompt_tokens.inc_by(u64::from(tokens));
     }
 
-    pub(crate) fn record_queue_wait(&self, time: Duration) {
-        self.0.queue_wait.observe(time.as_secs_f64());
+    pub(crate) fn record_queue_time(&self, time: Duration) {
+        self.0.queue_time.observe(time.as_secs_f64());
     }
 
     pub(crate) fn record_first_byte(&self, after: Duration) {
