@@ -123,7 +123,7 @@ struct ReplicaGauges {
     blocks_active: Family<ReplicaLabels, Gauge>,
     blocks_evictable: Family<ReplicaLabels, Gauge>,
     blocks_free: Family<ReplicaLabels, Gauge>,
-    asleep: Family<ReplicaLabels, Gauge>,
+    sleeping: Family<ReplicaLabels, Gauge>,
     report_age: Family<ReplicaLabels, Gauge<f64, AtomicU64>>,
     trusted: Family<ReplicaLabels, Gauge>,
 }
@@ -286,8 +286,8 @@ impl ReplicaGauges {
                 "KV cache blocks of the prefix cache that no sequence uses",
             ),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
-            asleep: metrics.zero(
-                "replica_asleep",
+            sleeping: metrics.zero(
+                "replica_sleeping",
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
             trusted: metrics.zero(
@@ -311,7 +311,7 @@ impl ReplicaGauges {
             &self.blocks_active,
             &self.blocks_evictable,
             &self.blocks_free,
-            &self.asleep,
+            &self.sleeping,
             &self.trusted,
         ] {
             family.clear();
@@ -335,7 +335,7 @@ impl ReplicaGauges {
                 set(&self.blocks_active, reported.blocks_active.into());
                 set(&self.blocks_evictable, reported.blocks_evictable.into());
                 set(&self.blocks_free, empty.into());
-                set(&self.asleep, reported.is_asleep.into());
+                set(&self.sleeping, reported.is_asleep.into());
             }
             if let Some(age) = view.report_age {
                 self.report_age.get_or_create(&labels).set(age.as_secs_f64());
