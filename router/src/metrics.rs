@@ -118,8 +118,8 @@ impl TermHistograms {
 struct ReplicaGauges {
     in_flight: Family<ReplicaLabels, Gauge>,
     unreported: Family<ReplicaLabels, Gauge>,
-    running: Family<ReplicaLabels, Gauge>,
-    waiting: Family<ReplicaLabels, Gauge>,
+    sequences_running: Family<ReplicaLabels, Gauge>,
+    sequences_waiting: Family<ReplicaLabels, Gauge>,
     blocks_active: Family<ReplicaLabels, Gauge>,
     blocks_evictable: Family<ReplicaLabels, Gauge>,
     blocks_free: Family<ReplicaLabels, Gauge>,
@@ -277,8 +277,10 @@ impl ReplicaGauges {
             ),
             unreported: metrics
                 .zero("replica_unreported", "Requests in flight that the last load report does not include"),
-            running: metrics.zero("replica_running", "Running sequences, as reported by the replica"),
-            waiting: metrics.zero("replica_waiting", "Waiting sequences, as reported by the replica"),
+            sequences_running: metrics
+                .zero("replica_sequences_running", "Running sequences, as reported by the replica"),
+            sequences_waiting: metrics
+                .zero("replica_sequences_waiting", "Waiting sequences, as reported by the replica"),
             blocks_active: metrics
                 .zero("replica_blocks_active", "KV cache blocks in use by running sequences"),
             blocks_evictable: metrics.zero(
@@ -306,8 +308,8 @@ impl ReplicaGauges {
         for family in [
             &self.in_flight,
             &self.unreported,
-            &self.running,
-            &self.waiting,
+            &self.sequences_running,
+            &self.sequences_waiting,
             &self.blocks_active,
             &self.blocks_evictable,
             &self.blocks_free,
@@ -330,8 +332,8 @@ impl ReplicaGauges {
             set(&self.trusted, i64::from(state == HealthState::Trusted));
             if let Some(reported) = view.reported {
                 let empty = replica.status().load.blocks_free;
-                set(&self.running, reported.running.into());
-                set(&self.waiting, reported.waiting.into());
+                set(&self.sequences_running, reported.running.into());
+                set(&self.sequences_waiting, reported.waiting.into());
                 set(&self.blocks_active, reported.blocks_active.into());
                 set(&self.blocks_evictable, reported.blocks_evictable.into());
                 set(&self.blocks_free, empty.into());
