@@ -125,7 +125,7 @@ struct ReplicaGauges {
     blocks_free: Family<ReplicaLabels, Gauge>,
     sleeping: Family<ReplicaLabels, Gauge>,
     report_age: Family<ReplicaLabels, Gauge<f64, AtomicU64>>,
-    trusted: Family<ReplicaLabels, Gauge>,
+    ejected: Family<ReplicaLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -292,9 +292,9 @@ impl ReplicaGauges {
                 "replica_sleeping",
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
-            trusted: metrics.zero(
-                "replica_trusted",
-                "1 if the router trusts the replica; 0 from its ejection until its probes have succeeded",
+            ejected: metrics.zero(
+                "replica_ejected",
+                "1 from the ejection of the replica until its probes have succeeded, otherwise 0",
             ),
             report_age: metrics.seconds(
                 "replica_report_age",
@@ -314,7 +314,7 @@ impl ReplicaGauges {
             &self.blocks_evictable,
             &self.blocks_free,
             &self.sleeping,
-            &self.trusted,
+            &self.ejected,
         ] {
             family.clear();
         }
@@ -329,7 +329,7 @@ impl ReplicaGauges {
             let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, view.booked.in_flight.into());
             set(&self.unreported, view.booked.unreported.into());
-            set(&self.trusted, i64::from(state == HealthState::Trusted));
+            set(&self.ejected, i64::from(state != HealthState::Trusted));
             if let Some(reported) = view.reported {
                 let empty = replica.status().load.blocks_free;
                 set(&self.sequences_running, reported.running.into());
