@@ -351,12 +351,12 @@ pub struct Args {
     /// The fraction of the requests without a trace header for which the router starts a trace.
     #[arg(
         long,
-        value_name = "SHARE",
+        value_name = "RATIO",
         default_value = "0.01",
         value_parser = fraction,
         help_heading = "Logs and traces"
     )]
-    pub trace_share: f32,
+    pub trace_sampling_ratio: f32,
 }
 
 const EXAMPLES: &str = "\
