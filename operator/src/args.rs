@@ -144,7 +144,7 @@ pub struct RunArgs {
         value_parser = value_parser!(u16).range(1..=256),
         help_heading = "Reconciliation"
     )]
-    pub concurrency: u16,
+    pub max_concurrent_reconciles: u16,
 
     /// URL to which spans of reconciles are sent with OTLP over gRPC, such as http://HOST:4317. Default: no spans.
     #[arg(long, value_name = "URL", help_heading = "Logs")]

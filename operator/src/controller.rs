@@ -57,7 +57,7 @@ pub struct Config {
     /// The interval at which the usage of KV caches is requested from routers; `None` to never request it.
     pub load_interval: Option<Duration>,
     /// The maximum number of resources that are reconciled at the same time.
-    pub concurrency: u16,
+    pub max_concurrent_reconciles: u16,
     /// The maximum number of resources that are upgraded to another release at the same time.
     pub max_concurrent_upgrades: u16,
     /// The interval at which a cluster without the kind ServiceMonitor is checked for it.
@@ -167,7 +167,8 @@ pub async fn run(
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
     let changes = stream::poll_fn(move |context| watches.changes.poll_recv(context))
         .map(|owner| owner.into_kind_unchecked(()));
-    let runtime = controller::Config::default().debounce(DEBOUNCE).concurrency(config.concurrency);
+    let runtime =
+        controller::Config::default().debounce(DEBOUNCE).concurrency(config.max_concurrent_reconciles);
     let recorder = Recorder::new(client.clone(), FIELD_MANAGER.into());
     let applier = Applier {
         client,

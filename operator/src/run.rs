@@ -138,7 +138,7 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
         lease_duration,
         identity,
         load_interval,
-        concurrency,
+        max_concurrent_reconciles,
         max_concurrent_upgrades,
         ip_family,
         otlp_endpoint,
@@ -162,7 +162,7 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
                 pod_user: PodUser::Fixed,
             },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
-            concurrency,
+            max_concurrent_reconciles,
             max_concurrent_upgrades,
             discovery_interval: DISCOVERY_INTERVAL,
             tracer: otlp_endpoint

@@ -15,18 +15,18 @@ pub struct Tracer {
 
 impl Tracer {
     /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. A trace that a
-    /// client has started continues, and `trace_share` is the fraction of the other operations that start a trace. It
-    /// must be called within a Tokio runtime.
+    /// client has started continues, and `sampling_ratio` is the fraction of the other operations that start a trace.
+    /// It must be called within a Tokio runtime.
     ///
     /// # Errors
     /// `endpoint` is not a URL, or it is one of HTTPS, because the exporter is built without TLS.
-    pub fn new(service: &'static str, endpoint: &str, trace_share: f32) -> anyhow::Result<Self> {
+    pub fn new(service: &'static str, endpoint: &str, sampling_ratio: f32) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
             .with_endpoint(endpoint)
             .build()
             .with_context(|| format!("failed to create an exporter of spans to {endpoint:?}"))?;
-        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(trace_share))));
+        let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(sampling_ratio))));
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_sampler(sampler)

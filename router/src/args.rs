@@ -275,7 +275,7 @@ pub struct Args {
     /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
     /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// If exceeded: further requests get 429, `too_many_body_bytes`, with `Retry-After`.
+    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
@@ -351,12 +351,12 @@ pub struct Args {
     /// The fraction of the requests without a trace header for which the router starts a trace.
     #[arg(
         long,
-        value_name = "SHARE",
+        value_name = "RATIO",
         default_value = "0.01",
         value_parser = fraction,
         help_heading = "Logs and traces"
     )]
-    pub trace_share: f32,
+    pub trace_sampling_ratio: f32,
 }
 
 const EXAMPLES: &str = "\

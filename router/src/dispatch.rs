@@ -492,7 +492,7 @@ impl QueueGuard<'_> {
     fn leave(mut self) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());
-        self.dispatch.metrics.record_queue_wait(self.since.elapsed());
+        self.dispatch.metrics.record_queue_time(self.since.elapsed());
         placement.ok_or_else(|| {
             let retry_after = self.fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
             if self.dispatch.is_available(self.fleet) {

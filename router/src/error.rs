@@ -37,7 +37,7 @@ pub(crate) enum Error {
     #[error("the request body is larger than {0} bytes (--max-body-bytes)")]
     BodyTooLarge(u64),
     #[error("the bodies of all requests together exceed {0} bytes (--max-buffered-body-bytes)")]
-    TooManyBodyBytes(u64),
+    BodyBufferFull(u64),
     /// The body did not arrive: the connection broke, or the body took too long.
     #[error("failed to receive the request body: {0}")]
     Body(String),
@@ -122,7 +122,7 @@ impl Error {
             Self::UnknownPath(_) => (StatusCode::NOT_FOUND, REQUEST, "unknown_url", None),
             Self::Method { .. } => (StatusCode::METHOD_NOT_ALLOWED, REQUEST, "method_not_supported", None),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "request_too_large", None),
-            Self::TooManyBodyBytes(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_body_bytes", None),
+            Self::BodyBufferFull(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "body_buffer_full", None),
             Self::Body(_) => (StatusCode::REQUEST_TIMEOUT, REQUEST, "request_incomplete", None),
             Self::MissingKey | Self::InvalidKey => {
                 (StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", None)
@@ -152,7 +152,7 @@ impl Error {
             Self::UnknownPath(_) => "unknown_path",
             Self::Method { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
-            Self::TooManyBodyBytes(_) => "too_many_body_bytes",
+            Self::BodyBufferFull(_) => "body_buffer_full",
             Self::Body(_) => "body_incomplete",
             Self::MissingKey => "missing_key",
             Self::InvalidKey => "invalid_key",
@@ -186,7 +186,7 @@ impl Error {
             Self::RateExceeded(exceeded) => exceeded.retry_after,
             Self::QueueFull { retry_after } | Self::QueueTimeout { retry_after } => Some(*retry_after),
             Self::TooManyRequests(_)
-            | Self::TooManyBodyBytes(_)
+            | Self::BodyBufferFull(_)
             | Self::NoReplica
             | Self::AllFailed { .. }
             | Self::AllTimedOut { .. } => Some(RETRY_AFTER_MIN),
@@ -220,7 +220,7 @@ impl Error {
             Self::MissingKey | Self::InvalidKey => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Self::BodyTooLarge(_) | Self::TooManyBodyBytes(_) | Self::Body(_) | Self::ContentEncoding(_) => {
+            Self::BodyTooLarge(_) | Self::BodyBufferFull(_) | Self::Body(_) | Self::ContentEncoding(_) => {
                 // The router does not read the rest of the body.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

@@ -46,7 +46,7 @@ struct Inner {
     terms: TermHistograms,
     pick_latency: Histogram,
     report_age: Histogram,
-    queue_wait: Histogram,
+    queue_time: Histogram,
     first_byte: Histogram,
     duration: Histogram,
     prompt_tokens: Counter,
@@ -118,14 +118,14 @@ impl TermHistograms {
 struct ReplicaGauges {
     in_flight: Family<ReplicaLabels, Gauge>,
     unreported: Family<ReplicaLabels, Gauge>,
-    running: Family<ReplicaLabels, Gauge>,
-    waiting: Family<ReplicaLabels, Gauge>,
+    sequences_running: Family<ReplicaLabels, Gauge>,
+    sequences_waiting: Family<ReplicaLabels, Gauge>,
     blocks_active: Family<ReplicaLabels, Gauge>,
     blocks_evictable: Family<ReplicaLabels, Gauge>,
     blocks_free: Family<ReplicaLabels, Gauge>,
-    asleep: Family<ReplicaLabels, Gauge>,
+    sleeping: Family<ReplicaLabels, Gauge>,
     report_age: Family<ReplicaLabels, Gauge<f64, AtomicU64>>,
-    trusted: Family<ReplicaLabels, Gauge>,
+    ejected: Family<ReplicaLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -174,8 +174,8 @@ impl Default for Metrics {
             ),
             report_age: metrics
                 .request_seconds("report_age", "Age of the last load report of the picked replica"),
-            queue_wait: metrics
-                .request_seconds("queue_wait", "Time that queued requests waited for a replica"),
+            queue_time: metrics
+                .request_seconds("queue_time", "Time that queued requests waited for a replica"),
             first_byte: metrics.request_seconds(
                 "time_to_first_byte",
                 "Time from the arrival of a request to the first byte of its answer",
@@ -232,8 +232,8 @@ impl Metrics {
         self.0.prompt_tokens.inc_by(u64::from(tokens));
     }
 
-    pub(crate) fn record_queue_wait(&self, time: Duration) {
-        self.0.queue_wait.observe(time.as_secs_f64());
+    pub(crate) fn record_queue_time(&self, time: Duration) {
+        self.0.queue_time.observe(time.as_secs_f64());
     }
 
     pub(crate) fn record_first_byte(&self, after: Duration) {
@@ -277,8 +277,10 @@ impl ReplicaGauges {
             ),
             unreported: metrics
                 .zero("replica_unreported", "Requests in flight that the last load report does not include"),
-            running: metrics.zero("replica_running", "Running sequences, as reported by the replica"),
-            waiting: metrics.zero("replica_waiting", "Waiting sequences, as reported by the replica"),
+            sequences_running: metrics
+                .zero("replica_sequences_running", "Running sequences, as reported by the replica"),
+            sequences_waiting: metrics
+                .zero("replica_sequences_waiting", "Waiting sequences, as reported by the replica"),
             blocks_active: metrics
                 .zero("replica_blocks_active", "KV cache blocks in use by running sequences"),
             blocks_evictable: metrics.zero(
@@ -286,13 +288,13 @@ impl ReplicaGauges {
                 "KV cache blocks of the prefix cache that no sequence uses",
             ),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
-            asleep: metrics.zero(
-                "replica_asleep",
+            sleeping: metrics.zero(
+                "replica_sleeping",
                 "1 if the replica reports that it is asleep; the next request wakes it",
             ),
-            trusted: metrics.zero(
-                "replica_trusted",
-                "1 if the router trusts the replica; 0 from its ejection until its probes have succeeded",
+            ejected: metrics.zero(
+                "replica_ejected",
+                "1 from the ejection of the replica until its probes have succeeded, otherwise 0",
             ),
             report_age: metrics.seconds(
                 "replica_report_age",
@@ -306,13 +308,13 @@ impl ReplicaGauges {
         for family in [
             &self.in_flight,
             &self.unreported,
-            &self.running,
-            &self.waiting,
+            &self.sequences_running,
+            &self.sequences_waiting,
             &self.blocks_active,
             &self.blocks_evictable,
             &self.blocks_free,
-            &self.asleep,
-            &self.trusted,
+            &self.sleeping,
+            &self.ejected,
         ] {
             family.clear();
         }
@@ -327,15 +329,15 @@ impl ReplicaGauges {
             let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, view.booked.in_flight.into());
             set(&self.unreported, view.booked.unreported.into());
-            set(&self.trusted, i64::from(state == HealthState::Trusted));
+            set(&self.ejected, i64::from(state != HealthState::Trusted));
             if let Some(reported) = view.reported {
                 let empty = replica.status().load.blocks_free;
-                set(&self.running, reported.running.into());
-                set(&self.waiting, reported.waiting.into());
+                set(&self.sequences_running, reported.running.into());
+                set(&self.sequences_waiting, reported.waiting.into());
                 set(&self.blocks_active, reported.blocks_active.into());
                 set(&self.blocks_evictable, reported.blocks_evictable.into());
                 set(&self.blocks_free, empty.into());
-                set(&self.asleep, reported.is_asleep.into());
+                set(&self.sleeping, reported.is_asleep.into());
             }
             if let Some(age) = view.report_age {
                 self.report_age.get_or_create(&labels).set(age.as_secs_f64());

@@ -68,7 +68,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     let tracer = args
         .otlp_endpoint
         .as_deref()
-        .map(|endpoint| Tracer::new("ovfleet-router", endpoint, args.trace_share))
+        .map(|endpoint| Tracer::new("ovfleet-router", endpoint, args.trace_sampling_ratio))
         .transpose()?;
     let (max_connections, drain_timeout) = (args.max_connections as usize, args.drain_timeout);
     let (sources, sources_receiver) = watch::channel(Sources::from_args(&args));
@@ -321,7 +321,10 @@ fn warn_about_restart(present: &Args, changed: &Args) {
         ("log", present.log != changed.log),
         ("log-format", present.log_format != changed.log_format),
         ("otlp-endpoint", present.otlp_endpoint != changed.otlp_endpoint),
-        ("trace-share", present.trace_share.to_bits() != changed.trace_share.to_bits()),
+        (
+            "trace-sampling-ratio",
+            present.trace_sampling_ratio.to_bits() != changed.trace_sampling_ratio.to_bits(),
+        ),
     ];
     for (flag, _) in differs.iter().filter(|(_, differs)| *differs) {
         tracing::warn!(flag, "a changed value of this flag takes effect after a restart");

@@ -17,10 +17,10 @@ mod args;
 mod download;
 mod error;
 mod finish;
-mod former;
 mod hub;
 mod lock;
 mod parts;
+mod previous;
 mod progress;
 mod s3;
 mod source;
@@ -28,7 +28,7 @@ mod source;
 pub use args::{FetchArgs, Format};
 use download::Downloader;
 pub(crate) use error::Error;
-use finish::{FetchedModel, FormerModel, Origin, finish};
+use finish::{FetchedModel, Origin, PreviousModel, finish};
 use lock::FolderLock;
 use progress::Progress;
 use source::{Source, SourceCredentials};
@@ -55,9 +55,9 @@ impl FetchArgs {
         if self.sha256.as_ref().is_some_and(|digits| !is_sha256(digits)) {
             return Err(Error::Wrong("--sha256 must be 64 lowercase hexadecimal digits".to_owned()));
         }
-        if self.remove_former {
+        if self.remove_previous {
             let (into, keep) = (self.into.clone(), self.keep.clone());
-            let removal = tokio::task::spawn_blocking(move || former::remove(&into, &keep));
+            let removal = tokio::task::spawn_blocking(move || previous::remove(&into, &keep));
             removal
                 .await
                 .map_err(|error| Error::Wrong(format!("failed to remove earlier fetches: {error}")))?;
@@ -84,8 +84,8 @@ impl FetchArgs {
         if let Some(total) = files.iter().map(|file| file.bytes).sum::<Option<u64>>() {
             progress.expect(total);
         }
-        let former = FormerModel::load(&self.into);
-        let mut downloader = Downloader { client, progress, attempts_max: self.attempts.max(1), former };
+        let previous = PreviousModel::load(&self.into);
+        let mut downloader = Downloader { client, progress, attempts_max: self.attempts.max(1), previous };
         let mut fetched = Vec::new();
         for file in files {
             fetched.push(downloader.fetch(&self.into.join(finish::FILES), &file).await?);

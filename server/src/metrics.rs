@@ -43,7 +43,7 @@ struct Inner {
     step_time: Histogram,
     model_time: Histogram,
     draft_time: Histogram,
-    guide_time: Histogram,
+    structured_output_wait: Histogram,
     wake_time: Histogram,
     batch_tokens: Histogram,
     batch_sequences: Histogram,
@@ -51,7 +51,7 @@ struct Inner {
     cached_prompt_tokens: Counter,
     generated_tokens: Counter,
     preemptions: Counter,
-    suspended_sequences: Counter,
+    sequence_suspensions: Counter,
     drafted_tokens: Counter,
     accepted_tokens: Counter,
     failed_step_requests: Counter,
@@ -117,8 +117,8 @@ impl Metrics {
             accepted_tokens: metrics.zero("accepted_tokens", "Draft tokens that the model accepted"),
             preemptions: metrics
                 .zero("preemptions", "Number of times a sequence was preempted for lack of blocks"),
-            suspended_sequences: metrics.zero(
-                "suspended_sequences",
+            sequence_suspensions: metrics.zero(
+                "sequence_suspensions",
                 "Number of times a sequence skipped steps because the allowed tokens of its structured output were \
                  not computed in time",
             ),
@@ -166,8 +166,8 @@ impl Metrics {
                 "Time that the draft model takes in an engine step that runs it",
                 short(),
             ),
-            guide_time: metrics.seconds(
-                "guide_time",
+            structured_output_wait: metrics.seconds(
+                "structured_output_wait",
                 "Time that an engine step waits, after running the model, for the allowed tokens of structured outputs",
                 short(),
             ),
@@ -225,7 +225,7 @@ impl Metrics {
             inner.draft_time.observe(report.draft_time.as_secs_f64());
         }
         if report.guided_sequences > 0 {
-            inner.guide_time.observe(report.guide_time.as_secs_f64());
+            inner.structured_output_wait.observe(report.structured_output_wait.as_secs_f64());
         }
         if let Some(wake_time) = report.wake_time {
             inner.wake_time.observe(wake_time.as_secs_f64());
@@ -234,7 +234,7 @@ impl Metrics {
         inner.cached_prompt_tokens.inc_by(u64::from(report.cached_tokens));
         inner.generated_tokens.inc_by(u64::from(report.generated_tokens));
         inner.preemptions.inc_by(u64::from(report.preemptions));
-        inner.suspended_sequences.inc_by(u64::from(report.suspended_sequences));
+        inner.sequence_suspensions.inc_by(u64::from(report.sequence_suspensions));
         inner.drafted_tokens.inc_by(u64::from(report.drafted_tokens));
         inner.accepted_tokens.inc_by(u64::from(report.accepted_tokens));
         inner.failed_step_requests.inc_by(u64::from(report.requests_failed));

@@ -325,7 +325,7 @@ async fn requests_wait_in_the_router_while_the_fleet_is_full() {
     }
     let text = http::get(&router.url("/metrics")).await.unwrap().body;
     let text = text.as_str().unwrap();
-    let waited = metric(text, "ovfleet_router_queue_wait_seconds_count").unwrap();
+    let waited = metric(text, "ovfleet_router_queue_time_seconds_count").unwrap();
     assert!(waited >= 12.0, "{waited} of 24 waited");
     await_idle(&router).await;
     assert_eq!(metric(text, "ovfleet_router_expired_dispatches_total"), Some(0.0));

@@ -216,7 +216,7 @@ pub(crate) fn config(namespaces: Vec<String>, settings: Settings) -> Config {
         controller: controller::Config {
             defaults: Defaults::with_images(settings.server_image, "ovfleet/router:1"),
             load_interval: None,
-            concurrency: 8,
+            max_concurrent_reconciles: 8,
             max_concurrent_upgrades: 1,
             discovery_interval: Duration::from_millis(250),
             tracer: settings.tracer,

@@ -135,11 +135,11 @@ fn a_fetch_removes_former_sources_except_for_those_that_replicas_use() {
         let job = resources.manifests.iter().find(|manifest| manifest.kind == Kind::Job)?;
         let args = job.body["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
         let of_former =
-            |arg: &&Value| arg.as_str().unwrap().starts_with("--keep=") || *arg == "--remove-former";
+            |arg: &&Value| arg.as_str().unwrap().starts_with("--keep=") || *arg == "--remove-previous";
         Some(args.iter().filter(of_former).map(|arg| arg.as_str().unwrap().to_owned()).collect::<Vec<_>>())
     };
     let first = render(&object, &ObservedState::default());
-    assert_eq!(cleanup_flags(&first).unwrap(), ["--remove-former"]);
+    assert_eq!(cleanup_flags(&first).unwrap(), ["--remove-previous"]);
     let served = render(&object, &after_fetch(&first));
     let key = source_of(deployment(&served, "full-server")).unwrap();
 
@@ -166,7 +166,7 @@ fn a_fetch_removes_former_sources_except_for_those_that_replicas_use() {
     let next = render(&object, &observed);
     let mut keep = vec!["--keep=0123456789".to_owned(), format!("--keep={key}")];
     keep.sort();
-    assert_eq!(cleanup_flags(&next).unwrap(), [vec!["--remove-former".to_owned()], keep].concat());
+    assert_eq!(cleanup_flags(&next).unwrap(), [vec!["--remove-previous".to_owned()], keep].concat());
 
     // The arguments of an existing Job do not change with the replicas.
     let pods = std::mem::replace(&mut observed.pods, vec![replica(ModelSourceKey::Unknown)]);
@@ -182,7 +182,7 @@ fn a_fetch_removes_former_sources_except_for_those_that_replicas_use() {
     observed.pods[0].is_finished = true;
     assert_eq!(
         cleanup_flags(&render(&object, &observed)).unwrap(),
-        ["--remove-former".to_owned(), format!("--keep={key}")]
+        ["--remove-previous".to_owned(), format!("--keep={key}")]
     );
 }
 

@@ -596,7 +596,7 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
 async fn an_ejected_replica_is_trusted_again_when_answers_to_requests_have_begun() {
     let (app, replicas) = app(3, &[]);
     let (fleet, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
-    let is_trusted = || app.scrape().contains("ovfleet_router_replica_trusted{replica=\"r1\"} 1");
+    let is_trusted = || app.scrape().contains("ovfleet_router_replica_ejected{replica=\"r1\"} 0");
     assert!(is_trusted());
     let past = Instant::now().checked_sub(Duration::from_secs(10)).expect("the clock began earlier");
     for _ in 0..HealthConfig::default().consecutive_failures {

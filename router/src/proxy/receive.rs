@@ -83,7 +83,7 @@ async fn receive_parts(
         }
         received
             .push(part, limits)
-            .map_err(|BudgetExceeded| Error::TooManyBodyBytes(max_buffered_body_bytes))?;
+            .map_err(|BudgetExceeded| Error::BodyBufferFull(max_buffered_body_bytes))?;
     }
     Ok(received.into_bytes())
 }

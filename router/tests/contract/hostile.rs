@@ -162,7 +162,7 @@ fn the_bodies_of_all_requests_together_have_a_limit() {
     await_condition("the first to arrive", || (!upstream.seen().is_empty()).then_some(()));
     let second = router.post(CHAT, &large);
     assert_eq!((second.status, second.header("retry-after")), (429, Some("1")));
-    assert!(second.body.contains("too_many_body_bytes") && second.body.contains("65536"), "{second:?}");
+    assert!(second.body.contains("body_buffer_full") && second.body.contains("65536"), "{second:?}");
     go.send(()).unwrap();
     assert_eq!(Answer::read(&mut first).status, 200);
     go.send(()).unwrap();
@@ -202,7 +202,7 @@ fn a_client_that_is_still_sending_receives_the_rejection_of_its_body() {
         // The rest of a rejected body is read, so that the client does not see a broken connection.
         client.write_all(large.as_bytes()).unwrap();
         let answer = Answer::read(&mut client);
-        assert_eq!((answer.status, answer.body.contains("too_many_body_bytes")), (429, true), "{answer:?}");
+        assert_eq!((answer.status, answer.body.contains("body_buffer_full")), (429, true), "{answer:?}");
     }
     go.send(()).unwrap();
     assert_eq!(Answer::read(&mut first).status, 200);

@@ -49,7 +49,8 @@ fn trace_headers_are_passed_on_if_no_spans_are_sent() {
 fn spans_are_sent_and_the_replicas_are_children_of_them() {
     let upstream = upstream();
     let (endpoint, taken) = collector();
-    let router = Router::start(&[&upstream], &[&format!("--otlp-endpoint={endpoint}"), "--trace-share=1"]);
+    let router =
+        Router::start(&[&upstream], &[&format!("--otlp-endpoint={endpoint}"), "--trace-sampling-ratio=1"]);
     router.request("POST", CHAT, &format!("traceparent: {PARENT}\r\n"), &chat("m", false));
     router.post(CHAT, &chat("m", false));
     let seen = upstream.seen();

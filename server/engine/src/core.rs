@@ -282,7 +282,7 @@ impl Core {
         let run_ended = shared.clock.now();
         self.guides.collect_awaited(&mut self.requests);
         self.report.run_time = run_ended - run_began;
-        self.report.guide_time = shared.clock.now() - run_ended;
+        self.report.structured_output_wait = shared.clock.now() - run_ended;
         let is_computed = result.is_ok();
         match result {
             Ok(logits) => {
@@ -429,7 +429,7 @@ impl Core {
                     }
                     ended.push(sequence);
                 }
-                StepOutput::Suspended { .. } => report.suspended_sequences += 1,
+                StepOutput::Suspended { .. } => report.sequence_suspensions += 1,
                 StepOutput::Beam { .. } => report.generated_tokens += 1,
             }
         }

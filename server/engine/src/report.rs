@@ -44,10 +44,10 @@ pub struct StepReport {
     pub encode_time: Duration,
     /// Number of sequences whose allowed tokens are computed by guides.
     pub guided_sequences: u32,
-    /// Number of sequences that were suspended because their guides were not ready.
-    pub suspended_sequences: u32,
+    /// Number of times that a sequence was suspended because its guide was not ready.
+    pub sequence_suspensions: u32,
     /// The time for which sampling waited for guides after the model had run.
-    pub guide_time: Duration,
+    pub structured_output_wait: Duration,
     /// The time of the whole step: scheduling, running, sampling and sending events.
     pub step_time: Duration,
     /// The time that the engine took to wake, if this report describes a wake-up.

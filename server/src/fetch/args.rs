@@ -14,9 +14,9 @@ pub struct FetchArgs {
 
     /// Before fetching, remove the files of earlier fetches in the sibling folders of the target folder.
     #[arg(long)]
-    pub remove_former: bool,
+    pub remove_previous: bool,
 
-    /// The name of a sibling folder that --remove-former does not remove. Repeatable.
+    /// The name of a sibling folder that --remove-previous does not remove. Repeatable.
     #[arg(long, value_name = "NAME")]
     pub keep: Vec<String>,
 

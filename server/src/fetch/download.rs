@@ -12,7 +12,7 @@ use tokio::fs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::error::Error;
-use super::finish::{FetchedFile, FormerModel};
+use super::finish::{FetchedFile, PreviousModel};
 use super::progress::Progress;
 use super::source::File;
 
@@ -31,7 +31,7 @@ pub(crate) struct Downloader<'a> {
     /// discarded the downloaded part.
     pub(crate) attempts_max: u32,
     /// The model of an earlier fetch into the same folder.
-    pub(crate) former: FormerModel,
+    pub(crate) previous: PreviousModel,
 }
 
 /// The part of a file that has been downloaded so far.
@@ -220,7 +220,7 @@ impl Downloader<'_> {
         }
         part.file.sync_all().await.map_err(|source| Error::disk("write", &part.path, source))?;
         let fetched = FetchedFile { path: file.path.clone(), bytes, sha256: found };
-        self.former.withdraw_unless_it_contains(&fetched)?;
+        self.previous.withdraw_unless_it_contains(&fetched)?;
         fs::rename(&part.path, path).await.map_err(|source| Error::disk("rename", &part.path, source))?;
         // A leftover ETag file is harmless.
         let _ = fs::remove_file(&part.etag).await;

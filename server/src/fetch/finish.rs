@@ -47,7 +47,7 @@ pub(crate) struct FetchedModel {
 
 /// The model that an earlier fetch, possibly from another source, has completed in the folder.
 #[derive(Debug)]
-pub(crate) struct FormerModel {
+pub(crate) struct PreviousModel {
     into: PathBuf,
     /// The files of the model. Empty if it is unknown whether the folder contains a complete model.
     files: HashSet<FetchedFile>,
@@ -91,7 +91,7 @@ impl FetchedModel {
     }
 }
 
-impl FormerModel {
+impl PreviousModel {
     /// Reads the manifest of the model.
     pub(crate) fn load(into: &Path) -> Self {
         let files = Manifest::read(into).map(|manifest| manifest.files.into_iter().collect());
@@ -143,8 +143,8 @@ pub(crate) fn finish(
     };
     let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
     let current = into.join(CURRENT);
-    // The presence of the manifest means that the link points to its model. So the former manifest is removed before the
-    // link changes, and the new one is written afterward.
+    // The presence of the manifest means that the link points to its model. So the previous manifest is removed before
+    // the link changes, and the new one is written afterward.
     remove(&into.join(MANIFEST))?;
     let part = into.join("current.part");
     let _ = std::fs::remove_file(&part);

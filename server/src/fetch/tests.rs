@@ -336,14 +336,14 @@ fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
 }
 
 #[tokio::test]
-async fn a_former_model_is_withdrawn_before_one_of_its_files_is_replaced() {
+async fn a_previous_model_is_withdrawn_before_one_of_its_files_is_replaced() {
     let mut tasks = JoinSet::new();
     let folder = tempfile::tempdir().unwrap();
     let (current, files) = (folder.path().join("current"), folder.path().join("files"));
-    let former = split_model([1, 2], &[]);
-    let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
-    let fetch_former = || arguments(folder.path(), &["--url", &former_url]).run();
-    fetch_former().await.unwrap();
+    let previous = split_model([1, 2], &[]);
+    let previous_url = format!("{}/m-00001-of-00002.gguf", previous.start(&mut tasks).await);
+    let fetch_previous = || arguments(folder.path(), &["--url", &previous_url]).run();
+    fetch_previous().await.unwrap();
     let next = split_model([3, 4], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let next_url = format!("{}/m-00001-of-00002.gguf", next.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &next_url, "--attempts", "1"]);
@@ -352,32 +352,32 @@ async fn a_former_model_is_withdrawn_before_one_of_its_files_is_replaced() {
     assert!(std::fs::symlink_metadata(&current).is_err(), "the mixture of two models is not served");
     assert!(!folder.path().join("manifest.json").exists());
 
-    fetch_former().await.unwrap();
+    fetch_previous().await.unwrap();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
     assert_eq!(std::fs::read(files.join("m-00002-of-00002.gguf")).unwrap(), [2; 9]);
     // The model is complete again, so no request is sent.
-    let requests = former.requested_ranges().len();
-    fetch_former().await.unwrap();
-    assert_eq!(former.requested_ranges().len(), requests);
+    let requests = previous.requested_ranges().len();
+    fetch_previous().await.unwrap();
+    assert_eq!(previous.requested_ranges().len(), requests);
 }
 
 #[tokio::test]
-async fn a_former_model_is_available_while_the_same_files_are_fetched_from_another_source() {
+async fn a_previous_model_is_available_while_the_same_files_are_fetched_from_another_source() {
     let mut tasks = JoinSet::new();
     let folder = tempfile::tempdir().unwrap();
     let current = folder.path().join("current");
-    let former = split_model([1, 2], &[]);
-    let former_url = format!("{}/m-00001-of-00002.gguf", former.start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &former_url]).run().await.unwrap();
+    let previous = split_model([1, 2], &[]);
+    let previous_url = format!("{}/m-00001-of-00002.gguf", previous.start(&mut tasks).await);
+    arguments(folder.path(), &["--url", &previous_url]).run().await.unwrap();
     let mirror = split_model([1, 2], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let mirror_url = format!("{}/m-00001-of-00002.gguf", mirror.start(&mut tasks).await);
     let args = arguments(folder.path(), &["--url", &mirror_url, "--attempts", "1"]);
     args.clone().run().await.unwrap_err();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
-    // The former model is still complete, so no request is sent.
-    let requests = former.requested_ranges().len();
-    arguments(folder.path(), &["--url", &former_url]).run().await.unwrap();
-    assert_eq!(former.requested_ranges().len(), requests);
+    // The previous model is still complete, so no request is sent.
+    let requests = previous.requested_ranges().len();
+    arguments(folder.path(), &["--url", &previous_url]).run().await.unwrap();
+    assert_eq!(previous.requested_ranges().len(), requests);
     args.run().await.unwrap();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
 }

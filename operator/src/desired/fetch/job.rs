@@ -45,7 +45,7 @@ pub(crate) fn job_name(valid: &ValidDeployment, observed: &ObservedState) -> Opt
     Some(job(valid, fetched, observed).name)
 }
 
-/// The arguments with which a Job removes the folders of former sources from the volume, except for those that
+/// The arguments with which a Job removes the folders of previous sources from the volume, except for those that
 /// replicas use. If the sources of some replicas are unknown, the Job removes no folders.
 fn cleanup_args(valid: &ValidDeployment, observed: &ObservedState) -> Vec<String> {
     let deployment = observed.deployment(&valid.owner.component_name(Component::Server));
@@ -60,7 +60,7 @@ fn cleanup_args(valid: &ValidDeployment, observed: &ObservedState) -> Vec<String
         }
     }
     let keep = used.into_iter().map(|key| format!("--keep={key}"));
-    std::iter::once("--remove-former".to_owned()).chain(keep).collect()
+    std::iter::once("--remove-previous".to_owned()).chain(keep).collect()
 }
 
 fn job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState) -> Manifest {

@@ -184,7 +184,8 @@ async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Du
     }
     engine.shutdown().expect("the engine does not fail");
     let is_decode = |report: &StepReport| report.generated_tokens == sequences && report.prefill_tokens == 0;
-    let cost = |report: StepReport| report.step_time.saturating_sub(report.run_time + report.guide_time);
+    let cost =
+        |report: StepReport| report.step_time.saturating_sub(report.run_time + report.structured_output_wait);
     reports.iter().filter(is_decode).map(cost).min().unwrap_or_default()
 }
 

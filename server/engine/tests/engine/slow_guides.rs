@@ -127,7 +127,7 @@ async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
         }
         settled(&handle).await;
         engine.shutdown().unwrap();
-        assert!(reports.iter().map(|report| report.suspended_sequences).sum::<u32>() > 0);
+        assert!(reports.iter().map(|report| report.sequence_suspensions).sum::<u32>() > 0);
     }
 }
 
@@ -192,7 +192,7 @@ async fn slow_guides_change_no_token_under_load() {
         preempted += handle.load().borrow().load.preemptions_total;
         engine.shutdown().unwrap();
         alone.shutdown().unwrap();
-        suspended += reports.iter().map(|report| report.suspended_sequences).sum::<u32>();
+        suspended += reports.iter().map(|report| report.sequence_suspensions).sum::<u32>();
     }
     assert!(suspended > 100 && preempted > 10, "{suspended} {preempted}");
 }

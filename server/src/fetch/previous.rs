@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 /// The prefix of folders that are being removed.
-const REMOVED: &str = ".former-";
+const REMOVED: &str = ".previous-";
 /// The names of the files and folders that a fetch creates.
 const FETCHED: [&str; 6] =
     ["files", "current", "manifest.json", "current.part", "manifest.json.part", "lock"];
@@ -72,7 +72,7 @@ mod tests {
             std::fs::write(folder.path().join(name).join("manifest.json"), "{}").unwrap();
             std::fs::write(folder.path().join(name).join("lock"), "").unwrap();
         };
-        for name in ["own", "used", "former", "half", ".former-killed"] {
+        for name in ["own", "used", "previous", "half", ".previous-killed"] {
             of_a_fetch(name);
         }
         std::fs::remove_file(folder.path().join("half/manifest.json")).unwrap();
