@@ -13,7 +13,8 @@ pub struct FetchArgs {
     pub into: PathBuf,
 
     /// Before fetching, remove the files of earlier fetches in the sibling folders of the target folder.
-    #[arg(long)]
+    // Jobs of an earlier operator pass the alias.
+    #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
 
     /// The name of a sibling folder that --remove-previous does not remove. Repeatable.
