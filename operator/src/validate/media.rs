@@ -58,6 +58,6 @@ pub(super) fn check_network(text: &str) -> Result<(), String> {
     if first == network {
         Ok(())
     } else {
-        Err(format!("{text:?} has bits after its prefix of {} bits: use {first}", network.prefix_len()))
+        Err(format!("{text:?} has bits set after its prefix of {} bits: use {first}", network.prefix_len()))
     }
 }

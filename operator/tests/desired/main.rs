@@ -514,7 +514,7 @@ fn invalid_resources_are_rejected_with_the_field() {
     });
     assert_eq!(
         message,
-        "engine.media.allowedNetworks: \"10.0.0.1/8\" has bits after its prefix of 8 bits: use 10.0.0.0/8"
+        "engine.media.allowedNetworks: \"10.0.0.1/8\" has bits set after its prefix of 8 bits: use 10.0.0.0/8"
     );
 }
 

@@ -358,6 +358,6 @@ mod tests {
         {
             assert!(network(invalid).is_err(), "{invalid}");
         }
-        assert!(network("10.0.0.1/8").unwrap_err().contains("bits after its prefix"));
+        assert!(network("10.0.0.1/8").unwrap_err().contains("bits set after its prefix"));
     }
 }

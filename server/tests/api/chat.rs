@@ -105,7 +105,10 @@ async fn a_stream_that_is_read_late_has_all_log_probabilities() {
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned())
         .filter(|logprobs| !logprobs.is_empty())
         .collect();
-    assert_eq!(logprobs.iter().map(Vec::len).collect::<Vec<_>>(), [1_usize, 199]);
+    // A task takes at most 128 events without yielding, so the 199 that have accumulated are sent in parts.
+    let largest = logprobs.iter().map(Vec::len).max();
+    assert!(largest > Some(100), "{largest:?}");
+    assert_eq!(logprobs.concat().len(), 200);
     parameters["stream"] = json!(false);
     let whole = server.post(PATH, chat(parameters)).await.json();
     assert_eq!(json!(logprobs.concat()), whole["choices"][0]["logprobs"]["content"]);

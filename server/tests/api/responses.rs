@@ -403,8 +403,9 @@ async fn many_log_probabilities_are_streamed_and_stored() {
         let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
         let deltas: Vec<Vec<Value>> =
             deltas.map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
+        // A task takes at most 128 events without yielding, so the 199 that have accumulated are sent in parts.
         let largest = deltas.iter().map(Vec::len).max();
-        assert!(largest >= Some(199), "background: {background}: {largest:?}");
+        assert!(largest > Some(100), "background: {background}: {largest:?}");
         assert_eq!(&json!(deltas.concat()), logprobs);
         let stored = server.get(&format!("{PATH}/{}", response["id"].as_str().unwrap())).await.json();
         assert_eq!(stored["output"], response["output"]);
