@@ -21,6 +21,7 @@ SETUP = IMAGES / "setup.sh"
 PYTHON = engines.ROOT / ".deps" / "venv-vision" / "bin" / "python"
 TESTS = ("cargo", "test", "--locked", "--package", "server-openvino", "--test", "vision", "--", "--ignored")
 COMPARED = re.compile(r"logits differ by at most ([\d.e+-]+)")
+FEATURES = re.compile(r"features differ from those of transformers by at most ([\d.e+-]+)")
 NOISE = re.compile(r"noise with weights of 8 bits: ([\d.e+-]+)")
 
 
@@ -55,9 +56,10 @@ def checks():
         differences = [float(number) for number in COMPARED.findall(output)]
         if good and differences:
             family, _, _ = name.partition("_answers_")
-            noise = float(NOISE.search(output)[1])
+            features, noise = (float(found.search(output)[1]) for found in (FEATURES, NOISE))
             detail = (
                 f"{len(differences)} answers have the tokens of transformers; logits differ by at most {max(differences):.1e}; "
+                f"features differ by at most {features:.1e} of the largest one; "
                 f"noise of the encoder with weights of 8 bits: {noise:.1e}; "
                 f"openvino_genai: {peer(MODELS / family)}"
             )

@@ -32,7 +32,10 @@ from transformers.models.smolvlm import image_processing_smolvlm, processing_smo
 import remote
 from pictures import draw
 
-SIZES = [(1, 1), (3, 200), (200, 3), (300, 200), (182, 126), (126, 182), (4000, 28), (640, 480), (801, 333)]
+SIZES = [
+    (1, 1), (3, 200), (200, 3), (3, 2000), (300, 200), (182, 126), (126, 182), (4000, 28), (640, 480), (801, 333),
+    (4000, 3000),
+]
 SAMPLES = 48
 
 

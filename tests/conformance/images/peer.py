@@ -22,6 +22,15 @@ IMAGE = re.compile(
 )
 
 
+def pixels(path):
+    """The pixels of an image in RGB."""
+    image = Image.open(path)
+    if image.mode == "I;16":
+        # Pillow cannot convert this mode.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return ov.Tensor(np.array(image.convert("RGB"))[None])
+
+
 def main():
     folder = Path(sys.argv[1])
     scheduler = genai.SchedulerConfig()
@@ -32,13 +41,13 @@ def main():
     tokenizer = pipeline.get_tokenizer()
     answers = []
     for case in json.loads((folder / "reference" / "cases.json").read_text()):
+        if "refused" in case:
+            continue
         config = genai.GenerationConfig()
         config.max_new_tokens = len(case["answer"])
         config.ignore_eos = True
         config.apply_chat_template = False
-        images = [
-            ov.Tensor(np.array(Image.open(folder / "reference" / name).convert("RGB"))[None]) for name in case["images"]
-        ]
+        images = [pixels(folder / "reference" / name) for name in case["images"]]
         number = count()
         prompt = IMAGE.sub(lambda _, number=number: f"<ov_genai_image_{next(number)}>", case["text"])
         try:
