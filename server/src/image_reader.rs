@@ -10,13 +10,13 @@ use server_images::limits::IMAGE_PIXELS_MAX;
 use server_images::{EncoderInputs, FeatureRow, ImageProcessor};
 use server_text::{ModelText, RenderInput};
 
-use crate::limits::{ByteBudget, WaitingBudget};
+use crate::limits::{ByteBudget, WaitingBudget, preparation_slots};
 
-/// Number of pixels of the images that are decoded and preprocessed at the same time. Decoding takes up to 11 bytes of memory
-/// for each pixel.
+/// Number of pixels of the images that are decoded and preprocessed at the same time, for each slot in which a request is
+/// prepared. An image of the largest size always fits. Decoding takes up to 11 bytes of memory for each pixel.
 ///
 /// If exceeded: further images wait.
-const DECODING_PIXELS_MAX: u64 = IMAGE_PIXELS_MAX;
+const DECODING_PIXELS_PER_SLOT: usize = 12_500_000;
 
 /// Converts the inputs of an image to the type that the encoder of the backend reads.
 pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> Arc<dyn Any + Send + Sync>;
@@ -66,7 +66,8 @@ impl ImageReader {
             .ok_or_else(|| anyhow::anyhow!("the tokenizer has no token {name:?}, which images need"))?;
         let template = TemplateContent::of(text);
         let memory = ByteBudget::new(memory_bytes, memory_bytes);
-        let decoding = WaitingBudget::new(DECODING_PIXELS_MAX as usize);
+        let pixels = DECODING_PIXELS_PER_SLOT * preparation_slots();
+        let decoding = WaitingBudget::new(pixels.max(IMAGE_PIXELS_MAX as usize));
         Ok(Self { processor, image_token, content, template, memory, decoding })
     }
 }

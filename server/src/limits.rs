@@ -1,7 +1,7 @@
 //! The limits of the server and the admission of requests.
 //!
-//! Every queue and buffer has a limit, here or in the engine's configuration. A request beyond a limit is rejected
-//! immediately.
+//! Every queue and buffer has a limit, here or in the engine's configuration. The documentation of a limit says whether a
+//! request that exceeds it is rejected or waits.
 
 mod budget;
 mod fair_slots;
@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
 pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
-pub(crate) use preparation::PreparationSlots;
+pub(crate) use preparation::{PreparationSlots, preparation_slots};
 pub(crate) use tokenizer::TokenizerMemory;
 pub(crate) use trial::{InvalidGrammar, TrialProcesses, run_trial};
 pub(crate) use waiting::{AboveBudget, WaitingBudget};

@@ -1,7 +1,7 @@
 //! Turns the reference of an image in a request into its bytes.
 //!
 //! Nothing is fetched unless flags allow it, because a client that chooses what a server connects to or reads could reach
-//! what only the server may reach. This module knows nothing of images, and of a request only its tenant.
+//! what only the server may reach. This module does not parse images. The only part of a request that it uses is the tenant.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes

@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import re
 import statistics
 import sys
 
@@ -201,7 +202,7 @@ def update(section: str, text: str) -> None:
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
     # A section may be named after the machine.
-    target = section.removesuffix("-avx2").removesuffix("-avx512")
+    target = re.sub("-(avx2|avx512|intel|zen4)$", "", section)
     command = f"`make {target}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")
 

@@ -50,9 +50,7 @@ fn is_port(text: &str) -> bool {
 /// Checks an entry of `allowedNetworks`, a network in CIDR notation. The error describes what is wrong.
 pub(super) fn check_network(text: &str) -> Result<(), String> {
     let network: IpNet = text.trim().parse().map_err(|_| {
-        format!(
-            "{text:?} is not a network: use an address and the bits of its prefix, such as 10.0.0.0/8 or fd00::/8"
-        )
+        format!("{text:?} is not a network: use an address and a prefix length, e.g. 10.0.0.0/8 or fd00::/8")
     })?;
     let first = network.trunc();
     if first == network {

@@ -23,6 +23,12 @@ const NICE: i32 = 10;
 /// The smallest number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
+/// The number of slots on this machine: as many as the process has cores, within limits.
+pub(crate) fn preparation_slots() -> usize {
+    let cores = std::thread::available_parallelism().map_or(SLOTS_MIN, usize::from);
+    cores.clamp(SLOTS_MIN, SLOTS_MAX)
+}
+
 /// Limits the number of requests that are prepared at the same time. Tenants take turns, and the requests of one tenant
 /// are prepared in the order of their arrival.
 #[derive(Debug)]
@@ -38,10 +44,9 @@ pub(crate) struct PreparationSlot {
 }
 
 impl PreparationSlots {
-    /// Creates as many slots as the process has cores, within limits.
+    /// Creates [`preparation_slots`] slots.
     pub(crate) fn for_this_machine() -> Self {
-        let cores = std::thread::available_parallelism().map_or(SLOTS_MIN, usize::from);
-        Self::new(cores.clamp(SLOTS_MIN, SLOTS_MAX))
+        Self::new(preparation_slots())
     }
 
     fn new(count: usize) -> Self {

@@ -1,14 +1,23 @@
 //! A budget that all requests share. A request claims a part of it before it uses a resource, and waits while other
 //! requests have claimed too much.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// An amount, such as bytes, that all claims together never exceed.
 #[derive(Debug)]
 pub(crate) struct WaitingBudget {
     max: usize,
-    claimed: Mutex<usize>,
-    returned: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    claimed: usize,
+    /// The number of claims that have been made, including those that wait.
+    arrived: u64,
+    /// The number of claims that have been granted. Claims are granted in the order of their arrival.
+    granted: u64,
 }
 
 /// The error for a claim of more than the whole budget.
@@ -27,10 +36,11 @@ pub(crate) struct WaitingClaim<'a> {
 
 impl WaitingBudget {
     pub(crate) fn new(max: usize) -> Self {
-        Self { max, claimed: Mutex::default(), returned: Condvar::new() }
+        Self { max, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Claims an amount. If other claims leave too little, this blocks the thread until enough has been returned.
+    /// Claims an amount. If other claims leave too little, this blocks the thread until enough has been returned. Claims are
+    /// granted in the order of their arrival, so that a large one is not delayed by smaller ones that arrive later.
     ///
     /// # Errors
     /// The amount exceeds the whole budget.
@@ -39,20 +49,30 @@ impl WaitingBudget {
             return Err(AboveBudget { max: self.max });
         }
         if amount > 0 {
-            let claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_full = |claimed: &mut usize| *claimed + amount > self.max;
-            let claimed = self.returned.wait_while(claimed, is_full);
-            *claimed.unwrap_or_else(PoisonError::into_inner) += amount;
+            let mut state = self.state();
+            let number = state.arrived;
+            state.arrived += 1;
+            let must_wait = |state: &mut State| state.granted != number || state.claimed + amount > self.max;
+            let mut state = self.changed.wait_while(state, must_wait).unwrap_or_else(PoisonError::into_inner);
+            state.claimed += amount;
+            state.granted += 1;
+            drop(state);
+            // The next claim may fit too.
+            self.changed.notify_all();
         }
         Ok(WaitingClaim { budget: self, amount })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for WaitingClaim<'_> {
     fn drop(&mut self) {
         if self.amount > 0 {
-            *self.budget.claimed.lock().unwrap_or_else(PoisonError::into_inner) -= self.amount;
-            self.budget.returned.notify_all();
+            self.budget.state().claimed -= self.amount;
+            self.budget.changed.notify_all();
         }
     }
 }
@@ -86,7 +106,7 @@ mod tests {
             }
         });
         assert!(peak.load(Ordering::SeqCst) <= MAX);
-        assert_eq!(*budget.claimed.lock().unwrap(), 0);
+        assert_eq!(budget.state().claimed, 0);
     }
 
     #[test]

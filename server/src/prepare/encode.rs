@@ -4,7 +4,7 @@
 use server_engine::TokenId;
 use server_text::EncodeError;
 
-use super::images::image_share;
+use super::images::image_tokens_note;
 use crate::error::Error;
 use crate::limits::AboveBudget;
 use crate::model::Model;
@@ -58,7 +58,7 @@ impl Encoder<'_> {
         let tokens_min = tokenizer.min_tokens(text);
         if let Some(length) = self.tokens_max.filter(|length| tokens_min >= *length as usize) {
             let param = self.param.to_owned();
-            let for_images = image_share(self.image_tokens);
+            let for_images = image_tokens_note(self.image_tokens);
             let message = format!(
                 "{param}: the prompt has at least {tokens_min} tokens{for_images}, which leaves no room in the context \
                  length of {length} tokens"

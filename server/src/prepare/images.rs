@@ -218,7 +218,7 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
 }
 
 /// The part of an error message about a prompt that says how many of its tokens images take. It is empty without images.
-pub(super) fn image_share(num_tokens: usize) -> String {
+pub(super) fn image_tokens_note(num_tokens: usize) -> String {
     if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
 }
 
@@ -264,13 +264,13 @@ pub(super) fn assign(
         let digest = match known {
             Some(digest) => digest,
             None => {
+                let refused = |error: ImageError| Error::invalid(param.clone(), error);
+                let decoding = reader.decoding.claim(num_pixels as usize);
+                let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
                 if canceled.is_cancelled() {
                     // No client receives this error.
                     return Err(Error::Internal("the client has disconnected".to_owned()));
                 }
-                let refused = |error: ImageError| Error::invalid(param.clone(), error);
-                let decoding = reader.decoding.claim(num_pixels as usize);
-                let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
                 let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;
                 let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
                 if inputs.iter().all(|input| input.digest != digest) {

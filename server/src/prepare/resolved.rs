@@ -376,7 +376,7 @@ impl ResolvedParameters {
             return Err(Error::invalid(param, "is empty"));
         }
         let tokens = prompt.len();
-        let for_images = images::image_share(images::num_tokens(images));
+        let for_images = images::image_tokens_note(images::num_tokens(images));
         let room = u32::try_from(tokens).ok().and_then(|tokens| length.checked_sub(tokens)).unwrap_or(0);
         if room == 0 {
             let message = format!(

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::built_in_text_with;
 use crate::error::Error;
 use crate::image_reader::ImageReader;
+use crate::limits::WaitingBudget;
 use crate::model::Model;
 use crate::prepare::Media;
 use crate::prepare::conversation::Conversation;
@@ -53,7 +54,8 @@ fn model(template: &str) -> Model {
     let preprocessor = json!({"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}});
     let processor = ImageProcessor::from_values(config, preprocessor).unwrap();
     let text = built_in_text_with(template, &["<image>"]).unwrap();
-    let reader = ImageReader::new(processor, &text, |inputs, _| Arc::new(inputs), MEMORY).unwrap();
+    let mut reader = ImageReader::new(processor, &text, |inputs, _| Arc::new(inputs), MEMORY).unwrap();
+    reader.decoding = WaitingBudget::new(IMAGE_PIXELS_MAX as usize);
     Model::new(vec!["m".to_owned()], text, "test").with_images(Some(reader))
 }
 
