@@ -35,7 +35,7 @@ pub struct Replica {
     pub ledger: Arc<Ledger>,
     /// The prefixes of prompts that are expected to be in the replica's cache.
     pub prefixes: Mutex<PrefixIndex>,
-    /// The number of the pick that chose this replica last.
+    /// The sequence number of the last pick that chose this replica.
     pub last_pick: AtomicU64,
     /// The number of requests that the replica has answered.
     pub answered: AtomicU64,

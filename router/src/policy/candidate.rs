@@ -48,7 +48,7 @@ pub struct Candidate {
     pub weight: f32,
     /// Whether the replica is reserved for another request, which has waited for too long.
     pub is_reserved: bool,
-    /// The number of the pick that chose this replica last, or 0 if none has.
+    /// The sequence number of the last pick that chose this replica, or 0 if none has.
     pub last_pick: u64,
 }
 

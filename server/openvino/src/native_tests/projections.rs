@@ -504,7 +504,7 @@ impl Projection {
                     let gate = value.min(7.0);
                     let gated = gate / (1.0 + (-1.702 * gate).exp());
                     let shifted = up.value.clamp(-7.0, 7.0) + 1.0;
-                    // Numbers far beyond the limits are exact. The slope is below 1.2.
+                    // The clamps limit the effect of large errors. The slope of the gate's activation is below 1.2.
                     let tolerance = tolerance.min(14.0) * 1.2 * (shifted.abs() + up.tolerance.min(14.0))
                         + gated.abs() * up.tolerance.min(14.0);
                     ExpectedValue {
