@@ -1,10 +1,10 @@
 //! Tracks the health of replicas by the outcomes of their requests.
 //!
 //! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
-//! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. A probe succeeds
-//! when its answer begins, because a stream can take minutes; if the answer breaks later, it counts like that of any
-//! other request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the
-//! cause is probably elsewhere.
+//! few requests probe it (the circuit breaker is half open), and the replica is trusted again if they succeed. A probe
+//! succeeds when its answer begins, because a stream can take minutes; a later failure counts like that of any other
+//! request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the cause
+//! is probably elsewhere.
 //! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
 //! Envoy does below its panic threshold. The module also manages the retry budget. It reads no clock.
 

@@ -188,7 +188,7 @@ impl MarkedText {
             if index < self.reasoning.tags[tags].close.len() {
                 self.start(Mode::Text);
             } else {
-                // The model has repeated the tag at the end of the prompt.
+                // The prompt ends with this tag, and the model has repeated it.
                 self.mode = Mode::Reasoning { tags, at_prompt: false };
             }
             return;
