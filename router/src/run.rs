@@ -209,7 +209,7 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
-        // If the file changes after this line, it is read again soon.
+        // Record the content before reading the keys, so that the next check notices a change in between.
         self.keys = config::read(&path).ok();
         let keys = app
             .access()

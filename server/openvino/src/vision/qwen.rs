@@ -109,8 +109,8 @@ fn add_positions(
     Ok(())
 }
 
-/// Appends the corresponding row of each layer of `deepstack` [layers, rows, width] to each row of `features`. `None` if
-/// the sizes do not match.
+/// Appends the corresponding row of each layer of `deepstack` [layers, rows, width] to each row of `features`. `None`
+/// if the sizes do not match.
 fn interleave(features: &[f32], deepstack: &[f32], width: usize, layers: usize) -> Option<Vec<f32>> {
     if deepstack.len() != features.len() * layers || !features.len().is_multiple_of(width) {
         return None;
