@@ -69,7 +69,7 @@ fn job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState
         completed_job(valid, &key, observed).unwrap_or_else(|| new_job(valid, fetched, observed));
     let annotations = &mut manifest.body["metadata"]["annotations"];
     annotations[SOURCE] = json!(key);
-    // The report of the pod outlives the pod.
+    // Copy the pod's report to the Job, because the pod may be deleted before the Job.
     if let Some(report) = observed.fetch_report(&manifest.name) {
         annotations[FETCHED] = json!(canonical(&json!(report)).to_string());
     }
