@@ -104,7 +104,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         () = &mut side_servers => {}
         () = signals.next() => {}
         Some(ended) = services.join_next() => {
-            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a background task of the router ended")));
+            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a background task of the router ended unexpectedly")));
         }
     }
     app.stop();

@@ -142,7 +142,7 @@ impl<'a> Writer<'a> {
         Ok(parts.join(" "))
     }
 
-    /// Writes a JSON value within something else.
+    /// Writes a JSON value that is part of a larger text.
     pub(crate) fn json(&mut self, schema: &Value, at: &str) -> Result<String, FormError> {
         let schema = schema::prepare(schema, at, Layout::Tight)?.to_string();
         self.count_bytes(schema.len())?;

@@ -109,7 +109,7 @@ impl StepOutputs {
         searching.clear();
     }
 
-    /// Samples a token for each sequence in the samples of `batch`.
+    /// Scores the requested tokens of prompts, and samples the sequences in `batch.samples`.
     pub(super) fn sample_batch(
         &mut self,
         batch: &Batch,
