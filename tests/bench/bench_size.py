@@ -62,7 +62,7 @@ def weights_per_token(shape: Shape) -> Weights:
     """Returns how many bytes of weights the model reads to generate one token. Of the experts, it reads only those in use."""
     in_file = packed = 0.0
     for name, kind, dimensions in tensors(shape, shape.vocabulary or 49_152):
-        # The embedding of a token is one row, unless the same weights are the output.
+        # A token needs only one row of the embedding matrix, unless this matrix is also the output matrix.
         if len(dimensions) == 1 or (name == "token_embd" and shape.has_output):
             continue
         count = float(np.prod(dimensions))

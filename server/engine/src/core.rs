@@ -551,7 +551,7 @@ impl Core {
                     return Some(command);
                 }
                 (None, Some(deadline)) => {
-                    // A simulated clock does not advance while the thread waits.
+                    // Pass the deadline as the current time, because a simulated clock does not advance during the wait.
                     let Self { spill: Some(spill), scheduler, runner, .. } = self else { break };
                     spill.poll(scheduler, &mut **runner, deadline);
                     spill.end_overdue(scheduler, deadline);

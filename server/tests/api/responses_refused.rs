@@ -130,7 +130,7 @@ async fn a_long_conversation_is_truncated_at_its_beginning_if_requested() {
     let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
     let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
     assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
-    // Without `max_output_tokens`, more room is left for the answer.
+    // Without `max_output_tokens`, a quarter of the context length is left for the answer if the last turn permits it.
     let turns: Vec<Value> = (0..20).map(|_| said("user", 24)).collect();
     let open = json!({"input": turns, "truncation": "auto", "max_output_tokens": null, "ignore_eos": true});
     let usage = server.post(PATH, request(open)).await.json()["usage"].clone();
