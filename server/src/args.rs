@@ -134,8 +134,8 @@ pub struct Args {
     /// of NUMA nodes, so that each group runs on a node and reads only the memory of that node.
     ///
     /// The answers do not depend on the number. With 1, the threads are not bound to nodes. The speed has not been
-    /// measured on a machine with several nodes; one replica per node (--numa-node) is the alternative. Only the work of
-    /// the native kernels is divided.
+    /// measured on a machine with several nodes; one replica per node (--numa-node) is the alternative. Only the work
+    /// of the native kernels is divided.
     #[arg(
         long,
         value_name = "NUMBER",

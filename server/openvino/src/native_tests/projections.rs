@@ -754,9 +754,9 @@ fn a_row_does_not_depend_on_other_rows() {
 /// Many rows are divided by rows, few rows by columns of the weights, and one row also by columns of the source.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    // With one row, the columns of the source are divided among 2, 3 or 4 threads for the first size, 16 threads for the
-    // second, and 2 threads for the third, whose second part is shorter. They are not divided if there are more threads
-    // than blocks of columns of the weights.
+    // With one row, the columns of the source are divided among 2, 3 or 4 threads for the first size, 16 threads for
+    // the second, and 2 threads for the third, whose second part is shorter. They are not divided if there are more
+    // threads than blocks of columns of the weights.
     const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
     const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
     let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);
