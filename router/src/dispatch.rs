@@ -87,8 +87,19 @@ pub enum PlacementError {
     },
     /// The model has no replica, and either none appeared in time or the waiting room is full.
     NoReplica,
+    /// No replica became available within the time that the client has set.
+    ClientTimeout(WaitTarget),
     /// The only replica that could answer the request is gone, or does not serve the model.
     ReplicaGone,
+}
+
+/// The replicas that a request without a replica waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitTarget {
+    /// The replicas of the model.
+    Model,
+    /// The replica that has the stored object.
+    StoredObject,
 }
 
 impl Dispatch {
@@ -225,8 +236,9 @@ impl Dispatch {
     ) -> Result<Placement, PlacementError> {
         let config = self.queue_config();
         let mut queue_guard = self.enqueue(fleet, request, queued, config, WaitReason::Full)?;
-        queue_guard.wait(deadline(queued, config.queue_timeout)).await;
-        queue_guard.leave()
+        let deadline = Deadline::after(config.queue_timeout, queued);
+        queue_guard.wait(deadline).await;
+        queue_guard.leave(deadline)
     }
 
     /// Waits in the queue while no replica accepts requests. When a replica appears, the request is served before later
@@ -238,7 +250,7 @@ impl Dispatch {
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         let entered = Instant::now();
-        let replica_deadline = deadline(queued, self.settings.load().waiting_room_timeout);
+        let mut deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
         let room = self.enter_waiting_room()?;
         if !request.tried.is_empty() {
             // Only replicas that have just failed are left. Pause before they are tried again.
@@ -250,12 +262,12 @@ impl Dispatch {
         // The limit of the waiting room applies instead of the limits of the queue.
         let unlimited = QueueConfig { queue_requests: usize::MAX, queue_tokens: u64::MAX, ..config };
         let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
-        if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
+        if !queue_guard.wait(deadline).await && self.is_available(fleet) {
             queue_guard.set_full();
-            let queue_deadline = deadline(queued, config.queue_timeout).min(entered + config.queue_timeout);
-            queue_guard.wait(queue_deadline).await;
+            deadline = Deadline::at(entered + config.queue_timeout, queued);
+            queue_guard.wait(deadline).await;
         }
-        queue_guard.leave()
+        queue_guard.leave(deadline)
     }
 
     fn enqueue<'a>(
@@ -321,10 +333,11 @@ impl Dispatch {
         if let Some(fleet) = find(&self.replicas) {
             return Ok(Some(fleet));
         }
-        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
-        let is_set_by_client = queued.deadline == Some(deadline);
-        match self.await_known(deadline, find).await {
-            Err(PlacementError::NoReplica) if !is_set_by_client && self.replicas.has_any_reported() => {
+        let deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
+        match self.await_known(WaitTarget::Model, deadline, find).await {
+            Err(PlacementError::NoReplica)
+                if !deadline.is_set_by_client && self.replicas.has_any_reported() =>
+            {
                 Ok(None)
             }
             result => result,
@@ -341,8 +354,8 @@ impl Dispatch {
         store_id: u64,
         queued: QueuedRequest,
     ) -> Result<Option<Arc<Replica>>, PlacementError> {
-        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
-        self.await_known(deadline, |replicas| replicas.by_store(store_id)).await
+        let deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
+        self.await_known(WaitTarget::StoredObject, deadline, |replicas| replicas.by_store(store_id)).await
     }
 
     /// Waits until `find` returns a result, or every replica has reported.
@@ -351,7 +364,8 @@ impl Dispatch {
     /// Not every replica has reported by the deadline, or the waiting room is full.
     async fn await_known<T>(
         &self,
-        deadline: Instant,
+        target: WaitTarget,
+        deadline: Deadline,
         find: impl Fn(&Replicas) -> Option<T>,
     ) -> Result<Option<T>, PlacementError> {
         let mut changes = self.replicas.changes();
@@ -366,8 +380,8 @@ impl Dispatch {
             if room.is_none() {
                 room = Some(self.enter_waiting_room()?);
             }
-            if timeout_at(deadline.into(), changes.changed()).await.is_err() {
-                return Err(PlacementError::NoReplica);
+            if timeout_at(deadline.at.into(), changes.changed()).await.is_err() {
+                return Err(deadline.no_replica(target));
             }
         }
     }
@@ -435,10 +449,32 @@ impl Dispatch {
     }
 }
 
-/// The deadline of a request that begins to wait now.
-fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
-    let latest = Instant::now() + timeout;
-    queued.deadline.map_or(latest, |deadline| deadline.min(latest))
+/// The time until which a request waits.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    /// Whether the timeout of the client ends the wait, and not a timeout of the router.
+    is_set_by_client: bool,
+}
+
+impl Deadline {
+    /// The deadline of a request that begins to wait now and has this timeout.
+    fn after(timeout: Duration, queued: QueuedRequest) -> Self {
+        Self::at(Instant::now() + timeout, queued)
+    }
+
+    /// The deadline of a request that waits until `latest`, or until its client does not wait any longer.
+    fn at(latest: Instant, queued: QueuedRequest) -> Self {
+        match queued.deadline {
+            Some(deadline) if deadline <= latest => Self { at: deadline, is_set_by_client: true },
+            _ => Self { at: latest, is_set_by_client: false },
+        }
+    }
+
+    /// The error of a request for which no replica was available until the deadline.
+    fn no_replica(self, target: WaitTarget) -> PlacementError {
+        if self.is_set_by_client { PlacementError::ClientTimeout(target) } else { PlacementError::NoReplica }
+    }
 }
 
 /// The reason why a request is in the queue.
@@ -471,9 +507,9 @@ struct QueueGuard<'a> {
 
 impl QueueGuard<'_> {
     /// Waits for a replica until `deadline`. Returns whether the request has one.
-    async fn wait(&mut self, deadline: Instant) -> bool {
+    async fn wait(&mut self, deadline: Deadline) -> bool {
         if self.placement.is_none() {
-            let assignment = timeout_at(deadline.into(), &mut self.woken).await.ok().and_then(Result::ok);
+            let assignment = timeout_at(deadline.at.into(), &mut self.woken).await.ok().and_then(Result::ok);
             self.placement =
                 assignment.map(|assignment| Placement::new(self.dispatch, self.fleet, assignment));
         }
@@ -488,8 +524,8 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// Leaves the queue, and returns the assignment if the request got a replica.
-    fn leave(mut self) -> Result<Placement, PlacementError> {
+    /// Leaves the queue, and returns the assignment if the request got a replica before `deadline`.
+    fn leave(mut self, deadline: Deadline) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());
         self.dispatch.metrics.record_queue_time(self.since.elapsed());
@@ -498,7 +534,7 @@ impl QueueGuard<'_> {
             if self.dispatch.is_available(self.fleet) {
                 PlacementError::QueueTimeout { retry_after }
             } else {
-                PlacementError::NoReplica
+                deadline.no_replica(WaitTarget::Model)
             }
         })
     }

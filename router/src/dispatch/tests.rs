@@ -12,6 +12,7 @@ use super::*;
 use crate::app::App;
 use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
+use crate::error::Error;
 use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
 use crate::prefix::Chain;
@@ -176,6 +177,33 @@ async fn a_request_waits_no_longer_than_its_client() {
     assert_eq!(waiting(app.dispatch()), (0, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
+    let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
+    let (app, _, fleet) = reporting_app(draining, &["--waiting-room-timeout=5s"]);
+    let place = |timeout: Option<u64>| {
+        let deadline = timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        app.dispatch().place(&fleet, request(), QueuedRequest { deadline, ..queued() })
+    };
+    let expired = place(Some(2)).await.unwrap_err();
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
+    assert_eq!(
+        Error::from(expired).to_string(),
+        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+    );
+    let expired = PlacementError::ClientTimeout(WaitTarget::StoredObject);
+    assert_eq!(
+        Error::from(expired).to_string(),
+        "the time given by x-ovfleet-timeout expired while no replica with the stored object was available"
+    );
+    for timeout in [None, Some(3600)] {
+        let expired = place(timeout).await.unwrap_err();
+        assert_eq!(expired, PlacementError::NoReplica);
+        assert_eq!(Error::from(expired).to_string(), "no replica is available");
+    }
+    assert_eq!(waiting(app.dispatch()), (0, 0));
+}
+
 #[test]
 fn a_reload_of_the_configuration_does_not_refill_the_retry_budget() {
     let (app, _) = app(1, &[]);
@@ -259,8 +287,9 @@ async fn a_request_waits_for_an_unknown_model_or_store_no_longer_than_its_client
     let started = tokio::time::Instant::now();
     // The other replica may serve the model.
     let expired = dispatch.await_model(Some("x"), queued).await.unwrap_err();
-    assert_eq!(expired, PlacementError::NoReplica);
-    assert_eq!(dispatch.await_store(7, queued).await.unwrap_err(), PlacementError::NoReplica);
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
+    let expired = dispatch.await_store(7, queued).await.unwrap_err();
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::StoredObject));
     assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
     assert_eq!(waiting(dispatch), (0, 0));
 }

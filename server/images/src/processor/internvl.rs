@@ -5,7 +5,7 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut},
@@ -92,10 +92,11 @@ impl Preprocess for InternVl {
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
         let grid = self.grid(size, detail);
-        let tiles = grid.tiles() + u32::from(self.has_thumbnail(grid));
-        let num_tokens = (tiles * self.tile_tokens) as usize;
+        let num_tiles = grid.tiles() + u32::from(self.has_thumbnail(grid));
+        let num_tokens = (num_tiles * self.tile_tokens) as usize;
         let text = PromptText::plain(format!("<img>{}</img>", IMAGE_TOKEN.repeat(num_tokens)));
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, text })
+        let input_bytes = pixel_bytes(num_tiles, Size::square(self.edge));
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {

@@ -5,7 +5,7 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{FeatureRow, ImageLayout, ImageMarker, PromptText},
     preprocess::{Preprocess, TILES_MAX, cut},
     raster::{RgbImage, Size},
@@ -149,13 +149,19 @@ impl Preprocess for LlavaNext {
     }
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
-        let feature_rows = match detail {
-            Detail::Low => None,
-            Detail::High | Detail::Auto => Some(self.feature_rows(size, self.resolution(size))),
+        let tile = self.clip.crop;
+        let (num_tiles, feature_rows) = match detail {
+            Detail::Low => (1, None),
+            Detail::High | Detail::Auto => {
+                let resolution = self.resolution(size);
+                let grid_tiles = (resolution.width / tile.width) * (resolution.height / tile.height);
+                (1 + grid_tiles, Some(self.feature_rows(size, resolution)))
+            }
         };
         let num_tokens = feature_rows.as_ref().map_or(self.clip.num_tokens as usize, Vec::len);
         let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
-        Ok(ImageLayout { num_tokens, feature_rows, grid: None, text })
+        let input_bytes = pixel_bytes(num_tiles, tile);
+        Ok(ImageLayout { num_tokens, feature_rows, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {

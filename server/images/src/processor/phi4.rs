@@ -138,9 +138,13 @@ impl Preprocess for Phi4 {
     }
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
-        let features = self.feature_rows(self.plan(size, detail)?);
-        let text = PromptText::plain(IMAGE_TOKEN.repeat(features.len()));
-        Ok(ImageLayout { num_tokens: features.len(), feature_rows: Some(features), grid: None, text })
+        let plan = self.plan(size, detail)?;
+        let features = self.feature_rows(plan);
+        let num_tokens = features.len();
+        let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
+        let (num_tiles, tile) = (1 + plan.grid.tiles(), Size::square(self.edge));
+        let input_bytes = MaskedTiles::bytes(num_tiles, tile, self.edge / self.patch);
+        Ok(ImageLayout { num_tokens, feature_rows: Some(features), grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
