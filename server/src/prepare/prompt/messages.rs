@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
 use server_parsers::ToolFormat;
-use server_text::{Arguments, CallCount, CallIds, CallStyle, NoText};
+use server_text::{ArgumentsFormat, CallCount, CallIdFormat, CallStyle, EmptyContent};
 
 use super::words;
 use crate::error::Error;
@@ -27,7 +27,7 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
         let at = format!("{}[{index}]", conversation.param);
         messages.push(read(message, &at, model.images.as_ref(), &mut images)?);
     }
-    let messages = match model.abilities.calls {
+    let messages = match model.template_features.call_style {
         Some(style) => {
             let messages = match style.count {
                 CallCount::Many => messages,
@@ -227,7 +227,7 @@ fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
 }
 
 fn styled(mut message: ParsedMessage, style: CallStyle) -> ParsedMessage {
-    if style.ids == CallIds::Nine {
+    if style.ids == CallIdFormat::NineCharacters {
         let ids = message.calls.iter_mut().map(|call| &mut call.id).chain([&mut message.call_id]);
         ids.flatten().for_each(|id| *id = nine_character_id(id));
     }
@@ -295,7 +295,8 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
             *thought = format!("{thought}\n\n{text}");
         }
     }
-    let wants_null = style.is_some_and(|style| style.content == NoText::Null) && !calls.is_empty();
+    let wants_null =
+        style.is_some_and(|style| style.empty_content == EmptyContent::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
     // Templates concatenate strings, so missing content must be an empty string.
     value["content"] = match content.filter(|text| !(wants_null && text.is_empty())) {
@@ -312,12 +313,12 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
         value["name"] = json!(name);
     }
     if let Some(reasoning) = reasoning {
-        value[model.abilities.thoughts] = json!(reasoning);
+        value[model.template_features.reasoning_member] = json!(reasoning);
         value["reasoning_content"] = json!(reasoning);
     }
     if !calls.is_empty() {
-        let form = style.map_or(Arguments::Object, |style| style.arguments);
-        value["tool_calls"] = calls.into_iter().map(|call| call_value(call, form)).collect();
+        let format = style.map_or(ArgumentsFormat::Object, |style| style.arguments);
+        value["tool_calls"] = calls.into_iter().map(|call| call_value(call, format)).collect();
     }
     if let Some(call_id) = call_id {
         value["tool_call_id"] = json!(call_id);
@@ -334,10 +335,10 @@ impl MessagePart {
     }
 }
 
-fn call_value(call: Call, form: Arguments) -> Value {
+fn call_value(call: Call, format: ArgumentsFormat) -> Value {
     let Call { id, name, arguments } = call;
-    let arguments = match (form, arguments) {
-        (Arguments::Text, object @ Value::Object(_)) => json!(words::spaced(&object)),
+    let arguments = match (format, arguments) {
+        (ArgumentsFormat::JsonString, object @ Value::Object(_)) => json!(words::spaced(&object)),
         (_, arguments) => arguments,
     };
     let mut value = Map::new();
