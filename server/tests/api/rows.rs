@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, IM_END, Parrot, Server, Setup};
+use crate::harness::{Answer, IM_END, RepeatingRunner, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
 /// Rows whose effect can be tested only with more than two requests, and the tests that do so.
@@ -73,8 +73,8 @@ impl Models {
         const FILLS_IN: [&str; 3] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
         let ending: Vec<u32> = b"abcdefgh".iter().map(|&byte| byte.into()).chain([IM_END]).collect();
         Self {
-            plain: Server::parrot("abcdefgh"),
-            ending: Setup::new(Parrot::new(ending)).start(),
+            plain: Server::repeating("abcdefgh"),
+            ending: Setup::new(RepeatingRunner::new(ending)).start(),
             full_featured: Setup::scripted(TEMPLATE, &FILLS_IN, &[ANSWER]).start(),
         }
     }
