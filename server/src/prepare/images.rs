@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::media::Media;
 use crate::error::Error;
 use crate::image_reader::ImageReader;
-use crate::limits::{BudgetExhausted, ByteClaim};
+use crate::limits::{BudgetExhausted, ByteReservation};
 
 /// Number of images of a request.
 ///
@@ -49,7 +49,7 @@ pub(super) struct ConversationImage {
 pub(super) struct AssignedImages {
     pub(super) images: Arc<RequestImages>,
     /// The memory of the images after preprocessing.
-    pub(super) memory: ByteClaim,
+    pub(super) memory: ByteReservation,
 }
 
 /// Whether preparing a request with this body may decode images.
@@ -253,7 +253,7 @@ pub(super) fn assign(
     let positions = is_mrope.then(|| Arc::new(positions(&mrope_positions(tokens.len(), &spans))));
     let mut inputs: Vec<Arc<ImageInput>> = Vec::new();
     let mut prompt = PromptImages { spans: Vec::new(), attention: attention(reader.processor.family()) };
-    let mut memory = reader.memory.claim();
+    let mut memory = reader.memory.empty_reservation();
     let mut bytes_total = 0;
     // An image that a request contains several times is decoded once.
     let mut decoded: HashMap<(Bytes, Detail), ImageDigest> = HashMap::new();
@@ -265,7 +265,7 @@ pub(super) fn assign(
             Some(digest) => digest,
             None => {
                 let refused = |error: ImageError| Error::invalid(param.clone(), error);
-                let decoding = reader.decoding.claim(num_pixels as usize);
+                let decoding = reader.decoding.reserve(num_pixels as usize);
                 let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
                 if canceled.is_cancelled() {
                     // No client receives this error.
@@ -277,7 +277,7 @@ pub(super) fn assign(
                     let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
                     drop((pixels, decoding));
                     bytes_total += encoder_inputs.size_bytes();
-                    claim(&mut memory, bytes_total, &param)?;
+                    reserve(&mut memory, bytes_total, &param)?;
                     let content = (reader.content)(encoder_inputs, layout.feature_rows);
                     inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
                 }
@@ -295,8 +295,8 @@ pub(super) fn assign(
     Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
 }
 
-/// Claims the memory of the images of a request, `bytes` in total.
-fn claim(memory: &mut ByteClaim, bytes: usize, param: &str) -> Result<(), Error> {
+/// Reserves the memory of the images of a request, `bytes` in total.
+fn reserve(memory: &mut ByteReservation, bytes: usize, param: &str) -> Result<(), Error> {
     let bytes_max = memory.bytes_max();
     if bytes > bytes_max {
         let problem = format!(

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::media::Media;
 use super::parser_settings::ParserSettings;
-use crate::limits::ByteClaim;
+use crate::limits::ByteReservation;
 use crate::model::Model;
 
 /// The model and the limits that a request is prepared for.
@@ -29,7 +29,7 @@ pub(crate) struct PreparedRequest {
     /// The requests to the engine, one for each prompt.
     pub(crate) prompts: Vec<Request>,
     /// The memory of the images, which is needed until the answer is complete.
-    pub(crate) image_memory: Option<ByteClaim>,
+    pub(crate) image_memory: Option<ByteReservation>,
     /// The prefix of the text of each prompt's choices, which may be empty.
     pub(crate) echoes: Vec<String>,
     /// How tokens become text.

@@ -90,7 +90,7 @@ impl UndecodedRequest {
         self.request.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum()
     }
 
-    /// Decodes the images and claims their memory.
+    /// Decodes the images and reserves their memory.
     ///
     /// # Errors
     /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted, or

@@ -173,7 +173,7 @@ async fn accept<E: TextEndpoint>(
     let id = app.next_id();
     let PreparedRequest { mut prompts, image_memory, echoes, text, reply } =
         prepare::<E>(app, body, id, tenant).await?;
-    tenant.claim(&mut prompts);
+    tenant.assign_prompts(&mut prompts);
     let admitted = admitted.with_image_memory(image_memory);
     let id = format!("{}-{id}", E::ID_PREFIX);
     let (text, choices) = (&text, reply.choices);

@@ -61,7 +61,7 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     let id = app.store().new_id(Kind::Response);
     let PreparedResponse { mut prepared, mut response, ids, mut input, call_names } =
         prepare(app, body, id, tenant, responses).await?;
-    tenant.claim(&mut prepared.prompts);
+    tenant.assign_prompts(&mut prepared.prompts);
     response.created_at = unix_time();
     response.store &= app.store().is_enabled();
     if response.background && !response.store {
