@@ -21,7 +21,7 @@ use crate::media::{FETCHES_MAX, MediaError, MediaFetcher, MediaPolicy};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
 use crate::prepare::Media;
-use crate::responses::Background;
+use crate::responses::BackgroundResponses;
 use crate::store::{Store, StoreConfig};
 use crate::tenant::Tenant;
 
@@ -50,7 +50,7 @@ struct Inner {
     dispatches: Dispatches,
     store: Store,
     media: MediaFetcher,
-    background: Background,
+    background: BackgroundResponses,
     served: OnceLock<ServedModel>,
 }
 
@@ -124,7 +124,7 @@ impl App {
             dispatches: Dispatches::default(),
             store,
             media,
-            background: Background::default(),
+            background: BackgroundResponses::default(),
             served: OnceLock::new(),
         })))
     }
@@ -271,7 +271,7 @@ impl App {
     }
 
     /// Returns the responses that are generated in the background.
-    pub(crate) fn background(&self) -> &Background {
+    pub(crate) fn background(&self) -> &BackgroundResponses {
         &self.0.background
     }
 

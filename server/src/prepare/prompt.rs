@@ -3,7 +3,7 @@
 
 mod continued;
 mod messages;
-mod words;
+mod tools_as_text;
 
 use serde_json::{Map, Value, json};
 use server_engine::TokenId;
@@ -151,18 +151,19 @@ fn text(
     match model.template_features.tools_location {
         ToolsLocation::Variable => render(&messages, Some(&tools)),
         ToolsLocation::SystemMessage => {
-            words::system(&mut messages)["tools"] = json!(words::spaced(&Value::Array(tools)));
+            tools_as_text::system(&mut messages)["tools"] =
+                json!(tools_as_text::spaced(&Value::Array(tools)));
             render(&messages, None)
         }
         ToolsLocation::Unsupported => {
-            let description = words::tools(&tools, model);
+            let description = tools_as_text::tools(&tools, model);
             let mut with_system = messages.clone();
-            words::append(words::system(&mut with_system), &description);
+            tools_as_text::append(tools_as_text::system(&mut with_system), &description);
             match render(&with_system, None) {
                 // Some templates reject system messages.
                 Err(RenderFailure::Render(RenderError::Refused(_))) => {
                     if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
-                        words::prepend(user, &description);
+                        tools_as_text::prepend(user, &description);
                     }
                     render(&messages, None)
                 }

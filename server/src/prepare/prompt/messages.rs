@@ -6,7 +6,7 @@ use server_openai::{Content, ContentPart, Message};
 use server_parsers::ToolFormat;
 use server_text::{ArgumentsFormat, CallCount, CallIdFormat, CallStyle, EmptyContent};
 
-use super::words;
+use super::tools_as_text;
 use crate::error::Error;
 use crate::image_reader::{ImageReader, TemplateContent};
 use crate::model::Model;
@@ -35,7 +35,7 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
             };
             messages.into_iter().map(|message| styled(message, style)).collect()
         }
-        None => in_words(messages, words::format(model)),
+        None => as_text(messages, tools_as_text::format(model)),
     };
     Ok(messages.into_iter().map(|message| value(message, model)).collect())
 }
@@ -250,7 +250,7 @@ fn nine_character_id(id: &str) -> String {
 }
 
 /// Converts calls and their results to the text of messages.
-fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
+fn as_text(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
     let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for mut message in messages {
@@ -261,8 +261,8 @@ fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessa
             message.content =
                 Some(before.into_iter().chain([calls_text(&calls, format)]).collect::<Vec<_>>().join("\n"));
         }
-        if is_result && !words::shows_results(format) {
-            let text = words::result(message.content.as_deref().unwrap_or_default());
+        if is_result && !tools_as_text::shows_results(format) {
+            let text = tools_as_text::result(message.content.as_deref().unwrap_or_default());
             if let Some(last) = converted.last_mut().filter(|_| after_result) {
                 last.content = Some(format!("{}\n{text}", last.content.as_deref().unwrap_or_default()));
                 continue;
@@ -283,7 +283,7 @@ fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessa
 
 fn calls_text(calls: &[Call], format: ToolFormat) -> String {
     let calls: Vec<(&str, &Value)> = calls.iter().map(|call| (call.name.as_str(), &call.arguments)).collect();
-    words::calls(&calls, format)
+    tools_as_text::calls(&calls, format)
 }
 
 /// Returns a message as JSON for the template.
@@ -338,7 +338,7 @@ impl MessagePart {
 fn call_value(call: Call, format: ArgumentsFormat) -> Value {
     let Call { id, name, arguments } = call;
     let arguments = match (format, arguments) {
-        (ArgumentsFormat::JsonString, object @ Value::Object(_)) => json!(words::spaced(&object)),
+        (ArgumentsFormat::JsonString, object @ Value::Object(_)) => json!(tools_as_text::spaced(&object)),
         (_, arguments) => arguments,
     };
     let mut value = Map::new();

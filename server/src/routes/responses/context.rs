@@ -75,7 +75,7 @@ impl<'a> Lookup<'a> {
     /// Returns the items of a conversation, which must not be full.
     fn conversation(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
         let stored = conversation(self.app, self.tenant, name)?;
-        check_room(stored.tally(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
+        check_room(stored.counts(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
         stored.input().map(|item| self.include(&item.map_err(damaged)?, "conversation")).collect()
     }
 
