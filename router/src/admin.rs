@@ -88,16 +88,20 @@ impl Admin {
     /// # Errors
     /// The model that `path` names is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
-        let fleets = app.dispatch().replicas.fleets();
+        let served_models = app.dispatch().replicas.served_models();
         let describe = |name: &str| {
             let created = self.created;
             let mut model = json!({"id": name, "object": "model", "created": created, "owned_by": "ovfleet"});
-            if let Some(length) = fleets.get(name).and_then(|fleet| fleet.max_model_len()) {
+            if let Some(length) =
+                served_models.get(name).and_then(|served_model| served_model.max_model_len())
+            {
                 model["max_model_len"] = length.into();
             }
             model
         };
-        let served = |name: &&String| fleets.get(*name).is_some_and(|fleet| !fleet.replicas().is_empty());
+        let served = |name: &&String| {
+            served_models.get(*name).is_some_and(|served_model| !served_model.replicas().is_empty())
+        };
         let body = match path.split_once("/models/") {
             Some((_, id)) => {
                 let id = decoded(id);
@@ -107,7 +111,8 @@ impl Admin {
                 describe(&id)
             }
             None => {
-                let data: Vec<Value> = fleets.keys().filter(served).map(|name| describe(name)).collect();
+                let data: Vec<Value> =
+                    served_models.keys().filter(served).map(|name| describe(name)).collect();
                 json!({"object": "list", "data": data})
             }
         };
@@ -257,7 +262,7 @@ fn explain(pick: &Pick) -> Value {
     };
     json!({
         "at": unix_seconds(pick.at),
-        "model": pick.fleet.model,
+        "model": pick.served_model.name,
         "prompt_tokens": pick.demand.prompt_tokens,
         "output_tokens": pick.demand.output_tokens,
         "sequences": pick.demand.sequences,

@@ -119,7 +119,13 @@ impl App {
     /// Whether clients should send requests: a replica accepts requests, and the router is not stopping.
     pub fn is_ready(&self) -> bool {
         !self.0.is_stopping.load(Ordering::Relaxed)
-            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_available(fleet))
+            && self
+                .0
+                .dispatch
+                .replicas
+                .served_models()
+                .values()
+                .any(|served_model| self.0.dispatch.is_available(served_model))
     }
 }
 

@@ -27,13 +27,13 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::args::Settings;
-use crate::fleet::Fleet;
 use crate::health::{Health, RetryBudget, SentRequest};
 use crate::ledger::BookingGuard;
 use crate::metrics::Metrics;
 use crate::queue::{QueueConfig, QueueFull, QueuedRequest, Ticket};
 use crate::replica::Replica;
 use crate::replicas::Replicas;
+use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, PlacementRequest, Waiter};
 
 mod backfill;
@@ -163,8 +163,8 @@ impl Dispatch {
     }
 
     /// Whether any replica of a model accepts requests, as far as the router knows.
-    pub fn is_available(&self, fleet: &Fleet) -> bool {
-        self.picker.is_available(fleet)
+    pub fn is_available(&self, served_model: &ServedModel) -> bool {
+        self.picker.is_available(served_model)
     }
 
     /// Books a replica for a request, after waiting for one if necessary.
@@ -177,31 +177,33 @@ impl Dispatch {
     /// request gets that replica.
     pub async fn place(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         if let Some(replica) = request.only.clone() {
-            return self.place_at(fleet, &replica, &request).await;
+            return self.place_at(served_model, &replica, &request).await;
         }
         // A new request queues behind those that wait. A retried request, which has waited already, does not.
-        if fleet.waiters() == 0 || !request.tried.is_empty() {
-            match self.picker.book(Search::everywhere(fleet, &request), Instant::now()) {
-                SearchResult::Booked(assignment) => return Ok(Placement::new(self, fleet, assignment)),
-                SearchResult::NoReplica => return self.await_replica(fleet, request, queued).await,
+        if served_model.waiters() == 0 || !request.tried.is_empty() {
+            match self.picker.book(Search::everywhere(served_model, &request), Instant::now()) {
+                SearchResult::Booked(assignment) => {
+                    return Ok(Placement::new(self, served_model, assignment));
+                }
+                SearchResult::NoReplica => return self.await_replica(served_model, request, queued).await,
                 SearchResult::Full => {}
             }
-        } else if !self.is_available(fleet) {
-            return self.await_replica(fleet, request, queued).await;
+        } else if !self.is_available(served_model) {
+            return self.await_replica(served_model, request, queued).await;
         }
-        self.await_room(fleet, request, queued).await
+        self.await_room(served_model, request, queued).await
     }
 
     /// Books the only replica that can answer the request. If the replica has just failed to answer, it may be about to
     /// restart.
     async fn place_at(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         replica: &Arc<Replica>,
         request: &PlacementRequest,
     ) -> Result<Placement, PlacementError> {
@@ -211,20 +213,20 @@ impl Dispatch {
         if replica.is_removed() {
             return Err(PlacementError::ReplicaGone);
         }
-        let assignment = self.picker.book_only(fleet, request, Instant::now());
+        let assignment = self.picker.book_only(served_model, request, Instant::now());
         let assignment = assignment.ok_or(PlacementError::ReplicaGone)?;
-        Ok(Placement::new(self, fleet, assignment))
+        Ok(Placement::new(self, served_model, assignment))
     }
 
     /// Waits in the queue until a replica has room.
     async fn await_room(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         let config = self.queue_config();
-        let mut queue_guard = self.enqueue(fleet, request, queued, config, WaitReason::Full)?;
+        let mut queue_guard = self.enqueue(served_model, request, queued, config, WaitReason::Full)?;
         queue_guard.wait(deadline(queued, config.queue_timeout)).await;
         queue_guard.leave()
     }
@@ -233,7 +235,7 @@ impl Dispatch {
     /// ones; if that replica is full, the request continues to wait as in [`Self::await_room`].
     async fn await_replica(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         mut request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
@@ -249,8 +251,9 @@ impl Dispatch {
         let config = self.queue_config();
         // The limit of the waiting room applies instead of the limits of the queue.
         let unlimited = QueueConfig { queue_requests: usize::MAX, queue_tokens: u64::MAX, ..config };
-        let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
-        if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
+        let mut queue_guard =
+            self.enqueue(served_model, request, queued, unlimited, WaitReason::NoReplica(room))?;
+        if !queue_guard.wait(replica_deadline).await && self.is_available(served_model) {
             queue_guard.set_full();
             let queue_deadline = deadline(queued, config.queue_timeout).min(entered + config.queue_timeout);
             queue_guard.wait(queue_deadline).await;
@@ -260,7 +263,7 @@ impl Dispatch {
 
     fn enqueue<'a>(
         self: &'a Arc<Self>,
-        fleet: &'a Arc<Fleet>,
+        served_model: &'a Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
         config: QueueConfig,
@@ -268,7 +271,7 @@ impl Dispatch {
     ) -> Result<QueueGuard<'a>, PlacementError> {
         let since = Instant::now();
         let (wake, woken) = oneshot::channel();
-        let pushed = fleet.with_waiting(|waiting| {
+        let pushed = served_model.with_waiting(|waiting| {
             waiting.queue.configure(config);
             let ticket = waiting.queue.push(queued, since)?;
             waiting.waiters.insert(ticket, Waiter { request, wake, since });
@@ -279,7 +282,7 @@ impl Dispatch {
         self.queued_without_replica.fetch_add(usize::from(reason.is_no_replica()), Ordering::AcqRel);
         let queue_guard = QueueGuard {
             dispatch: self,
-            fleet,
+            served_model,
             ticket,
             woken,
             placement: None,
@@ -288,7 +291,7 @@ impl Dispatch {
             has_left: false,
         };
         // Room may have appeared between the search and the moment when the request entered the queue.
-        self.pump_newcomer(fleet, ticket);
+        self.pump_newcomer(served_model, ticket);
         Ok(queue_guard)
     }
 
@@ -313,13 +316,13 @@ impl Dispatch {
         &self,
         model: Option<&str>,
         queued: QueuedRequest,
-    ) -> Result<Option<Arc<Fleet>>, PlacementError> {
+    ) -> Result<Option<Arc<ServedModel>>, PlacementError> {
         let find = |replicas: &Replicas| match model {
-            Some(model) => replicas.fleet(model),
-            None => replicas.only_fleet(),
+            Some(model) => replicas.served_model(model),
+            None => replicas.only_served_model(),
         };
-        if let Some(fleet) = find(&self.replicas) {
-            return Ok(Some(fleet));
+        if let Some(served_model) = find(&self.replicas) {
+            return Ok(Some(served_model));
         }
         let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
         let is_set_by_client = queued.deadline == Some(deadline);
@@ -384,8 +387,8 @@ impl Dispatch {
         if self.queued.load(Ordering::Acquire) == 0 {
             return;
         }
-        for fleet in self.replicas.fleets().values() {
-            self.pump(fleet, None);
+        for served_model in self.replicas.served_models().values() {
+            self.pump(served_model, None);
         }
     }
 
@@ -394,39 +397,44 @@ impl Dispatch {
         if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
             return;
         }
-        for fleet in self.replicas.fleets_of(replica) {
-            self.pump(&fleet, Some(replica));
+        for served_model in self.replicas.served_models_of(replica) {
+            self.pump(&served_model, Some(replica));
         }
     }
 
     /// Assigns replicas to the requests that wait for a model until no room is left. Considers all replicas, or only
     /// `at`.
-    fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>) {
-        while fleet.waiters() > 0 && self.pump_once(fleet, at, Instant::now()) {}
+    fn pump(self: &Arc<Self>, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
+        while served_model.waiters() > 0 && self.pump_once(served_model, at, Instant::now()) {}
     }
 
     /// Tries to place the next requests until one of them leaves the queue. Returns whether more room may be available.
-    fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
-        let backfill = Backfill { picker: &self.picker, fleet, now };
-        let offer = fleet.with_waiting(|waiting| backfill.offer_room(waiting, at));
-        self.settle(fleet, offer)
+    fn pump_once(
+        self: &Arc<Self>,
+        served_model: &Arc<ServedModel>,
+        at: Option<&Arc<Replica>>,
+        now: Instant,
+    ) -> bool {
+        let backfill = Backfill { picker: &self.picker, served_model, now };
+        let offer = served_model.with_waiting(|waiting| backfill.offer_room(waiting, at));
+        self.settle(served_model, offer)
     }
 
     /// Tries to place a request that has just entered the queue.
-    fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
-        let backfill = Backfill { picker: &self.picker, fleet, now: Instant::now() };
-        let offer = fleet.with_waiting(|waiting| backfill.offer_newcomer(waiting, ticket));
-        if self.settle(fleet, offer) {
-            self.pump(fleet, None);
+    fn pump_newcomer(self: &Arc<Self>, served_model: &Arc<ServedModel>, ticket: Ticket) {
+        let backfill = Backfill { picker: &self.picker, served_model, now: Instant::now() };
+        let offer = served_model.with_waiting(|waiting| backfill.offer_newcomer(waiting, ticket));
+        if self.settle(served_model, offer) {
+            self.pump(served_model, None);
         }
     }
 
     /// Completes an offer outside of the lock of the queue. Returns whether the queue has changed.
-    fn settle(self: &Arc<Self>, fleet: &Arc<Fleet>, offer: Offer) -> bool {
+    fn settle(self: &Arc<Self>, served_model: &Arc<ServedModel>, offer: Offer) -> bool {
         match offer {
             Offer::Left { unclaimed } => {
                 // Dropping an unclaimed placement frees the room for the next request.
-                drop(unclaimed.map(|assignment| Placement::new(self, fleet, assignment)));
+                drop(unclaimed.map(|assignment| Placement::new(self, served_model, assignment)));
                 true
             }
             Offer::TryAgain => true,
@@ -460,7 +468,7 @@ impl WaitReason<'_> {
 /// A request in the queue. Dropping it removes the request.
 struct QueueGuard<'a> {
     dispatch: &'a Arc<Dispatch>,
-    fleet: &'a Arc<Fleet>,
+    served_model: &'a Arc<ServedModel>,
     ticket: Ticket,
     woken: oneshot::Receiver<Assignment>,
     placement: Option<Placement>,
@@ -475,7 +483,7 @@ impl QueueGuard<'_> {
         if self.placement.is_none() {
             let assignment = timeout_at(deadline.into(), &mut self.woken).await.ok().and_then(Result::ok);
             self.placement =
-                assignment.map(|assignment| Placement::new(self.dispatch, self.fleet, assignment));
+                assignment.map(|assignment| Placement::new(self.dispatch, self.served_model, assignment));
         }
         self.placement.is_some()
     }
@@ -494,8 +502,9 @@ impl QueueGuard<'_> {
         let placement = self.placement.take().or_else(|| self.late_placement());
         self.dispatch.metrics.record_queue_time(self.since.elapsed());
         placement.ok_or_else(|| {
-            let retry_after = self.fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
-            if self.dispatch.is_available(self.fleet) {
+            let retry_after =
+                self.served_model.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
+            if self.dispatch.is_available(self.served_model) {
                 PlacementError::QueueTimeout { retry_after }
             } else {
                 PlacementError::NoReplica
@@ -507,7 +516,7 @@ impl QueueGuard<'_> {
         if std::mem::replace(&mut self.has_left, true) {
             return;
         }
-        let (waiter, was_first) = self.fleet.with_waiting(|waiting| {
+        let (waiter, was_first) = self.served_model.with_waiting(|waiting| {
             let was_first = waiting.queue.head() == Some(self.ticket);
             (waiting.cancel(self.ticket, Instant::now()), was_first)
         });
@@ -517,14 +526,14 @@ impl QueueGuard<'_> {
         drop(waiter);
         if was_first {
             // The requests behind this one may have waited only because it was first.
-            self.dispatch.pump(self.fleet, None);
+            self.dispatch.pump(self.served_model, None);
         }
     }
 
     /// The assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
-        Some(Placement::new(self.dispatch, self.fleet, assignment))
+        Some(Placement::new(self.dispatch, self.served_model, assignment))
     }
 }
 
@@ -565,7 +574,7 @@ pub struct Placement {
     /// The replica that the request is booked at.
     pub replica: Arc<Replica>,
     /// The model that the request is for.
-    pub fleet: Arc<Fleet>,
+    pub served_model: Arc<ServedModel>,
     dispatch: Arc<Dispatch>,
     /// `None` only while the placement is being dropped.
     booking: Option<BookingGuard>,
@@ -575,11 +584,11 @@ pub struct Placement {
 }
 
 impl Placement {
-    fn new(dispatch: &Arc<Dispatch>, fleet: &Arc<Fleet>, assignment: Assignment) -> Self {
+    fn new(dispatch: &Arc<Dispatch>, served_model: &Arc<ServedModel>, assignment: Assignment) -> Self {
         let Assignment { replica, booking, sent } = assignment;
         Self {
             replica,
-            fleet: Arc::clone(fleet),
+            served_model: Arc::clone(served_model),
             dispatch: Arc::clone(dispatch),
             booking: Some(booking),
             sent,
@@ -614,7 +623,7 @@ impl Placement {
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        let Self { replica, fleet, dispatch, sent, .. } = self;
+        let Self { replica, served_model, dispatch, sent, .. } = self;
         let outcome = match self.outcome {
             Outcome::TimedOut if replica.has_progressed_since(self.at) => Outcome::Unknown,
             Outcome::TimedOut => Outcome::Failed,
@@ -627,9 +636,9 @@ impl Drop for Placement {
             }
             Outcome::Failed => {
                 replica.failed.fetch_add(1, Ordering::Relaxed);
-                let replicas = fleet.replicas();
-                let fleet = replicas.iter().map(|replica| replica.identity);
-                if dispatch.health().failed(replica.identity, *sent, fleet, Instant::now()) {
+                let replicas = served_model.replicas();
+                let identities = replicas.iter().map(|replica| replica.identity);
+                if dispatch.health().failed(replica.identity, *sent, identities, Instant::now()) {
                     dispatch.metrics().record_ejection();
                     tracing::warn!(
                         replica = replica.discovered.name,

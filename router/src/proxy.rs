@@ -27,11 +27,11 @@ use crate::app::App;
 use crate::deferred::run_deferred;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::fleet::Fleet;
 use crate::limits::Rates;
 use crate::policy::Demand;
 use crate::prefix::{Chain, PromptContext};
 use crate::queue::{NO_TENANT, PriorityClass, QueuedRequest, UnknownPriorityClass};
+use crate::served_model::ServedModel;
 use crate::tenant;
 use crate::waiting::PlacementRequest;
 
@@ -138,17 +138,17 @@ async fn forward(
         None => Bytes::new(),
     };
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
+    let (served_model, only) = match stored_object::referenced(parts.uri.path(), &fields) {
         Some(object) => {
             let model = fields.model.as_deref();
-            let (fleet, replica) = stored_object::locate(app, object, model, queued).await?;
-            (fleet, Some(replica))
+            let (served_model, replica) = stored_object::locate(app, object, model, queued).await?;
+            (served_model, Some(replica))
         }
-        None => (fleet_of(app, &fields, queued).await?, None),
+        None => (served_model_of(app, &fields, queued).await?, None),
     };
     let prompt = images::without_images(fields.prompt);
     let placement_request =
-        PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields, &prompt) };
+        PlacementRequest { only, ..placement_request(app, &served_model, &parts, &fields, &prompt) };
     let demand = placement_request.demand;
     let is_computed = is_computed(&parts.method, endpoint, parts.uri.path());
     let has_token_quota = match &client {
@@ -189,7 +189,7 @@ async fn forward(
         method: parts.method,
         body: metered.unwrap_or_else(|| RequestBody::whole(body)),
     };
-    let destination = Destination { fleet, request: placement_request, queued };
+    let destination = Destination { served_model, request: placement_request, queued };
     retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
@@ -251,10 +251,14 @@ fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
 }
 
 /// The replicas of the model that the request names.
-async fn fleet_of(app: &App, fields: &Fields<'_>, queued: QueuedRequest) -> Result<Arc<Fleet>, Error> {
+async fn served_model_of(
+    app: &App,
+    fields: &Fields<'_>,
+    queued: QueuedRequest,
+) -> Result<Arc<ServedModel>, Error> {
     let model = fields.model.as_deref();
-    let fleet = app.dispatch().await_model(model, queued).await?;
-    fleet.ok_or_else(|| {
+    let served_model = app.dispatch().await_model(model, queued).await?;
+    served_model.ok_or_else(|| {
         model.map_or(Error::MissingModel, |model| {
             Error::UnknownModel(model.chars().take(fields::MODEL_SHOWN_MAX).collect())
         })
@@ -263,12 +267,12 @@ async fn fleet_of(app: &App, fields: &Fields<'_>, queued: QueuedRequest) -> Resu
 
 fn placement_request(
     app: &App,
-    fleet: &Fleet,
+    served_model: &ServedModel,
     parts: &Parts,
     fields: &Fields<'_>,
     prompt: &RoutingPrompt<'_>,
 ) -> PlacementRequest {
-    let expectations = fleet.expectations();
+    let expectations = served_model.expectations();
     let estimates = &expectations.estimates;
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let tenant = parts.headers.get(tenant::HEADER);
@@ -286,8 +290,12 @@ fn placement_request(
     app.metrics().record_prompt(demand.prompt_tokens);
     let chain = if app.settings().policy.uses_prefixes() {
         let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
-        let context =
-            PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
+        let context = PromptContext {
+            model: &served_model.name,
+            tenant,
+            cache_salt: fields.cache_salt,
+            tools: fields.tools,
+        };
         Chain::of_text(&prompt.text, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
     } else {
         Chain::default()

@@ -146,8 +146,8 @@ fn routing_state(app: &App, replica: &Arc<Replica>, reported: Option<State>, now
     }
     let health = app.dispatch().health();
     let is_ejected = health.state(replica.identity, now) == HealthState::Ejected
-        && !app.dispatch().replicas.fleets_of(replica).iter().any(|fleet| {
-            let replicas = fleet.replicas();
+        && !app.dispatch().replicas.served_models_of(replica).iter().any(|served_model| {
+            let replicas = served_model.replicas();
             health.is_panicking(replicas.iter().map(|replica| replica.identity), now)
         });
     if is_ejected { RoutingState::Ejected } else { RoutingState::Ready }

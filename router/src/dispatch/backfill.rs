@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::picker::{Picker, Search, SearchResult};
-use crate::fleet::Fleet;
 use crate::queue::Ticket;
 use crate::replica::Replica;
+use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, WaitingList};
 
 /// Number of requests at the head of a queue that may get room when it appears.
@@ -38,7 +38,7 @@ pub(super) enum Offer {
 /// Offers room to the requests that wait for a model.
 pub(super) struct Backfill<'a> {
     pub(super) picker: &'a Picker,
-    pub(super) fleet: &'a Arc<Fleet>,
+    pub(super) served_model: &'a Arc<ServedModel>,
     pub(super) now: Instant,
 }
 
@@ -71,14 +71,14 @@ impl Backfill<'_> {
 
     /// Tries to place one waiting request.
     fn offer(&self, waiting: &mut WaitingList, ticket: Ticket, at: Option<&Arc<Replica>>) -> Offer {
-        let Self { picker, fleet, now } = *self;
+        let Self { picker, served_model, now } = *self;
         let reserved = waiting.reserved_for(ticket).cloned();
         let waiter = waiting.waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
         let Some(waiter) = waiter else {
             waiting.cancel(ticket, now);
             return Offer::Left { unclaimed: None };
         };
-        let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
+        let search = Search { served_model, request: &waiter.request, at, reserved: reserved.as_ref() };
         match picker.book(search, now) {
             SearchResult::Booked(assignment) => {
                 let waiter = waiting.dequeue(ticket, now).expect("invariant: the list contains the waiter");
@@ -97,13 +97,13 @@ impl Backfill<'_> {
     /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
     /// reserved one can no longer serve the request.
     fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
-        let Self { picker, fleet, now } = *self;
+        let Self { picker, served_model, now } = *self;
         let Some(waiter) = waiting.waiters.get(&ticket) else { return };
         if now.saturating_duration_since(waiter.since) < RESERVE_AFTER {
             return;
         }
         let reserved = waiting.reserved_for(ticket);
-        if reserved.is_some_and(|reserved| picker.can_fit(fleet, &waiter.request, reserved, now)) {
+        if reserved.is_some_and(|reserved| picker.can_fit(served_model, &waiter.request, reserved, now)) {
             if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
                 && let Some((_, reservation)) = &waiting.reservation
             {
@@ -111,7 +111,7 @@ impl Backfill<'_> {
             }
             return;
         }
-        let reservation = picker.reserve(fleet, &waiter.request, now);
+        let reservation = picker.reserve(served_model, &waiter.request, now);
         waiting.reservation = reservation.map(|reservation| (ticket, reservation));
     }
 }

@@ -56,13 +56,13 @@ fn report(number: u64, running: u32, sequences_max: u32) -> Load {
     }
 }
 
-/// A router with one replica, which has sent this report, and the fleet of its model.
-fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<Fleet>) {
+/// A router with one replica, which has sent this report, and its model.
+fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<ServedModel>) {
     let (app, mut replicas) = app(1, arguments);
     let (replica, known) = (replicas.remove(0), &app.dispatch().replicas);
     known.observe(&replica, load, Instant::now());
-    let fleet = known.fleet("m").unwrap();
-    (app, replica, fleet)
+    let served_model = known.served_model("m").unwrap();
+    (app, replica, served_model)
 }
 
 fn request() -> PlacementRequest {
@@ -86,11 +86,11 @@ fn queued() -> QueuedRequest {
 
 #[tokio::test]
 async fn requests_wait_in_order_while_all_replicas_are_full() {
-    let (app, replica, fleet) = reporting_app(report(1, 0, 1), &[]);
+    let (app, replica, served_model) = reporting_app(report(1, 0, 1), &[]);
     let dispatch = app.dispatch();
-    let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
-    let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let first = dispatch.place(&served_model, request(), queued()).await.unwrap();
+    let mut second = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
+    let mut third = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     assert!(futures_util::poll!(third.as_mut()).is_pending());
     assert_eq!(waiting(dispatch), (2, 0));
@@ -107,11 +107,11 @@ async fn requests_wait_in_order_while_all_replicas_are_full() {
 
 #[tokio::test]
 async fn a_replica_booked_for_a_request_that_left_goes_to_the_next_request() {
-    let (app, _, fleet) = reporting_app(report(1, 0, 1), &[]);
+    let (app, _, served_model) = reporting_app(report(1, 0, 1), &[]);
     let dispatch = app.dispatch();
-    let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
-    let mut second = Box::pin(dispatch.place(&fleet, request(), queued()));
-    let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let first = dispatch.place(&served_model, request(), queued()).await.unwrap();
+    let mut second = Box::pin(dispatch.place(&served_model, request(), queued()));
+    let mut third = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     assert!(futures_util::poll!(third.as_mut()).is_pending());
     // The replica is booked for the second request, which is canceled before its task is polled again.
@@ -128,10 +128,10 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
     for replica in &replicas {
         dispatch.replicas.observe(replica, report(1, 1, 1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     let tried = PlacementRequest { tried: vec![replicas[0].identity], ..request() };
-    let mut first = std::pin::pin!(dispatch.place(&fleet, tried, queued()));
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let mut first = std::pin::pin!(dispatch.place(&served_model, tried, queued()));
+    let mut second = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     // The replica that was reserved for the first request is removed, and the other replica has room for both requests.
@@ -147,30 +147,33 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_too_long_gets_a_retry_after() {
-    let (app, _, fleet) = reporting_app(
+    let (app, _, served_model) = reporting_app(
         report(1, 1, 1),
         &["--queue-timeout=2s", "--queue-requests=1", "--waiting-room-timeout=3s"],
     );
     let dispatch = app.dispatch();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let mut first = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    let full = dispatch.place(&fleet, request(), queued()).await.unwrap_err();
+    let full = dispatch.place(&served_model, request(), queued()).await.unwrap_err();
     assert!(matches!(full, PlacementError::QueueFull { .. }));
     let expired = first.await.unwrap_err();
     assert!(
         matches!(expired, PlacementError::QueueTimeout { retry_after } if retry_after >= RETRY_AFTER_MIN)
     );
     dispatch.replicas.update(&[]);
-    assert_eq!(dispatch.place(&fleet, request(), queued()).await.unwrap_err(), PlacementError::NoReplica);
+    assert_eq!(
+        dispatch.place(&served_model, request(), queued()).await.unwrap_err(),
+        PlacementError::NoReplica
+    );
     assert_eq!(waiting(dispatch), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_no_longer_than_its_client() {
-    let (app, _, fleet) = reporting_app(report(1, 1, 1), &["--queue-timeout=1h"]);
+    let (app, _, served_model) = reporting_app(report(1, 1, 1), &["--queue-timeout=1h"]);
     let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
     let started = tokio::time::Instant::now();
-    let expired = app.dispatch().place(&fleet, request(), queued).await.unwrap_err();
+    let expired = app.dispatch().place(&served_model, request(), queued).await.unwrap_err();
     assert!(matches!(expired, PlacementError::QueueTimeout { .. }));
     assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
     assert_eq!(waiting(app.dispatch()), (0, 0));
@@ -199,11 +202,11 @@ fn large() -> PlacementRequest {
 
 #[tokio::test]
 async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
-    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
+    let (app, replica, served_model) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, large(), queued()));
+    let mut first = std::pin::pin!(dispatch.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let mut second = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
     drop(second.unwrap());
     dispatch.replicas.observe(&replica, report(2, 0, 100), Instant::now());
@@ -213,23 +216,24 @@ async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
 
 #[tokio::test]
 async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
-    let (app, _, fleet) = reporting_app(report(1, 0, 16), &[]);
+    let (app, _, served_model) = reporting_app(report(1, 0, 16), &[]);
     let dispatch = app.dispatch();
     let demand = Demand { sequences: u32::MAX, ..request().demand };
-    let _rejected = dispatch.place(&fleet, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
-    let mut other = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let _rejected =
+        dispatch.place(&served_model, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
+    let mut other = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(other.as_mut()).is_ready());
 }
 
 #[tokio::test]
 async fn the_first_prompts_of_a_replica_are_expected_in_its_cache_before_its_next_report() {
-    let (app, replica, fleet) = reporting_app(report(1, 0, 16), &[]);
+    let (app, replica, served_model) = reporting_app(report(1, 0, 16), &[]);
     let dispatch = app.dispatch();
     let chain = Arc::new(Chain::of_text(&[b'x'; 256], 64, 7));
     let cached_blocks = || replica.prefixes.lock().unwrap().cached_blocks(&chain);
     let demand = Demand { prompt_tokens: 64, ..request().demand };
     let request = PlacementRequest { demand, chain: Arc::clone(&chain), ..request() };
-    let placement = dispatch.place(&fleet, request, queued()).await.unwrap();
+    let placement = dispatch.place(&served_model, request, queued()).await.unwrap();
     assert_eq!(cached_blocks(), 4);
     // The replica has not received the request yet.
     dispatch.replicas.observe(&replica, report(2, 0, 16), Instant::now());
@@ -272,18 +276,18 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     for replica in &replicas {
         dispatch.replicas.observe(replica, nearly_full(1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let mut first = Box::pin(dispatch.place(&fleet, large(), queued()));
+    let served_model = dispatch.replicas.served_model("m").unwrap();
+    let mut first = Box::pin(dispatch.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
-    assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
+    assert!(!dispatch.pump_once(&served_model, None, Instant::now()));
     assert_eq!(reserved(), 0, "it has not waited for long enough");
-    assert!(!dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER));
+    assert!(!dispatch.pump_once(&served_model, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));
     let mut placements = Vec::new();
     for _ in 0..5 {
-        placements.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
+        placements.push(dispatch.place(&served_model, request(), queued()).await.unwrap());
     }
     assert!(placements.iter().all(|placement| !Arc::ptr_eq(&placement.replica, &replicas[drains])));
     // The sequences that ran at the replica have ended.
@@ -294,9 +298,9 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
 
     // A reservation ends when its request leaves the queue.
     dispatch.replicas.observe(&replicas[drains], nearly_full(3), Instant::now());
-    let mut gone = Box::pin(dispatch.place(&fleet, large(), queued()));
+    let mut gone = Box::pin(dispatch.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(gone.as_mut()).is_pending());
-    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
+    dispatch.pump_once(&served_model, None, Instant::now() + RESERVE_AFTER);
     assert_eq!(reserved(), 1);
     drop(gone);
     assert_eq!((reserved(), waiting(dispatch)), (0, (0, 0)));
@@ -304,18 +308,18 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
 
 #[tokio::test]
 async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
-    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
+    let (app, replica, served_model) = reporting_app(nearly_full(1), &[]);
     let dispatch = app.dispatch();
-    let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
+    let mut first = Box::pin(dispatch.place(&served_model, of_tenant(1, large()), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
-    let place = |tenant| dispatch.place(&fleet, of_tenant(tenant, request()), queued());
+    dispatch.pump_once(&served_model, None, Instant::now() + RESERVE_AFTER);
+    let place = |tenant| dispatch.place(&served_model, of_tenant(tenant, request()), queued());
     let mut same = Box::pin(place(1));
     assert!(futures_util::poll!(same.as_mut()).is_pending());
     drop(place(2).await.unwrap());
     let later = Instant::now() + RESERVE_AGAINST_ALL_AFTER;
     dispatch.replicas.observe(&replica, nearly_full(2), later);
-    dispatch.pump_once(&fleet, None, later);
+    dispatch.pump_once(&served_model, None, later);
     let mut other = Box::pin(place(2));
     assert!(futures_util::poll!(other.as_mut()).is_pending());
     assert!(futures_util::poll!(first.as_mut()).is_pending());
@@ -323,11 +327,11 @@ async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
 
 #[tokio::test]
 async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
-    let (app, _, fleet) = reporting_app(report(1, 16, 16), &[]);
+    let (app, _, served_model) = reporting_app(report(1, 16, 16), &[]);
     let dispatch = app.dispatch();
     let place = |tenant| {
         let queued = QueuedRequest { tenant, ..queued() };
-        Box::pin(dispatch.place(&fleet, of_tenant(tenant, request()), queued))
+        Box::pin(dispatch.place(&served_model, of_tenant(tenant, request()), queued))
     };
     // The replica is full of requests that this router does not know, so the first two requests of each tenant are
     // placed.
@@ -357,14 +361,14 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     let dispatch = app.dispatch();
     let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
     dispatch.replicas.observe(&replicas[0], draining, Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let served_model = dispatch.replicas.served_model("m").unwrap();
+    let mut first = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert_eq!(waiting(dispatch), (0, 1));
     // The replica accepts requests again, but is full.
     dispatch.replicas.observe(&replicas[0], report(2, 1, 1), Instant::now());
     dispatch.pump_at(&replicas[0]);
-    let mut newcomer = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let mut newcomer = std::pin::pin!(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(newcomer.as_mut()).is_pending());
     // The timeout of the waiting room has passed, but a replica has appeared.
     tokio::time::advance(Duration::from_secs(11)).await;
@@ -380,14 +384,14 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
 
 #[tokio::test]
 async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replica() {
-    let (app, replica, fleet) = reporting_app(
+    let (app, replica, served_model) = reporting_app(
         Load { state: State::Draining.into(), ..report(1, 0, 1) },
         &["--queue-requests=1", "--queue-tokens=10", "--waiting-room=3"],
     );
     let dispatch = app.dispatch();
     let place = || {
         let queued = QueuedRequest { tenant: 1, ..queued() };
-        Box::pin(dispatch.place(&fleet, of_tenant(1, request()), queued))
+        Box::pin(dispatch.place(&served_model, of_tenant(1, request()), queued))
     };
     let mut requests = [place(), place(), place()];
     for request in &mut requests {
@@ -410,9 +414,9 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     for replica in &replicas {
         dispatch.replicas.observe(replica, report(1, 1, 1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     let mut requests: Vec<_> =
-        (0..100).map(|_| Box::pin(dispatch.place(&fleet, request(), queued()))).collect();
+        (0..100).map(|_| Box::pin(dispatch.place(&served_model, request(), queued()))).collect();
     for place in &mut requests {
         assert!(futures_util::poll!(place.as_mut()).is_pending());
     }
@@ -422,7 +426,7 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     assert!((1..=BACKFILL_MAX).contains(&examined), "{examined}");
     // A new request is queued behind the others without being compared with any replica.
     EXAMINED.set(0);
-    let mut last = Box::pin(dispatch.place(&fleet, request(), queued()));
+    let mut last = Box::pin(dispatch.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(last.as_mut()).is_pending());
     assert_eq!(EXAMINED.get(), 0);
 }
@@ -431,32 +435,32 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
 async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let (app, replicas) = app(2, &["--policy=round-robin"]);
     let dispatch = app.dispatch();
-    let fleet_of = |number, uncomputed_tokens, at| {
+    let report_progress = |number, uncomputed_tokens, at| {
         for replica in &replicas {
             let load = Load { uncomputed_tokens, ..report(number, 0, 100) };
             dispatch.replicas.observe(replica, load, at);
         }
     };
-    fleet_of(1, 100_000, Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    report_progress(1, 100_000, Instant::now());
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     let state = |replica: &Arc<Replica>| dispatch.health().state(replica.identity, Instant::now());
     let timed_out = || async {
-        let mut placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+        let mut placement = dispatch.place(&served_model, request(), queued()).await.unwrap();
         placement.set_outcome(Outcome::TimedOut);
         placement
     };
     for number in 2..12 {
         let placement = timed_out().await;
         // A long prompt is being computed.
-        fleet_of(number, 100_000 - number, Instant::now() + Duration::from_secs(number));
+        report_progress(number, 100_000 - number, Instant::now() + Duration::from_secs(number));
         drop(placement);
     }
     assert!(replicas.iter().all(|replica| state(replica) == HealthState::Trusted));
     let (app, replicas) = app2(&["--policy=round-robin"]);
     let dispatch = app.dispatch();
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     for _ in 0..10 {
-        let mut placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+        let mut placement = dispatch.place(&served_model, request(), queued()).await.unwrap();
         placement.set_outcome(Outcome::TimedOut);
     }
     let ejected = |replica: &&Arc<Replica>| {
@@ -478,18 +482,18 @@ fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
 async fn ejected_replicas_are_used_after_the_healthy_ones_were_removed() {
     let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
     let dispatch = app.dispatch();
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     let identities: Vec<u64> = replicas.iter().map(|replica| replica.identity).collect();
     for _ in 0..3 {
         let sent = dispatch.health().sent(identities[0], Instant::now());
         dispatch.health().failed(identities[0], sent, identities.iter().copied(), Instant::now());
     }
-    let placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+    let placement = dispatch.place(&served_model, request(), queued()).await.unwrap();
     assert!(Arc::ptr_eq(&placement.replica, &replicas[1]));
     drop(placement);
     dispatch.replicas.update(&[replicas[0].discovered.clone()]);
-    assert!(dispatch.is_available(&fleet));
-    let placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+    assert!(dispatch.is_available(&served_model));
+    let placement = dispatch.place(&served_model, request(), queued()).await.unwrap();
     assert!(Arc::ptr_eq(&placement.replica, &replicas[0]));
 }
 
@@ -510,10 +514,10 @@ async fn every_booking_ends_whatever_replicas_report() {
                 arbitrary_load(&mut rng, dispatch.replicas.router()),
                 Instant::now(),
             );
-            if let Some(fleet) = dispatch.replicas.fleet("m") {
+            if let Some(served_model) = dispatch.replicas.served_model("m") {
                 let request =
                     PlacementRequest { demand: arbitrary_demand(&mut rng), ..PlacementRequest::default() };
-                if let Ok(placement) = dispatch.place(&fleet, request, queued()).await {
+                if let Ok(placement) = dispatch.place(&served_model, request, queued()).await {
                     placements.push_back(placement);
                 }
             }
@@ -595,23 +599,23 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
 #[tokio::test]
 async fn an_ejected_replica_is_trusted_again_when_answers_to_requests_have_begun() {
     let (app, replicas) = app(3, &[]);
-    let (fleet, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
+    let (identities, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
     let is_trusted = || app.scrape().contains("ovfleet_router_replica_ejected{replica=\"r1\"} 0");
     assert!(is_trusted());
     let past = Instant::now().checked_sub(Duration::from_secs(10)).expect("the clock began earlier");
     for _ in 0..HealthConfig::default().consecutive_failures {
         let mut health = app.dispatch().health();
         let sent = health.sent(replica, past);
-        health.failed(replica, sent, fleet.clone(), past);
+        health.failed(replica, sent, identities.clone(), past);
     }
     assert_eq!(app.dispatch().health().state(replica, Instant::now()), HealthState::Probing);
     assert!(!is_trusted());
     let dispatch = app.dispatch();
     dispatch.replicas.observe(&replicas[0], report(1, 0, 100), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatch.replicas.served_model("m").unwrap();
     let mut streams = Vec::new();
     for _ in 0..HealthConfig::default().probes {
-        streams.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
+        streams.push(dispatch.place(&served_model, request(), queued()).await.unwrap());
     }
     assert!(!is_trusted());
     streams.iter_mut().for_each(Placement::record_answer_began);

@@ -169,6 +169,6 @@ impl<'a> Watch<'a> {
         let limit = self.worker.app.settings().hang_timeout;
         let now = Instant::now();
         self.placement.replica.hangs(now, limit)
-            && self.placement.fleet.replicas().iter().any(|replica| !replica.hangs(now, limit))
+            && self.placement.served_model.replicas().iter().any(|replica| !replica.hangs(now, limit))
     }
 }

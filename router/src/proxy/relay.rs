@@ -18,7 +18,7 @@ use super::upstream::ReplicaConnection;
 use super::worker::Worker;
 use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
-use crate::fleet::Fleet;
+use crate::served_model::ServedModel;
 
 /// The interval at which a silent stream checks whether its replica still reports.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ impl StreamedAnswer {
             text_bytes: outgoing.text_bytes,
             choices: outgoing.choices,
             upstream: Some(connection),
-            fleet: Arc::clone(&placement.fleet),
+            served_model: Arc::clone(&placement.served_model),
             placement: Some(placement),
             record: record.detach(),
             first,
@@ -77,7 +77,7 @@ pub(super) struct Relay {
     /// `None` once the answer has ended.
     upstream: Option<ReplicaConnection>,
     placement: Option<Placement>,
-    fleet: Arc<Fleet>,
+    served_model: Arc<ServedModel>,
     record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
@@ -149,7 +149,7 @@ impl Relay {
             _ if !self.is_computed || !self.status.is_success() => TokensUsed::None,
             Some(Events { usage: Some(usage), .. }) => TokensUsed::Reported(*usage),
             Some(events) => {
-                let estimates = self.fleet.expectations().estimates;
+                let estimates = self.served_model.expectations().estimates;
                 TokensUsed::Estimated(estimates.tokens_of_events(events.token_events()))
             }
             None => TokensUsed::Unknown,
@@ -167,18 +167,18 @@ impl Relay {
             self.worker.pool.put(placement.replica.discovered.http, connection);
             placement.set_outcome(Outcome::Answered);
             let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
-            let fleet = Arc::clone(&self.fleet);
+            let served_model = Arc::clone(&self.served_model);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        usage.observe(&fleet, text_bytes, choices);
+                        usage.observe(&served_model, text_bytes, choices);
                         if let Some((tokens, events)) = usage.completion.zip(token_events) {
-                            fleet.observe_events(events, tokens);
+                            served_model.observe_events(events, tokens);
                         }
                     }
-                    TokensUsed::Estimated(tokens) => fleet.observe_output(tokens / choices.max(1)),
+                    TokensUsed::Estimated(tokens) => served_model.observe_output(tokens / choices.max(1)),
                     TokensUsed::None | TokensUsed::Unknown => {}
                 }
                 record.completed(status, used);
