@@ -88,7 +88,7 @@ impl Admin {
     /// # Errors
     /// The model that `path` names is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
-        let served_models = app.dispatch().replicas.served_models();
+        let served_models = app.dispatcher().replicas.served_models();
         let describe = |name: &str| {
             let created = self.created;
             let mut model = json!({"id": name, "object": "model", "created": created, "owned_by": "ovfleet"});
@@ -169,14 +169,14 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
         return reject(error);
     }
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     let replicas: Vec<Value> =
-        dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
+        dispatcher.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
         "requests_in_flight": app.requests_in_flight(),
-        "requests_queued": dispatch.queued(),
-        "requests_without_replica": dispatch.in_waiting_room(),
+        "requests_queued": dispatcher.queued(),
+        "requests_without_replica": dispatcher.in_waiting_room(),
         "replicas": replicas,
     }))
     .into_response()
@@ -184,8 +184,8 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
 
 fn describe(app: &App, replica: &Replica) -> Value {
     let now = Instant::now();
-    let view = replica.ledger.view(now, app.settings().report_ttl);
-    let health_state = match app.dispatch().health().state(replica.identity, now) {
+    let snapshot = replica.ledger.snapshot(now, app.settings().report_ttl);
+    let health_state = match app.dispatcher().health().state(replica.identity, now) {
         HealthState::Trusted => "trusted",
         HealthState::Probing => "probing",
         HealthState::Ejected => "ejected",
@@ -196,7 +196,7 @@ fn describe(app: &App, replica: &Replica) -> Value {
         "name": replica.discovered.name,
         "address": replica.discovered.http.to_string(),
         "models": status.models,
-        "state": view.state.map_or("unknown", |state| match state {
+        "state": snapshot.state.map_or("unknown", |state| match state {
             proto::v1alpha1::State::Unspecified => "unknown",
             proto::v1alpha1::State::Starting => "starting",
             proto::v1alpha1::State::Serving => "serving",
@@ -206,11 +206,11 @@ fn describe(app: &App, replica: &Replica) -> Value {
         "health_state": health_state,
         "is_connected": status.is_connected,
         "problem": status.problem,
-        "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),
+        "report_age_seconds": snapshot.report_age.map(|age| age.as_secs_f64()),
         "answered": replica.answered.load(std::sync::atomic::Ordering::Relaxed),
         "failed": replica.failed.load(std::sync::atomic::Ordering::Relaxed),
-        "in_flight": view.booked.in_flight,
-        "unreported": view.booked.unreported,
+        "in_flight": snapshot.booked.in_flight,
+        "unreported": snapshot.booked.unreported,
         "load": {
             "blocks_total": load.blocks_total,
             "blocks_active": load.blocks_active,
@@ -236,7 +236,7 @@ async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
         return reject(error);
     }
-    let log = app.dispatch().pick_log();
+    let log = app.dispatcher().pick_log();
     // List the most recent pick first.
     let picks: Vec<Value> = log.iter().rev().map(explain).collect();
     drop(log);

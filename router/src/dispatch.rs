@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
-//!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
+//!   └► queue (all replicas are full, or there is none) ─► place_waiting, when there may be room ─► a Placement
 //! ```
 //!
 //! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
@@ -12,8 +12,8 @@
 //!
 //! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
 //! requests, so the work of an event does not grow with the number of replicas. Room that no event announces (for
-//! example, because a report has become too old or an ejection has ended) is used by [`Dispatch::pump_all`], which runs
-//! periodically.
+//! example, because a report has become too old or an ejection has ended) is used by
+//! [`Dispatcher::place_all_waiting`], which runs periodically.
 //!
 //! The module `backfill` decides which waiting request gets the room, and `picker` decides which replica a request
 //! gets.
@@ -40,7 +40,7 @@ mod backfill;
 mod pick_log;
 mod picker;
 
-use backfill::{Backfill, Offer};
+use backfill::{Backfill, BackfillResult};
 pub use pick_log::{Pick, PickLog, ScoredCandidate};
 use picker::{Picker, Search, SearchResult};
 
@@ -52,9 +52,9 @@ const SAVED_RETRIES_MAX: u32 = 256;
 /// replica.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
-/// Assigns replicas to requests. The process has one dispatch.
+/// Assigns replicas to requests. The process has one dispatcher.
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct Dispatcher {
     /// The replicas among which the dispatch chooses.
     pub replicas: Replicas,
     /// The secret seed for the hashes of prompts.
@@ -91,7 +91,7 @@ pub enum PlacementError {
     ReplicaGone,
 }
 
-impl Dispatch {
+impl Dispatcher {
     /// A dispatch without replicas.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         // The standard library seeds the hash from the random numbers of the operating system.
@@ -159,7 +159,7 @@ impl Dispatch {
     pub fn reconfigure(self: &Arc<Self>) {
         let retry_budget_percent = self.settings.load().retry_budget_percent;
         self.lock_retries().configure(retry_budget_percent);
-        self.pump_all();
+        self.place_all_waiting();
     }
 
     /// Whether any replica of a model accepts requests, as far as the router knows.
@@ -181,11 +181,11 @@ impl Dispatch {
         request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
-        if let Some(replica) = request.only.clone() {
+        if let Some(replica) = request.required_replica.clone() {
             return self.place_at(served_model, &replica, &request).await;
         }
         // A new request queues behind those that wait. A retried request, which has waited already, does not.
-        if served_model.waiters() == 0 || !request.tried.is_empty() {
+        if served_model.waiters() == 0 || !request.failed_replicas.is_empty() {
             match self.picker.book(Search::everywhere(served_model, &request), Instant::now()) {
                 SearchResult::Booked(assignment) => {
                     return Ok(Placement::new(self, served_model, assignment));
@@ -207,13 +207,13 @@ impl Dispatch {
         replica: &Arc<Replica>,
         request: &PlacementRequest,
     ) -> Result<Placement, PlacementError> {
-        if request.tried.contains(&replica.identity) {
+        if request.failed_replicas.contains(&replica.identity) {
             tokio::time::sleep(FAILED_REPLICA_PAUSE).await;
         }
         if replica.is_removed() {
             return Err(PlacementError::ReplicaGone);
         }
-        let assignment = self.picker.book_only(served_model, request, Instant::now());
+        let assignment = self.picker.book_required(served_model, request, Instant::now());
         let assignment = assignment.ok_or(PlacementError::ReplicaGone)?;
         Ok(Placement::new(self, served_model, assignment))
     }
@@ -242,11 +242,11 @@ impl Dispatch {
         let entered = Instant::now();
         let replica_deadline = deadline(queued, self.settings.load().waiting_room_timeout);
         let room = self.enter_waiting_room()?;
-        if !request.tried.is_empty() {
+        if !request.failed_replicas.is_empty() {
             // Only replicas that have just failed are left. Pause before they are tried again.
             let mut changes = self.replicas.changes();
             let _ = tokio::time::timeout(FAILED_REPLICA_PAUSE, changes.changed()).await;
-            request.tried.clear();
+            request.failed_replicas.clear();
         }
         let config = self.queue_config();
         // The limit of the waiting room applies instead of the limits of the queue.
@@ -281,7 +281,7 @@ impl Dispatch {
         self.queued.fetch_add(1, Ordering::AcqRel);
         self.queued_without_replica.fetch_add(usize::from(reason.is_no_replica()), Ordering::AcqRel);
         let queue_guard = QueueGuard {
-            dispatch: self,
+            dispatcher: self,
             served_model,
             ticket,
             woken,
@@ -291,7 +291,7 @@ impl Dispatch {
             has_left: false,
         };
         // Room may have appeared between the search and the moment when the request entered the queue.
-        self.pump_newcomer(served_model, ticket);
+        self.place_newcomer(served_model, ticket);
         Ok(queue_guard)
     }
 
@@ -383,62 +383,62 @@ impl Dispatch {
     }
 
     /// Assigns replicas with room to the waiting requests of all models.
-    pub fn pump_all(self: &Arc<Self>) {
+    pub fn place_all_waiting(self: &Arc<Self>) {
         if self.queued.load(Ordering::Acquire) == 0 {
             return;
         }
         for served_model in self.replicas.served_models().values() {
-            self.pump(served_model, None);
+            self.place_waiting(served_model, None);
         }
     }
 
     /// Assigns the room that has appeared at `replica` to the requests that wait for a model that it serves.
-    pub fn pump_at(self: &Arc<Self>, replica: &Arc<Replica>) {
+    pub fn place_waiting_at(self: &Arc<Self>, replica: &Arc<Replica>) {
         if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
             return;
         }
         for served_model in self.replicas.served_models_of(replica) {
-            self.pump(&served_model, Some(replica));
+            self.place_waiting(&served_model, Some(replica));
         }
     }
 
     /// Assigns replicas to the requests that wait for a model until no room is left. Considers all replicas, or only
     /// `at`.
-    fn pump(self: &Arc<Self>, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
-        while served_model.waiters() > 0 && self.pump_once(served_model, at, Instant::now()) {}
+    fn place_waiting(self: &Arc<Self>, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
+        while served_model.waiters() > 0 && self.place_next_waiting(served_model, at, Instant::now()) {}
     }
 
     /// Tries to place the next requests until one of them leaves the queue. Returns whether more room may be available.
-    fn pump_once(
+    fn place_next_waiting(
         self: &Arc<Self>,
         served_model: &Arc<ServedModel>,
         at: Option<&Arc<Replica>>,
         now: Instant,
     ) -> bool {
         let backfill = Backfill { picker: &self.picker, served_model, now };
-        let offer = served_model.with_waiting(|waiting| backfill.offer_room(waiting, at));
-        self.settle(served_model, offer)
+        let result = served_model.with_waiting(|waiting| backfill.place_next(waiting, at));
+        self.settle(served_model, result)
     }
 
     /// Tries to place a request that has just entered the queue.
-    fn pump_newcomer(self: &Arc<Self>, served_model: &Arc<ServedModel>, ticket: Ticket) {
+    fn place_newcomer(self: &Arc<Self>, served_model: &Arc<ServedModel>, ticket: Ticket) {
         let backfill = Backfill { picker: &self.picker, served_model, now: Instant::now() };
-        let offer = served_model.with_waiting(|waiting| backfill.offer_newcomer(waiting, ticket));
-        if self.settle(served_model, offer) {
-            self.pump(served_model, None);
+        let result = served_model.with_waiting(|waiting| backfill.place_newcomer(waiting, ticket));
+        if self.settle(served_model, result) {
+            self.place_waiting(served_model, None);
         }
     }
 
-    /// Completes an offer outside of the lock of the queue. Returns whether the queue has changed.
-    fn settle(self: &Arc<Self>, served_model: &Arc<ServedModel>, offer: Offer) -> bool {
-        match offer {
-            Offer::Left { unclaimed } => {
+    /// Completes a placement outside of the lock of the queue. Returns whether the queue has changed.
+    fn settle(self: &Arc<Self>, served_model: &Arc<ServedModel>, result: BackfillResult) -> bool {
+        match result {
+            BackfillResult::Dequeued { unclaimed } => {
                 // Dropping an unclaimed placement frees the room for the next request.
                 drop(unclaimed.map(|assignment| Placement::new(self, served_model, assignment)));
                 true
             }
-            Offer::TryAgain => true,
-            Offer::Full | Offer::NoReplica => false,
+            BackfillResult::TryAgain => true,
+            BackfillResult::Full | BackfillResult::NoReplica => false,
         }
     }
 }
@@ -467,7 +467,7 @@ impl WaitReason<'_> {
 
 /// A request in the queue. Dropping it removes the request.
 struct QueueGuard<'a> {
-    dispatch: &'a Arc<Dispatch>,
+    dispatcher: &'a Arc<Dispatcher>,
     served_model: &'a Arc<ServedModel>,
     ticket: Ticket,
     woken: oneshot::Receiver<Assignment>,
@@ -483,7 +483,7 @@ impl QueueGuard<'_> {
         if self.placement.is_none() {
             let assignment = timeout_at(deadline.into(), &mut self.woken).await.ok().and_then(Result::ok);
             self.placement =
-                assignment.map(|assignment| Placement::new(self.dispatch, self.served_model, assignment));
+                assignment.map(|assignment| Placement::new(self.dispatcher, self.served_model, assignment));
         }
         self.placement.is_some()
     }
@@ -491,7 +491,7 @@ impl QueueGuard<'_> {
     /// Records that the request now waits because all replicas are full.
     fn set_full(&mut self) {
         if self.reason.is_no_replica() {
-            self.dispatch.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
+            self.dispatcher.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
             self.reason = WaitReason::Full;
         }
     }
@@ -500,11 +500,11 @@ impl QueueGuard<'_> {
     fn leave(mut self) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());
-        self.dispatch.metrics.record_queue_time(self.since.elapsed());
+        self.dispatcher.metrics.record_queue_time(self.since.elapsed());
         placement.ok_or_else(|| {
             let retry_after =
                 self.served_model.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
-            if self.dispatch.is_available(self.served_model) {
+            if self.dispatcher.is_available(self.served_model) {
                 PlacementError::QueueTimeout { retry_after }
             } else {
                 PlacementError::NoReplica
@@ -520,20 +520,20 @@ impl QueueGuard<'_> {
             let was_first = waiting.queue.head() == Some(self.ticket);
             (waiting.cancel(self.ticket, Instant::now()), was_first)
         });
-        self.dispatch.queued.fetch_sub(1, Ordering::AcqRel);
+        self.dispatcher.queued.fetch_sub(1, Ordering::AcqRel);
         let without_replica = usize::from(self.reason.is_no_replica());
-        self.dispatch.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
+        self.dispatcher.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
         drop(waiter);
         if was_first {
             // The requests behind this one may have waited only because it was first.
-            self.dispatch.pump(self.served_model, None);
+            self.dispatcher.place_waiting(self.served_model, None);
         }
     }
 
     /// The assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
-        Some(Placement::new(self.dispatch, self.served_model, assignment))
+        Some(Placement::new(self.dispatcher, self.served_model, assignment))
     }
 }
 
@@ -575,7 +575,7 @@ pub struct Placement {
     pub replica: Arc<Replica>,
     /// The model that the request is for.
     pub served_model: Arc<ServedModel>,
-    dispatch: Arc<Dispatch>,
+    dispatcher: Arc<Dispatcher>,
     /// `None` only while the placement is being dropped.
     booking: Option<BookingGuard>,
     sent: SentRequest,
@@ -584,12 +584,12 @@ pub struct Placement {
 }
 
 impl Placement {
-    fn new(dispatch: &Arc<Dispatch>, served_model: &Arc<ServedModel>, assignment: Assignment) -> Self {
+    fn new(dispatcher: &Arc<Dispatcher>, served_model: &Arc<ServedModel>, assignment: Assignment) -> Self {
         let Assignment { replica, booking, sent } = assignment;
         Self {
             replica,
             served_model: Arc::clone(served_model),
-            dispatch: Arc::clone(dispatch),
+            dispatcher: Arc::clone(dispatcher),
             booking: Some(booking),
             sent,
             at: Instant::now(),
@@ -612,7 +612,7 @@ impl Placement {
 
     /// Records that the client receives the answer from now on.
     pub(crate) fn record_answer_began(&mut self) {
-        self.dispatch.health().answer_began(self.replica.identity, &mut self.sent);
+        self.dispatcher.health().answer_began(self.replica.identity, &mut self.sent);
     }
 
     /// Sets the outcome to report when the placement is dropped.
@@ -623,7 +623,7 @@ impl Placement {
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        let Self { replica, served_model, dispatch, sent, .. } = self;
+        let Self { replica, served_model, dispatcher, sent, .. } = self;
         let outcome = match self.outcome {
             Outcome::TimedOut if replica.has_progressed_since(self.at) => Outcome::Unknown,
             Outcome::TimedOut => Outcome::Failed,
@@ -632,25 +632,25 @@ impl Drop for Placement {
         match outcome {
             Outcome::Answered => {
                 replica.answered.fetch_add(1, Ordering::Relaxed);
-                dispatch.health().succeeded(replica.identity, *sent);
+                dispatcher.health().succeeded(replica.identity, *sent);
             }
             Outcome::Failed => {
                 replica.failed.fetch_add(1, Ordering::Relaxed);
                 let replicas = served_model.replicas();
                 let identities = replicas.iter().map(|replica| replica.identity);
-                if dispatch.health().failed(replica.identity, *sent, identities, Instant::now()) {
-                    dispatch.metrics().record_ejection();
+                if dispatcher.health().failed(replica.identity, *sent, identities, Instant::now()) {
+                    dispatcher.metrics().record_ejection();
                     tracing::warn!(
                         replica = replica.discovered.name,
                         "ejected the replica: its requests fail"
                     );
                 }
             }
-            Outcome::Unknown | Outcome::TimedOut => dispatch.health().unknown(replica.identity, *sent),
+            Outcome::Unknown | Outcome::TimedOut => dispatcher.health().unknown(replica.identity, *sent),
         }
         // End the booking first, so that the waiting requests can use the freed room.
         self.booking = None;
-        dispatch.pump_at(replica);
+        dispatcher.place_waiting_at(replica);
     }
 }
 

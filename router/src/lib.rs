@@ -1,9 +1,9 @@
 //! The router, which sends each request to the replica that is expected to answer it first.
 //!
 //! ```text
-//! load reports ─► ledger ─► View ─┐
-//! prompts ──────► prefix ─────────┼─► Candidate ─► policy::pick ─► booking (RAII) ─► the request is sent
-//! outcomes ─────► health ─────────┘
+//! load reports ─► ledger ─► LoadSnapshot ─┐
+//! prompts ──────► prefix ─────────────────┼─► Candidate ─► policy::pick ─► booking (RAII) ─► the request is sent
+//! outcomes ─────► health ─────────────────┘
 //! ```
 //!
 //! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are

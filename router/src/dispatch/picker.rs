@@ -128,7 +128,7 @@ impl Picker {
         let settings = self.settings.load();
         let replicas = served_model.replicas();
         let is_serving = |replica: &&Arc<Replica>| {
-            let state = replica.ledger.view(now, settings.report_ttl).state;
+            let state = replica.ledger.snapshot(now, settings.report_ttl).state;
             state.is_none_or(|state| state == State::Serving)
         };
         let health = self.health();
@@ -159,13 +159,13 @@ impl Picker {
                 let replica = &scratch.replicas[index];
                 let cost = cost_of(candidate, demand);
                 let booking = if race < RACES_MAX {
-                    replica.ledger.book_if(candidate.view.version, cost, now)
+                    replica.ledger.book_if(candidate.snapshot.version, cost, now)
                 } else {
                     Some(replica.ledger.book(cost, now))
                 };
                 let Some(booking) = booking else { continue };
                 let (latency, terms) = (started.elapsed(), scratch.terms[index]);
-                let report_age = candidate.view.report_age;
+                let report_age = candidate.snapshot.report_age;
                 let metrics = self.metrics.clone();
                 defer(move || metrics.record_pick(latency, &terms, report_age));
                 return SearchResult::Booked(self.assign(search, scratch, index, booking));
@@ -176,7 +176,7 @@ impl Picker {
 
     /// Books the request at the only replica that can answer it, even if that replica has no room: a full replica
     /// rejects the request itself.
-    pub(super) fn book_only(
+    pub(super) fn book_required(
         &self,
         served_model: &Arc<ServedModel>,
         request: &PlacementRequest,
@@ -229,14 +229,14 @@ impl Picker {
         let Search { served_model, request, at, reserved } = search;
         let settings = self.settings.load();
         let bytes_per_token = served_model.expectations().estimates.bytes_per_token();
-        let uses_prefixes = settings.policy.uses_prefixes() && request.chain.blocks() > 0;
+        let uses_prefixes = settings.policy.uses_prefixes() && request.prefix_hashes.blocks() > 0;
         scratch.candidates.clear();
         scratch.replicas.clear();
         let all = served_model.replicas();
         let replicas = at.map_or(all.as_slice(), std::slice::from_ref);
-        let is_candidate = |replica: &&Arc<Replica>| match &request.only {
-            Some(only) => Arc::ptr_eq(only, replica),
-            None => !request.tried.contains(&replica.identity),
+        let is_candidate = |replica: &&Arc<Replica>| match &request.required_replica {
+            Some(required) => Arc::ptr_eq(required, replica),
+            None => !request.failed_replicas.contains(&replica.identity),
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
@@ -249,7 +249,9 @@ impl Picker {
         for replica in candidates() {
             let cached_tokens = if uses_prefixes {
                 let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-                request.chain.tokens_of(prefixes.cached_blocks(&request.chain), bytes_per_token)
+                request
+                    .prefix_hashes
+                    .tokens_of(prefixes.cached_blocks(&request.prefix_hashes), bytes_per_token)
             } else {
                 0
             };
@@ -265,7 +267,7 @@ impl Picker {
             let is_reserved_for_this = reserved.is_some_and(|reserved| Arc::ptr_eq(reserved, replica));
             scratch.candidates.push(Candidate {
                 identity: replica.identity,
-                view: replica.ledger.view(now, settings.report_ttl),
+                snapshot: replica.ledger.snapshot(now, settings.report_ttl),
                 tenant_load: replica.ledger.tenant_load(request.demand.tenant),
                 cached_tokens,
                 weight,
@@ -301,12 +303,12 @@ impl Picker {
         let replica = Arc::clone(&scratch.replicas[index]);
         replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         let sent = self.health().sent(replica.identity, Instant::now());
-        if request.chain.blocks() > 0 {
-            let reported = scratch.candidates[index].view.reported.map(|reported| reported.block_tokens);
+        if request.prefix_hashes.blocks() > 0 {
+            let reported = scratch.candidates[index].snapshot.reported.map(|reported| reported.block_tokens);
             let block_tokens = reported.filter(|&tokens| tokens > 0).unwrap_or(BLOCK_TOKENS_DEFAULT);
             let output_blocks = request.demand.output_tokens.div_ceil(block_tokens) as usize;
             let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-            prefixes.record(&request.chain, output_blocks);
+            prefixes.record(&request.prefix_hashes, output_blocks);
         }
         let pick = Pick::new(served_model, &request.demand, &scratch.replicas, &scratch.terms, index);
         let log = Arc::clone(&self.log);

@@ -60,7 +60,7 @@ impl StreamedAnswer {
             record: record.detach(),
             first,
             events: is_events.then(|| events(outgoing.endpoint)),
-            silence: None,
+            idle_period: None,
             failure: None,
         };
         Response::from_parts(parts, relay)
@@ -81,13 +81,13 @@ pub(super) struct Relay {
     record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
-    silence: Option<Silence>,
+    idle_period: Option<IdlePeriod>,
     /// The error that ends the body after all earlier data has been sent.
     failure: Option<io::Error>,
 }
 
 /// A period in which the client waits for data and the replica sends none.
-struct Silence {
+struct IdlePeriod {
     /// The beginning of the period. `None` from the arrival of data until the client polls for more, which may take
     /// long if the client is slow.
     since: Option<Instant>,
@@ -110,8 +110,8 @@ impl Relay {
             };
             match connection.poll_body(context) {
                 Poll::Ready(Some(Ok(bytes))) => {
-                    if let Some(silence) = &mut self.silence {
-                        silence.since = None;
+                    if let Some(idle_period) = &mut self.idle_period {
+                        idle_period.since = None;
                     }
                     let bytes = self.forward(bytes);
                     if !bytes.is_empty() {
@@ -209,12 +209,12 @@ impl Relay {
     /// check.
     fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
         let now = Instant::now();
-        let silence = self.silence.get_or_insert_with(|| Silence {
+        let idle_period = self.idle_period.get_or_insert_with(|| IdlePeriod {
             since: None,
             timer: Box::pin(tokio::time::sleep(SILENCE_CHECK_INTERVAL)),
         });
-        let since = *silence.since.get_or_insert(now);
-        while silence.timer.as_mut().poll(context).is_ready() {
+        let since = *idle_period.since.get_or_insert(now);
+        while idle_period.timer.as_mut().poll(context).is_ready() {
             let settings = self.worker.app.settings();
             let duration = now.saturating_duration_since(since);
             let limit = match &self.placement {
@@ -228,7 +228,7 @@ impl Relay {
             }
             let next =
                 SILENCE_CHECK_INTERVAL.min(limit.saturating_sub(duration)).max(Duration::from_millis(1));
-            silence.timer.as_mut().reset(tokio::time::Instant::now() + next);
+            idle_period.timer.as_mut().reset(tokio::time::Instant::now() + next);
         }
         false
     }

@@ -45,13 +45,13 @@ pub(super) async fn send_until_answered(
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
     let Destination { served_model, mut request, queued } = destination;
-    let dispatch = worker.app.dispatch();
-    dispatch.deposit_retry();
+    let dispatcher = worker.app.dispatcher();
+    dispatcher.deposit_retry();
     let mut attempts = 0;
     let mut broken_connections = 0;
     let mut first_connect_failure: Option<Instant> = None;
     loop {
-        let mut placement = dispatch.place(&served_model, request.clone(), queued).await?;
+        let mut placement = dispatcher.place(&served_model, request.clone(), queued).await?;
         record.placed(&placement);
         let failure = match attempt(worker, &placement, outgoing).await {
             Ok(Answer::Whole(response)) => {
@@ -75,8 +75,8 @@ pub(super) async fn send_until_answered(
         }
         let identity = placement.replica.identity;
         drop(placement);
-        request.tried.retain(|&tried| tried != identity);
-        request.tried.push(identity);
+        request.failed_replicas.retain(|&failed| failed != identity);
+        request.failed_replicas.push(identity);
         let attempts_max = worker.app.settings().attempts;
         let is_past_deadline = queued.deadline.is_some_and(|deadline| deadline <= Instant::now());
         attempts += 1;
@@ -96,7 +96,7 @@ pub(super) async fn send_until_answered(
                 Failure::Busy(_) | Failure::Unauthenticated => {
                     attempts < attempts_max && has_untried(&served_model, &request)
                 }
-                _ => attempts < attempts_max && dispatch.withdraw_retry(),
+                _ => attempts < attempts_max && dispatcher.withdraw_retry(),
             };
         if !is_retried {
             if is_past_deadline && matches!(failure, Failure::Connect) {
@@ -111,6 +111,6 @@ pub(super) async fn send_until_answered(
 }
 
 fn has_untried(served_model: &ServedModel, request: &PlacementRequest) -> bool {
-    let is_untried = |replica: &Arc<Replica>| !request.tried.contains(&replica.identity);
-    request.only.is_none() && served_model.replicas().iter().any(is_untried)
+    let is_untried = |replica: &Arc<Replica>| !request.failed_replicas.contains(&replica.identity);
+    request.required_replica.is_none() && served_model.replicas().iter().any(is_untried)
 }

@@ -129,9 +129,9 @@ pub(super) async fn locate(
     model: Option<&str>,
     queued: QueuedRequest,
 ) -> Result<(Arc<ServedModel>, Arc<Replica>), Error> {
-    let replicas = &app.dispatch().replicas;
+    let replicas = &app.dispatcher().replicas;
     let replica = match store_id(&object.id) {
-        Some(store_id) => app.dispatch().await_store(store_id, queued).await?,
+        Some(store_id) => app.dispatcher().await_store(store_id, queued).await?,
         None => None,
     };
     let served_model = match (&replica, model) {
