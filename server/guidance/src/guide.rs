@@ -130,7 +130,7 @@ impl CompiledForm {
 
 impl server_engine::Guide for Guide {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
-        let state = State::new(Arc::clone(&self.compiled));
+        let state = FormState::new(Arc::clone(&self.compiled));
         Ok(match &self.preface {
             None => Box::new(state),
             Some(preface) => Box::new(PrefacedState::start(Arc::clone(preface), state)?),
@@ -140,7 +140,7 @@ impl server_engine::Guide for Guide {
 
 /// The state of a sequence that follows a form.
 #[derive(Clone)]
-pub(crate) struct State {
+pub(crate) struct FormState {
     sequence: SequenceParser,
     lexer: Arc<SharedLexer>,
     compiled: Arc<CompiledForm>,
@@ -150,13 +150,13 @@ pub(crate) struct State {
     consumed: usize,
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for FormState {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("State").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+        formatter.debug_struct("FormState").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
 }
 
-impl State {
+impl FormState {
     fn new(compiled: Arc<CompiledForm>) -> Self {
         let lexer = compiled.next_lexer();
         Self { sequence: SequenceParser::new(&lexer), lexer, compiled, tokens: Vec::new(), consumed: 0 }
@@ -210,7 +210,7 @@ impl State {
     }
 }
 
-impl GuideState for State {
+impl GuideState for FormState {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         let guard = self.lexer.lock();
         let progress = if self.lexer.is_broken() {
