@@ -9,7 +9,7 @@ use crate::{
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut, divide},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, divide, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -45,9 +45,9 @@ struct SliceGrid {
     rows: u32,
 }
 
-/// Whether a picture with fewer pixels than a slice grows.
+/// Whether a picture with fewer pixels than a slice is enlarged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
+enum Upscaling {
     ToScale,
     Never,
 }
@@ -117,10 +117,10 @@ impl MiniCpm {
     }
 
     /// The size of a picture with sides that are multiples of a patch.
-    fn best_size(&self, width: f64, height: f64, growth: Growth) -> Size {
+    fn best_size(&self, width: f64, height: f64, upscaling: Upscaling) -> Size {
         let scale = f64::from(self.scale);
         let (mut width, mut height) = (width, height);
-        if width * height > scale * scale || growth == Growth::ToScale {
+        if width * height > scale * scale || upscaling == Upscaling::ToScale {
             let ratio = width / height;
             height = (scale / ratio.sqrt()).trunc();
             width = (height * ratio).trunc();
@@ -133,15 +133,15 @@ impl MiniCpm {
         let Size { width, height } = image.size();
         let (width, height) = (f64::from(width), f64::from(height));
         let Some(grid) = self.grid(image.size(), detail) else {
-            return vec![resize(image, self.best_size(width, height, Growth::ToScale), Filter::Bicubic)];
+            return vec![resize(image, self.best_size(width, height, Upscaling::ToScale), Filter::Bicubic)];
         };
-        let overview = resize(image, self.best_size(width, height, Growth::Never), Filter::Bicubic);
+        let overview = resize(image, self.best_size(width, height, Upscaling::Never), Filter::Bicubic);
         let columns = f64::from(Self::multiple(width, grid.columns)) / f64::from(grid.columns);
         let rows = f64::from(Self::multiple(height, grid.rows)) / f64::from(grid.rows);
-        let slice = self.best_size(columns, rows, Growth::ToScale);
+        let slice = self.best_size(columns, rows, Upscaling::ToScale);
         let whole = Size::new(slice.width * grid.columns, slice.height * grid.rows);
         let mut pictures = vec![overview];
-        pictures.extend(cut(&resize(image, whole, Filter::Bicubic), slice));
+        pictures.extend(split_into_tiles(&resize(image, whole, Filter::Bicubic), slice));
         pictures
     }
 
