@@ -216,16 +216,16 @@ impl Health {
     }
 
     /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
-    /// stream. Returns whether the failure ejected the replica. `fleet` lists all replicas of the request's model;
+    /// stream. Returns whether the failure ejected the replica. `model_replicas` lists all replicas of the request's model;
     /// their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
         sent: SentRequest,
-        fleet: impl IntoIterator<Item = u64>,
+        model_replicas: impl IntoIterator<Item = u64>,
         now: Instant,
     ) -> bool {
-        let may_eject = self.may_eject(replica, fleet, now);
+        let may_eject = self.may_eject(replica, model_replicas, now);
         let config = self.config;
         let Some(record) = self.replicas.get_mut(&replica) else { return false };
         record.count(true);
@@ -257,10 +257,10 @@ impl Health {
         }
     }
 
-    /// Whether `replica` may be ejected in addition to the ejected replicas of `fleet`.
-    fn may_eject(&self, replica: u64, fleet: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+    /// Whether `replica` may be ejected in addition to the ejected replicas of `model_replicas`.
+    fn may_eject(&self, replica: u64, model_replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         let (mut others, mut ejected) = (0_usize, 0_usize);
-        for other in fleet.into_iter().filter(|&other| other != replica) {
+        for other in model_replicas.into_iter().filter(|&other| other != replica) {
             others += 1;
             ejected += usize::from(self.state(other, now) != HealthState::Trusted);
         }

@@ -205,7 +205,7 @@ impl Replica {
                 prefixes.set_capacity(load.blocks_total as usize);
             }
             // Requests that wait at the replica have no blocks yet, but will have some.
-            let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
+            let expected = self.ledger.snapshot(now, Duration::MAX).booked.blocks_without_token;
             prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));
         }
         self.store_id.store(load.store_id, Ordering::Relaxed);

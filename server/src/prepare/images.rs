@@ -1,7 +1,7 @@
 //! Reads the images of a conversation, and assigns positions of the prompt to them.
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
-//! image is decoded. The memory of the images after preprocessing follows from their sizes and is claimed before any of
+//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
 //! them is decoded. So a request that is too long, or for whose images there is no memory, is rejected at little cost.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::media::Media;
 use crate::error::Error;
 use crate::image_reader::ImageReader;
-use crate::limits::{BudgetExhausted, ByteClaim};
+use crate::limits::{BudgetExhausted, ByteReservation};
 
 /// Number of images of a request.
 ///
@@ -50,7 +50,7 @@ pub(super) struct ConversationImage {
 pub(super) struct AssignedImages {
     pub(super) images: Arc<RequestImages>,
     /// The memory of the images after preprocessing.
-    pub(super) memory: ByteClaim,
+    pub(super) memory: ByteReservation,
 }
 
 /// Whether preparing a request with this body may decode images.
@@ -253,12 +253,12 @@ pub(super) fn assign(
     let is_mrope = layouts.iter().all(|layout| layout.grid.is_some());
     let positions = is_mrope.then(|| Arc::new(positions(&mrope_positions(tokens.len(), &spans))));
     let UniqueImages { images, indices } = UniqueImages::of(images);
-    let memory = claim_memory(&images, reader)?;
+    let memory = reserve_memory(&images, reader)?;
     let mut inputs: Vec<Arc<ImageInput>> = Vec::new();
     let mut digests = Vec::with_capacity(images.len());
     for ConversationImage { param, bytes, detail, num_pixels, layout } in images {
         let refused = |error: ImageError| Error::invalid(param.clone(), error);
-        let decoding = reader.decoding.claim(num_pixels as usize);
+        let decoding = reader.decoding.reserve(num_pixels as usize);
         let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
         if canceled.is_cancelled() {
             // No client receives this error.
@@ -270,7 +270,7 @@ pub(super) fn assign(
         if inputs.iter().all(|input| input.digest != digest) {
             let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
             drop((pixels, decoding));
-            debug_assert_eq!(encoder_inputs.size_bytes(), layout.input_bytes, "the claim is exact");
+            debug_assert_eq!(encoder_inputs.size_bytes(), layout.input_bytes, "the reservation is exact");
             let content = (reader.content)(encoder_inputs, layout.feature_rows);
             inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
         }
@@ -312,13 +312,13 @@ impl UniqueImages {
     }
 }
 
-/// Claims the memory that the images of a request take after preprocessing. It follows from their sizes, so it is claimed
+/// Reserves the memory that the images of a request take after preprocessing. It follows from their sizes, so it is reserved
 /// before any of them is decoded. Different files with the same pixels count separately.
 ///
 /// # Errors
 /// The images take more than the whole memory, or other requests use it.
-fn claim_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<ByteClaim, Error> {
-    let mut memory = reader.memory.claim();
+fn reserve_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<ByteReservation, Error> {
+    let mut memory = reader.memory.empty_reservation();
     let bytes_max = memory.bytes_max();
     let mut bytes = 0;
     for ConversationImage { param, layout, .. } in images {

@@ -32,7 +32,7 @@ async fn a_failure_before_the_first_token_has_a_status_and_a_later_one_is_an_eve
 
 #[tokio::test]
 async fn invalid_values_are_rejected_with_their_names() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let cases = [
         (json!({"input": null}), "input", "missing_required_parameter"),
         (json!({"input": []}), "input", "empty_array"),
@@ -87,7 +87,7 @@ async fn invalid_values_are_rejected_with_their_names() {
 
 #[tokio::test]
 async fn large_and_small_requests_are_answered_and_rejected_alike() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let first = server.post(PATH, request(json!({}))).await.json();
     for parameters in [
         json!({}),
@@ -114,7 +114,7 @@ async fn large_and_small_requests_are_answered_and_rejected_alike() {
 
 #[tokio::test]
 async fn a_long_conversation_is_truncated_at_its_beginning_if_requested() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});
     let input = json!([
         said("system", 20),

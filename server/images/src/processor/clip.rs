@@ -9,7 +9,7 @@ use crate::{
     normalize::{ColorStatistics, Normalization},
     preprocess::{TILE_EDGE_MAX, divide, read_filter},
     raster::{RgbImage, Size},
-    resample::{Filter, Part, resize_part},
+    resample::{Filter, ImageRegion, resize_region},
 };
 
 #[derive(Debug)]
@@ -108,12 +108,12 @@ impl Clip {
             }
             ClipResize::Exact(size) => size,
         };
-        let part = Part {
+        let region = ImageRegion {
             left: (size.width - self.crop.width) / 2,
             top: (size.height - self.crop.height) / 2,
             size: self.crop,
         };
-        resize_part(image, size, self.filter, part)
+        resize_region(image, size, self.filter, region)
     }
 }
 

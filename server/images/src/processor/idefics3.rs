@@ -8,7 +8,7 @@ use crate::{
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut, divide, read_filter},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, divide, read_filter, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -152,7 +152,7 @@ impl Preprocess for Idefics3 {
             Some(size) => {
                 let canvas = resize(&resized, size, self.filter);
                 let global = resize(&canvas, tile, self.filter);
-                let mut tiles = cut(&canvas, tile);
+                let mut tiles = split_into_tiles(&canvas, tile);
                 tiles.push(global);
                 tiles
             }

@@ -8,7 +8,7 @@ use crate::{
     inputs::{EncoderInputs, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -102,7 +102,7 @@ impl Preprocess for InternVl {
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
         let grid = self.grid(image.size(), detail);
         let tile = Size::square(self.edge);
-        let mut tiles = cut(&resize(image, grid.size(self.edge), Filter::Bicubic), tile);
+        let mut tiles = split_into_tiles(&resize(image, grid.size(self.edge), Filter::Bicubic), tile);
         if self.has_thumbnail(grid) {
             tiles.push(resize(image, tile, Filter::Bicubic));
         }

@@ -7,7 +7,7 @@ use crate::{
     family::Detail,
     inputs::{EncoderInputs, pixel_bytes},
     layout::{FeatureRow, ImageLayout, ImageMarker, PromptText},
-    preprocess::{Preprocess, TILES_MAX, cut},
+    preprocess::{Preprocess, TILES_MAX, split_into_tiles},
     raster::{RgbImage, Size},
     resample::resize,
 };
@@ -168,7 +168,7 @@ impl Preprocess for LlavaNext {
         let mut tiles = vec![self.clip.tile(&resize(image, self.clip.global_size(), self.clip.filter))];
         if detail != Detail::Low {
             let canvas = self.centered(image, self.resolution(image.size()));
-            tiles.extend(cut(&canvas, self.clip.crop).iter().map(|tile| self.clip.tile(tile)));
+            tiles.extend(split_into_tiles(&canvas, self.clip.crop).iter().map(|tile| self.clip.tile(tile)));
         }
         Ok(EncoderInputs::Tiles(self.clip.normalization.pixel_values(&tiles, self.clip.crop)))
     }

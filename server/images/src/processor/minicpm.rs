@@ -9,7 +9,7 @@ use crate::{
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut, divide},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, divide, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -62,9 +62,9 @@ struct SlicePlan {
     size: Size,
 }
 
-/// Whether a picture with fewer pixels than a slice grows.
+/// Whether a picture with fewer pixels than a slice is enlarged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
+enum Upscaling {
     ToScale,
     Never,
 }
@@ -134,10 +134,10 @@ impl MiniCpm {
     }
 
     /// The size of a picture with sides that are multiples of a patch.
-    fn best_size(&self, width: f64, height: f64, growth: Growth) -> Size {
+    fn best_size(&self, width: f64, height: f64, upscaling: Upscaling) -> Size {
         let scale = f64::from(self.scale);
         let (mut width, mut height) = (width, height);
-        if width * height > scale * scale || growth == Growth::ToScale {
+        if width * height > scale * scale || upscaling == Upscaling::ToScale {
             let ratio = width / height;
             height = (scale / ratio.sqrt()).trunc();
             width = (height * ratio).trunc();
@@ -148,12 +148,12 @@ impl MiniCpm {
     fn plan(&self, size: Size, detail: Detail) -> PicturePlan {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let Some(grid) = self.grid(size, detail) else {
-            return PicturePlan { overview: self.best_size(width, height, Growth::ToScale), slices: None };
+            return PicturePlan { overview: self.best_size(width, height, Upscaling::ToScale), slices: None };
         };
         let columns = f64::from(Self::multiple(width, grid.columns)) / f64::from(grid.columns);
         let rows = f64::from(Self::multiple(height, grid.rows)) / f64::from(grid.rows);
-        let slices = SlicePlan { grid, size: self.best_size(columns, rows, Growth::ToScale) };
-        PicturePlan { overview: self.best_size(width, height, Growth::Never), slices: Some(slices) }
+        let slices = SlicePlan { grid, size: self.best_size(columns, rows, Upscaling::ToScale) };
+        PicturePlan { overview: self.best_size(width, height, Upscaling::Never), slices: Some(slices) }
     }
 
     /// The pictures that are encoded: the overview, and the slices row by row.
@@ -161,7 +161,7 @@ impl MiniCpm {
         let mut pictures = vec![resize(image, plan.overview, Filter::Bicubic)];
         if let Some(SlicePlan { grid, size }) = plan.slices {
             let whole = Size::new(size.width * grid.columns, size.height * grid.rows);
-            pictures.extend(cut(&resize(image, whole, Filter::Bicubic), size));
+            pictures.extend(split_into_tiles(&resize(image, whole, Filter::Bicubic), size));
         }
         pictures
     }

@@ -228,7 +228,7 @@ fn the_memory_for_images_is_claimed_before_they_are_decoded() {
 #[test]
 fn an_image_waits_while_others_are_decoded() {
     let (busy, idle) = (model(TEMPLATE), model(TEMPLATE));
-    let all = busy.images.as_ref().unwrap().decoding.claim(IMAGE_PIXELS_MAX as usize).unwrap();
+    let all = busy.images.as_ref().unwrap().decoding.reserve(IMAGE_PIXELS_MAX as usize).unwrap();
     let has_returned = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel();
